@@ -45,7 +45,7 @@ def test_an_iterator_at_its_end_stays_there() -> None:
     state = iter(dataset).state_dict()
     iterator = iter(dataset)
     assert values(iterator) == [0, 1]
-    with pytest.raises(FailedPreconditionError, match="stays there"):
+    with pytest.raises(FailedPreconditionError, match="stays ended"):
         iterator.load_state_dict(state)
     fresh = iter(dataset)
     fresh.load_state_dict(iterator.state_dict())

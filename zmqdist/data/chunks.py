@@ -41,16 +41,17 @@ from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
-"""Elements in a block, at most. A reader holds a whole block in memory; the line of JSON and the array headers are paid once per block."""
+"""The most elements in a block. A reader holds a whole block in memory; the line of JSON and the array headers are paid once per block."""
 
 BLOCK_BYTES_MAX = 2**20
-"""Bytes after which a block is written. An array from one row keeps the arrays of the whole block in memory."""
+"""A block is written when it has this many bytes. It is small, because an array of one row keeps the arrays of the whole block in
+memory."""
 
 # -- structures as JSON ---------------------------------------------------------------------------------------------
 
 
 def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return a structure as JSON. `leaf` converts each leaf; it must not return a list.
+    """Return a structure as JSON. `leaf` converts each leaf, and must not return a list.
 
     Raises:
       InvalidArgumentError: a dict has keys that are neither text nor numbers.
@@ -84,7 +85,7 @@ def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def spec_to_json(spec: Any) -> Any:
-    """Return a spec, JSON-able. Raises UnimplementedError if elements hold datasets."""
+    """Return a spec as JSON types. Raises UnimplementedError if elements hold datasets."""
 
     def leaf(one: Any) -> Any:
         if isinstance(one, DatasetSpec):
@@ -112,7 +113,7 @@ _SCALAR = frozenset({str, bytes})
 
 
 def _flatten(x: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of an element to `leaves`; return its layout, which is equal for elements that can share a block."""
+    """Append the leaves of an element to `leaves`. Return the element's layout; elements with equal layouts can share a block."""
     cls = type(x)
     if cls is np.ndarray:
         leaves.append(x)
@@ -190,7 +191,7 @@ class BlockWriter:
 
 
 class _Sink:
-    """A file with nothing but `write`: `write_array` would bypass the buffer of a real file."""
+    """A file that has only `write`, because `write_array` would bypass the buffer of a real file."""
 
     def __init__(self, file: Any) -> None:
         self.write = file.write
@@ -212,7 +213,7 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
         return "str" if isinstance(first, str) else "bytes"
     kind = "array" if isinstance(first, np.ndarray) else "scalar"
     column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
-    # Stacking converts to this machine's byte order; the file keeps that of the elements.
+    # Stacking converts to the byte order of this host; the file keeps the byte order of the elements.
     arrays.append(np.ascontiguousarray(column.astype(first.dtype, copy=False)))
     return kind
 
@@ -221,7 +222,7 @@ class ElementsFile:
     """A file of elements that is being written. Its methods raise OSError if the disk fails."""
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
-        """Create the file, or append to it: a compressed file then gets another stream, and readers read the streams as one."""
+        """Create the file, or append to it. A compressed file then gets another compressed stream, and readers read the streams as one."""
         self._file = storage.open_write(path, append)
         self._compressed = storage.compressing(self._file, compression)
         self._blocks = BlockWriter(self._compressed)
@@ -238,7 +239,7 @@ class ElementsFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Complete the file. It is on disk when this returns."""
+        """Complete the file. When `close` returns, the file is on disk."""
         try:
             self._blocks.flush()
             if self._compressed is not self._file:

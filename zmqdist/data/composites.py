@@ -1,6 +1,6 @@
 """Elements made of several arrays: `Ragged`, rows of different lengths, and `Sparse`, arrays that are mostly zero.
 
-Both are registered namedtuples, so that they are encoded as any other element and decoded to the same class
+Both are registered namedtuples, so that they are encoded like any other element and decoded to the same class
 (`wire.namedtuples.known_namedtuple`).
 """
 
@@ -58,7 +58,7 @@ class Sparse(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> Sparse:
-        """Return the non-zero values of an array."""
+        """Return an array as a Sparse with the array's non-zero values."""
         dense = np.asarray(array)
         coordinates = np.nonzero(dense)
         return cls(np.stack(coordinates, 1).astype(np.int64), dense[coordinates], np.array(dense.shape, np.int64))
@@ -89,7 +89,7 @@ def stacked(elements: Sequence[Composite]) -> Composite:
     """Stack several composites to one with a new axis 0.
 
     Raises:
-      InvalidArgumentError: they are ragged, or differ in shape or dtype.
+      InvalidArgumentError: the composites are ragged, or differ in shape or dtype.
     """
     if not all(isinstance(one, Sparse) for one in elements):
         raise InvalidArgumentError("cannot batch ragged elements: split them by unbatch() first")
@@ -120,7 +120,7 @@ def batched_spec(spec: Composite) -> Composite:
 
 
 def row_spec(spec: Composite) -> Any:
-    """Return the spec of the slices along axis 0."""
+    """Return the spec of the slices of a composite along axis 0."""
     if isinstance(spec, Ragged):
         shape = spec.values.shape
         return TensorSpec(None if shape is None else (None, *shape[1:]), spec.values.dtype)

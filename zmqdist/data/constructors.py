@@ -1,4 +1,4 @@
-"""Where pipelines begin: the methods of `Dataset` that make one of arrays, generators and other sources."""
+"""The methods of `Dataset` that create a dataset from arrays, generators and other sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def user_function(value: Any, method: str) -> PickledFunction:
 
 
 def _plain(number: Any) -> int | float:
-    """Return a number as JSON holds it. Raises TypeError for anything else."""
+    """Return a number as a JSON type. Raises TypeError for anything else."""
     value = np.asarray(number).item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"expected a number, not {number!r}")
@@ -34,7 +34,7 @@ def _plain(number: Any) -> int | float:
 
 
 def _is_iterable_of_torch(source: Any) -> bool:
-    """Return whether `source` is a torch IterableDataset, which inherits a `__getitem__` that only raises and may have a length.
+    """Return whether `source` is a torch IterableDataset, which may have a length, and inherits a `__getitem__` that only raises.
 
     Does not import torch: a program that has such an object has imported it.
     """
@@ -43,13 +43,13 @@ def _is_iterable_of_torch(source: Any) -> bool:
 
 
 class DatasetConstructors(Tree):
-    """The part of `Dataset` that makes datasets of arrays, generators and sources."""
+    """The part of `Dataset` that creates datasets from arrays, generators and sources."""
 
     __slots__ = ()
 
     @classmethod
     def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
-        """Return numbers as `range(stop)`, `range(start, stop)` or `range(start, stop, step)` of Python, as `output_type`.
+        """Return the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, as `output_type`.
 
         Raises:
           InvalidArgumentError: the step is 0, or `output_type` cannot hold the numbers.
@@ -70,7 +70,7 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return the slices of each leaf along axis 0. Arrays are not copied: the elements are read-only views of them.
+        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied: the elements are read-only views of them.
 
         Raises:
           ValueError: a leaf is a scalar, or the leaves differ in length.
@@ -87,7 +87,7 @@ class DatasetConstructors(Tree):
         output_signature: Any = None,
         name: str | None = None,
     ) -> D:
-        """Return the items that `generator(*args)` yields; each iterator calls it.
+        """Return a dataset of the items that `generator(*args)` yields. Each iterator calls `generator`.
 
         Without `output_signature` (or `output_types`, with `output_shapes`) the first item determines the spec, and the other items are not
         checked. The state of an iterator is a count: loading it calls the generator again and skips that many items.
@@ -133,7 +133,7 @@ class DatasetConstructors(Tree):
     def random(
         cls: type[D], seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> D:
-        """Return int64 numbers in [0, 2**32), without end; the same for each iterator unless `rerandomize_each_iteration`."""
+        """Return int64 numbers in [0, 2**32), without end. Each iterator yields the same numbers, unless `rerandomize_each_iteration`."""
         return cls(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
 
     @classmethod

@@ -2,7 +2,7 @@
 
 Rules
     Each method returns a new Dataset and checks its arguments as far as it can without reading elements; nothing runs before the dataset
-    is iterated. An argument that no elements can satisfy raises InvalidArgumentError; one of the wrong kind raises ValueError or
+    is iterated. An argument that no elements can satisfy raises InvalidArgumentError; an argument of the wrong kind raises ValueError or
     TypeError, as in tf.data. Every method accepts `name` and ignores it.
 
     A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
@@ -52,7 +52,7 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
     """Return `datasets` as a tuple.
 
     Raises:
-      ValueError: there are none. TypeError: one is not a Dataset, or their elements differ in type.
+      ValueError: there are no datasets. TypeError: one of them is not a Dataset, or their elements differ in type.
     """
     inputs = tuple(datasets)
     if not inputs:
@@ -86,9 +86,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     def list_files(
         file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """Return the names of the files that match, sorted. Unless `shuffle=False`, each iterator shuffles them anew.
+        """Return the sorted names of the files that match `file_pattern`. Unless `shuffle=False`, each iterator shuffles them anew.
 
-        The pattern is expanded now, once.
+        The pattern is expanded once, in this call.
 
         Raises:
           InvalidArgumentError: no file matches.
@@ -108,19 +108,19 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Return the dataset that `save` or `distributed_save` wrote to `path`.
 
-        A `distributed_save` that is still running can be loaded: iterators then give its elements as the chunks are committed.
+        A `distributed_save` that is still running can be loaded: iterators then yield its elements as the chunks are committed.
 
         Args:
           path: a folder. For `distributed_save` also the URL of a folder (extra `zmqdist[fsspec]`).
           element_spec: the spec to expect; None accepts any.
           compression: the compression to expect; None accepts any.
           reader_func: gets a dataset with one dataset per file, and returns the dataset to read.
-          wait: if there is nothing at `path` yet, block and look again, at least every 5 seconds, until there is.
+          wait: block until there is a saved dataset at `path`, and look for it at least every 5 seconds.
 
         Raises:
-          NotFoundError: there is no saved dataset at `path`. ValueError: it has another `element_spec`; or `distributed_save` failed or
-            used another compression. DataLossError: `save` used another compression. While iterating: the error of a `distributed_save`
-            that fails meanwhile.
+          NotFoundError: there is no saved dataset at `path`. ValueError: the dataset has another `element_spec`; or `distributed_save`
+            failed or used another compression. DataLossError: `save` used another compression. While iterating: the error of a
+            `distributed_save` that fails meanwhile.
         """
         made: Dataset = saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
         return made
@@ -137,7 +137,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of `map_func(element)`. If `map_func` raises, the iterator raises, and continues with the next element.
+        """Return a dataset of `map_func(element)`. If `map_func` raises, the iterator raises the error, and continues with the next
+        element.
 
         Args:
           num_parallel_calls: the number of threads that call `map_func`; AUTOTUNE: one per processor. None: the thread that iterates
@@ -231,7 +232,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Shuffle through a buffer of `buffer_size` elements: each element that comes in replaces one drawn at random. -2 buffers all.
+        """Shuffle through a buffer of `buffer_size` elements: each new one replaces one that is drawn at random and yielded. -2 buffers
+        all.
 
         Each iterator, and each epoch of a later `repeat`, draws another order, unless `reshuffle_each_iteration=False`.
         """
@@ -285,8 +287,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         Args:
           element_length_func: returns the length of an element.
           bucket_batch_sizes: a batch size for each bucket: one more than there are boundaries.
-          pad_to_bucket_boundary: pad to the longest length that the bucket takes. An element at or above the last boundary then raises
-            InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
+          pad_to_bucket_boundary: pad to the longest length that the bucket takes. An element whose length reaches the last boundary then
+            raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
           no_padding: batch without padding.
 
         Raises:
@@ -311,7 +313,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of datasets with `size` elements each; a new one starts every `shift` elements (default: `size`).
+        """Return a dataset of datasets with `size` elements each; a new dataset starts every `shift` elements (default: `size`).
 
         If the elements have several leaves, each leaf becomes a dataset of its own.
 
@@ -334,7 +336,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Group elements by key, and return the elements of `reduce_func(key, dataset)`.
 
-        `reduce_func` is called with each `window_size` elements of one key, and at the end of the input with what is left of each key.
+        `reduce_func` is called with each `window_size` elements of one key, and at the end of the input with the elements that are left of
+        each key.
 
         Raises:
           ValueError: both `window_size` and `window_size_func` are given, or neither. While iterating: a key is not an integer.
@@ -351,7 +354,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- reading ahead and keeping elements --
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Let a thread read `buffer_size` elements ahead. AUTOTUNE: at least 8, more while they come quickly. 0: no thread."""
+        """Let a thread read `buffer_size` elements ahead. AUTOTUNE: at least 8, more while they are computed quickly. 0: no thread."""
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
@@ -404,7 +407,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Append another dataset.
 
         Raises:
-          TypeError: the elements of the two differ in structure or dtype.
+          TypeError: the elements of the two datasets differ in structure or dtype.
         """
         if not is_dataset(dataset):
             raise TypeError(f"concatenate takes a Dataset, not {type(dataset).__name__}")
@@ -429,7 +432,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Map each element to a dataset, keep `cycle_length` of them open, and take `block_length` elements from each in turn.
 
         Args:
-          cycle_length: None or AUTOTUNE: the number of processors, or num_parallel_calls if that is less (AUTOTUNE: a third of them).
+          cycle_length: None or AUTOTUNE stands for the number of processors, or for `num_parallel_calls` if that is less. If both are
+            AUTOTUNE, a third of the processors.
           num_parallel_calls: the number of open datasets that are read at the same time, each by a thread of its own, which also calls
             `map_func`. The elements keep the order that they have without threads.
           deterministic: False takes the next element from any dataset that has one ready; None: as the options say.

@@ -28,7 +28,7 @@ _POLICIES = ("WARN", "IGNORE", "FAIL")
 
 
 def stateful(function: AnyFunction) -> AnyFunction:
-    """Mark a function that depends on more than its arguments: random numbers, a counter, a file that changes. A decorator."""
+    """Mark a function that depends on more than its arguments: random numbers, a counter, a file that changes. Use it as a decorator."""
     setattr(function, _MARK, True)
     return function
 

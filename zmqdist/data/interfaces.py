@@ -24,7 +24,8 @@ OPERATORS: dict[str, Any] = {}
 """The class of each operator, by its name."""
 
 OPERATOR_MODULES = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
-"""Operators without a method of `Dataset`, with the module that registers each: imported when a description names one."""
+"""The operators that no method of `Dataset` creates, with the module that registers each. The module is imported when a description names
+the operator."""
 
 C = TypeVar("C", bound=type)
 

@@ -3,8 +3,8 @@
 Theory
     Each operator runs as an `OperatorNode`. Its `run` is a generator that starts from the node's own fields.
     *Invariant*: the fields are correct whenever `run` yields, and whenever something that it calls may raise.
-    Generators alone can neither be saved nor continue after an error; the invariant gives both. A state can be saved and loaded between
-    any two elements, and after an error a new generator continues behind the element that failed. Elements pass through plain
+    Generators alone can neither be saved nor continue after an error; the invariant makes both possible. A state can be saved and loaded
+    between any two elements, and after an error a new generator continues after the element that failed. Elements pass through plain
     generators, at a cost of about 50 ns per operator.
 
 Rules
@@ -76,7 +76,7 @@ class OperatorStats(NamedTuple):
     Attributes:
       name: the name of the operator.
       elements: the number of elements that it has yielded.
-      seconds: how long its reader waited for it, less the time that it waited itself for the operators below it.
+      seconds: how long the operator's reader waited for it, less the time that the operator itself waited for the operators below it.
     """
 
     name: str
@@ -85,7 +85,7 @@ class OperatorStats(NamedTuple):
 
 
 class CloseInterrupts:
-    """Calls of one iterator that block (on a server, say) and that closing the iterator has to interrupt, in any thread.
+    """The blocking calls of one iterator, in any thread, which closing the iterator interrupts: for example, calls to a server.
 
     Attributes:
       close_blocks: whether closing the iterator may block: on a thread, a process or a server.
@@ -93,18 +93,18 @@ class CloseInterrupts:
 
     def __init__(self) -> None:
         self.close_blocks = False
-        self._lock = threading.RLock()  # a finalizer that closes the iterator may run under it
+        self._lock = threading.RLock()  # a finalizer that closes the iterator may run while the lock is held
         self._interrupts: list[Callable[[], object]] = []
         self._closed = False
 
     @contextlib.contextmanager
     def interruptible(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Have `interrupt` called if the iterator is closed within this context; at once if it is closed already."""
+        """Have `interrupt` called if the iterator is closed within this context, or at once if it is closed already."""
         with self._lock:
             self._interrupts.append(interrupt)
             closed = self._closed
         try:
-            if closed:  # before this call could register
+            if closed:  # the iterator was closed before this call was registered
                 interrupt()
             yield
         finally:
@@ -116,7 +116,7 @@ class CloseInterrupts:
         with self._lock:
             self._closed = True
             interrupts = list(self._interrupts)
-        # Without the lock: the interrupted calls need it to unregister.
+        # Call them without the lock, because the interrupted calls need it to unregister.
         for interrupt in interrupts:
             interrupt()
 
@@ -156,7 +156,7 @@ class Context:
 
     @property
     def has_splits(self) -> bool:
-        """Whether sources read only the positions that they are given, because others read the rest."""
+        """Whether sources read only the positions that they are given, because other processes read the rest."""
         return self._splits is not None
 
     def open(self, dataset: DatasetLike) -> OperatorNode:
@@ -165,7 +165,7 @@ class Context:
         return node
 
     def open_inputs(self, dataset: DatasetLike) -> list[OperatorNode]:
-        """Return the nodes of a dataset's inputs. Inputs that are not split get a context in which sources are whole."""
+        """Return the nodes of a dataset's inputs. Inputs that are not split get a context in which sources read all of their positions."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[OperatorNode] = []
         try:
@@ -183,7 +183,7 @@ class Context:
         return self._sources
 
     def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
-        """Open a dataset again, for its next repetition; its first source has number `first_source`."""
+        """Open a dataset again, for its next repetition. Its first source gets the number `first_source`."""
         before, self._sources = self._sources, first_source
         try:
             return self.open(dataset)
@@ -191,7 +191,7 @@ class Context:
             self._sources = before
 
     def inner(self) -> Context:
-        """Return a context in which sources are whole, for datasets that a function returns."""
+        """Return a context in which sources read all of their positions, for datasets that a function returns."""
         context = Context(self.options, self.probing)
         context.interrupts = self.interrupts
         context.timers = None  # their time counts for the operator whose function made them
@@ -211,12 +211,14 @@ class Context:
         return self._splits(source, repetition, taken)
 
     def set_repetition(self, source: int, repetition: int) -> None:
-        """Record that a loaded state has put a source into a repetition: the next time it is opened is the following one."""
+        """Record the repetition into which a loaded state has put a source. The next opening of the source begins the repetition after
+        it.
+        """
         self._repetitions[source] = repetition
 
 
 class SplitStream:
-    """The positions of one source in one repetition; each `iter` continues behind the `taken` ones."""
+    """The positions of one source in one repetition; each `iter` continues after the positions that were taken."""
 
     def __init__(self, context: Context, source: int, repetition: int) -> None:
         self._context = context
@@ -230,7 +232,7 @@ class SplitStream:
             yield position
 
     def state(self) -> dict[str, int]:
-        """Return the state, JSON-able.
+        """Return the state as JSON types.
 
         Raises:
           UnimplementedError: the positions come from a function that cannot repeat them.
@@ -284,7 +286,7 @@ class OperatorNode:
             child.restart()
 
     def abandon(self) -> None:
-        """Interrupt what this node may be blocked on, as far as possible.
+        """Interrupt the call that may block this node, as far as possible.
 
         Called from another thread than the reading one, before that thread is joined.
         """
@@ -292,17 +294,17 @@ class OperatorNode:
             child.abandon()
 
     def close(self) -> None:
-        """Stop what runs in the background, if anything, and drop the generators, which refer to this node."""
+        """Stop the threads of this node, if any, and drop the generators, which refer to this node."""
         self._stream = None
         for child in self.children:
             child.close()
 
     def state(self) -> dict[str, Any]:
-        """Return the fields, JSON-able."""
+        """Return the fields as JSON types."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the fields. `load_state_dict` has loaded the children before."""
+        """Set the fields. `load_state_dict` has already loaded the children."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this node and of those below it."""
@@ -317,7 +319,7 @@ class OperatorNode:
 
 
 class _IteratorCore:
-    """The inside of an iterator: the root node, and one generator after another until the end.
+    """The part of an iterator that holds the root node and creates one generator after another, until the end.
 
     It holds no reference to the iterator, so that the iterator is freed when its user drops it.
     """
@@ -335,7 +337,7 @@ class _IteratorCore:
             self._needs_generator = False
             self._current = self._guarded()
             yield self._current
-        # `close` leaves the loop as well, and then the data has not ended.
+        # `close` also ends the loop, but then the data has not ended.
         self.ended = self.ended or not self.closed
         self.close()
 
@@ -344,9 +346,9 @@ class _IteratorCore:
             yield from self.node.stream()
         except GeneratorExit:
             raise
-        except BaseException as error:  # even an interrupt costs one element, not the rest
+        except BaseException as error:  # even a KeyboardInterrupt costs only one element
             if self.closed and isinstance(error, CancelledError):
-                return  # another thread has closed the iterator while this one was blocked
+                return  # another thread has closed the iterator while this thread was blocked
             self._needs_generator = True
             self.node.restart()
             raise
@@ -365,7 +367,7 @@ class _IteratorCore:
         try:
             self._close_generator()
         except ValueError:
-            pass  # another thread runs the generator; `abandon` has made it leave
+            pass  # another thread runs the generator, and `abandon` has made that thread leave it
         self._needs_generator = False
         self.node.close()
 
@@ -398,7 +400,7 @@ class DatasetIterator(chain[Any]):
         return self  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of this iterator, JSON-able; `load_state_dict` of an iterator over an equal dataset continues from it.
+        """Return the position of this iterator as JSON types; `load_state_dict` of an iterator over an equal dataset continues from it.
 
         The state contains the elements in buffers (of shuffle, of prefetch, of windows that are not full).
 
@@ -426,13 +428,13 @@ class DatasetIterator(chain[Any]):
           FailedPreconditionError: this iterator is exhausted or closed.
         """
         if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():
-            raise invalid("this is no state of an iterator: pass what `state_dict` returned")
+            raise invalid("this is no state of an iterator: pass the dict that `state_dict` returned")
         if state["version"] != STATE_VERSION:
             raise invalid(f"the state has version {state['version']}, but this is version {STATE_VERSION}")
         if state["operators"] != self._names:
             raise invalid(f"this is a state of the pipeline {state['operators']}, but the iterator's is {self._names}")
         if self._core.closed:
-            raise FailedPreconditionError("an iterator that has ended stays there: load the state into a new one")
+            raise FailedPreconditionError("an iterator that has ended stays ended: load the state into a new one")
         if state["ended"]:
             self._core.ended = True
             self.close()
@@ -440,7 +442,7 @@ class DatasetIterator(chain[Any]):
             self._core.load(state["tree"])
 
     def stats(self) -> list[OperatorStats]:
-        """Return what each operator has done so far, sources first (the reverse of `explain`).
+        """Return the elements and the seconds of each operator so far, sources first (the reverse of `explain`).
 
         The operators below a prefetch run in its thread; the time of the prefetch itself is the time that its reader waited. Datasets that
         a function returns (interleave, windows) count for the operator that calls the function.
@@ -456,14 +458,14 @@ class DatasetIterator(chain[Any]):
         rows = []
         for each in self._dataset.walk():
             own = timers.get(id(each), _NOTHING)
-            # A thread waits for the inputs of a prefetch, so its own reader did not.
+            # The thread of a prefetch waits for the inputs, so the prefetch itself has not waited for them.
             inputs = () if each.op.in_background else each.inputs
             waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
             rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
         return rows
 
     def close(self) -> None:
-        """Stop the pipeline's threads and wait for them. Harmless when called twice; nothing is yielded after it.
+        """Stop the pipeline's threads and wait for them. Harmless when called twice; the iterator yields nothing after it.
 
         A thread that is blocked in this iterator on a data service returns at once; one that is computing an element finishes it first.
         """
@@ -504,7 +506,7 @@ _state_budget: ContextVar[list[int]] = ContextVar("state_budget")
 
 
 def _payload_bytes(value: Any) -> int:
-    """Return the bytes of the arrays and strings in an element; for a dataset, of those in its operators' arguments."""
+    """Return the bytes of the arrays and strings in an element; for a dataset, of those in the arguments of its operators."""
     if is_dataset(value):
         return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
     if isinstance(value, (tuple, dict)):
@@ -519,7 +521,7 @@ def save_elements(elements: Iterable[Any]) -> list[Any]:
 
     Raises:
       UnimplementedError: the buffer holds datasets with functions.
-      ResourceExhaustedError: the buffers saved so far hold too much for a state.
+      ResourceExhaustedError: the buffers saved so far hold more bytes than a state may have.
     """
     parts: list[Any] = []
     run: list[Any] = []

@@ -1,4 +1,4 @@
-"""Which operator of a pipeline raised an error, read from the traceback, so that it costs nothing unless an error occurs."""
+"""Find the operator that raised an error. It is read from the traceback, so that it costs nothing unless an error occurs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def failing_operator(error: BaseException) -> str:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, OperatorNode):
-            found = owner  # the last one is the innermost
+            found = owner  # the last node found is the innermost
         trace = trace.tb_next
     if found is None:
         return ""

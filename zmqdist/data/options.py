@@ -33,7 +33,7 @@ class _Group:
         return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.as_dict().items())})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the options that are set, as plain values; members of an enum by their names."""
+        """Return the options that are set, as plain values. Members of enums are replaced by their names."""
         found: dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
@@ -87,8 +87,8 @@ class Options(_Group):
       deterministic: False lets parallel operators yield elements in the order in which they are ready; None means True.
       threading.private_threadpool_size: the largest number of threads of each parallel operator.
       threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted and ignored.
-      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL": what happens when a data service is given a pipeline
-        that depends on more than its description holds: see external_state.py.
+      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL": the reaction when a program gives a data service a
+        pipeline that depends on state outside its description; see external_state.py.
       experimental_distribute.auto_shard_policy: for the data service.
       experimental_service.pinned: accepted and ignored.
     """

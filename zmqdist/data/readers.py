@@ -59,7 +59,7 @@ def FixedLengthRecordDataset(
     """Return records of `record_bytes` bytes each, as bytes; the header and footer of each file are skipped.
 
     Raises:
-      InvalidArgumentError: `record_bytes` is not positive. While iterating: a file does not divide into records.
+      InvalidArgumentError: `record_bytes` is not positive. While iterating: a file does not consist of whole records.
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
@@ -80,7 +80,7 @@ def TFRecordDataset(
 
     Needs google-crc32c, for the checksums: pip install zmqdist[tfrecord].
     """
-    readers.crc32c()  # raises ImportError here rather than at a worker
+    readers.crc32c()  # `crc32c` raises ImportError here rather than at a worker
     common = _common_args(compression_type, num_parallel_reads)
     return Dataset(readers.TFRecords(**common), (_file_names(filenames),))
 
@@ -90,8 +90,8 @@ def ParquetDataset(
 ) -> Dataset:
     """Return the rows of Parquet files, as dicts of columns. Needs pyarrow: pip install zmqdist[parquet].
 
-    Opens each file now, to read its schema. A data service splits and shards the dataset by row groups. If `filenames` is a Dataset, no
-    file is opened before it is read, and each is read as a whole.
+    The call opens each file, to read its schema. A data service splits and shards the dataset by row groups. If `filenames` is a Dataset,
+    no file is opened before it is read, and each file is read as a whole.
 
     Args:
       columns: the columns to read; None: all.

@@ -41,12 +41,10 @@ class DatasetResults(Tree):
 
         Args:
           compression: None, "GZIP" or "ZLIB".
-          shard_func: returns, for an element, the number of the file that the element goes to.
+          shard_func: returns the number of the file into which an element is written.
           checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After every interval (1,000 elements by
-            default),
-            the save writes a checkpoint to `directory`. If the save is interrupted, calling it again continues from there. `max_to_keep`
-            and
-            `step_counter` are accepted and ignored.
+            default), the save writes a checkpoint to `directory`. If the save is interrupted, calling it again continues from the
+            checkpoint. `max_to_keep` and `step_counter` are accepted and ignored.
 
         Raises:
           InvalidArgumentError: the dataset is infinite. UnimplementedError: `checkpoint_args` are given, and the pipeline has an operator

@@ -2,11 +2,11 @@
 
 Rules
     An operator is defined with a seed, the pair (seed of the process, seed of the operator), or None. Iterator number n over a dataset
-    object draws from (process seed, operator seed, n): iterators differ, and the same program repeats all of them. Without a seed, an
-    iterator takes fresh entropy in the process that opens it, each time.
+    object draws from (process seed, operator seed, n): iterators draw different numbers, and another run of the program draws the same
+    ones. Without a seed, an iterator takes fresh entropy in the process that opens it, each time.
 
-    Numbers are drawn in blocks of 1,024, because drawing them one by one costs twenty times as much. The state is that of the generator
-    before the block, and how many numbers of the block were used.
+    Numbers are drawn in blocks of 1,024, because drawing them one by one costs twenty times as much. A state holds the generator's state
+    before the block, and the count of numbers in the block that were used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Draws:
         return self._stream.__next__
 
     def state(self) -> dict[str, Any]:
-        """Return the state, JSON-able, for `load`."""
+        """Return the state, as JSON types, for `load`."""
         left = length_hint(self._left)
         if not left:
             return {"bits": self._bits.state, "used": 0}

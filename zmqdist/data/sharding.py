@@ -1,12 +1,13 @@
-"""Static sharding: the pipeline of one worker among a fixed number, with `shard` inserted where the policy wants it.
+"""Static sharding: the pipeline of one worker among a fixed number of workers, with `shard` inserted at the place that the policy
+determines.
 
 Theory
-    The shards of all workers together are the whole, each element once, only if every worker counts the same elements in the same order.
-    So the part of the pipeline below an inserted shard is made repeatable: missing seeds are derived from one number that the workers of
-    an iteration share, and parallel operators keep their order. User functions are assumed to be repeatable.
+    Together, the shards of all workers hold each element once only if every worker counts the same elements in the same order. So the part
+    of the pipeline below an inserted shard is made repeatable: missing seeds are derived from one number that the workers of an iteration
+    share, and parallel operators keep their order. User functions are assumed to be repeatable.
 
     FILE  divides the file names, right before the first reader as seen from the end of the pipeline. Shuffles of the names are moved
-          behind the shard, so that the assignment of files does not depend on them. A repeat of the names stays behind the shard, so
+          after the shard, so that the assignment of files does not depend on them. A repeat of the names stays after the shard, so
           that a worker reads the same files in each epoch.
     DATA  divides the elements, at the end.
     HINT  divides where the user has put `shard(SHARD_HINT, ...)`.
@@ -35,10 +36,10 @@ Put = Callable[[Tree], Tree]
 """Appends a shard to a dataset."""
 
 _AT_THE_END = frozenset({"prefetch", "options"})
-"""Operators that DATA keeps behind the shard, at the end of the pipeline."""
+"""Operators that DATA keeps after the shard, at the end of the pipeline."""
 
 _OF_NAMES = frozenset({"shuffle", "repeat", "prefetch", "options"})
-"""Operators that FILE keeps behind the shard, between it and the reader."""
+"""Operators that FILE keeps after the shard, between the shard and the reader."""
 
 
 class Unshardable(NotFoundError):
@@ -68,10 +69,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    if policy in (
-        "DATA",
-        "FILE_OR_DATA",
-    ):  # not `full`: a worker without elements is no error, unlike one without files
+    # Not `full`, because a worker may be without elements, but not without files.
+    if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
         return dataset.rewrite(lambda one: put(one.inputs[0]) if _is_hint(one) else one)
@@ -142,7 +141,7 @@ def _unshardable(dataset: Tree) -> Unshardable:
 
 
 def _names(names: Tree, put: Put) -> Tree:
-    """Return the file names with a shard, and behind it their shuffles."""
+    """Return the file names with a shard, and with their shuffles after the shard."""
     if names.op.name in _OF_NAMES:
         return _then(names.op, _names(names.inputs[0], put))
     shuffles = [each.op for each in names.walk() if each.op.name == "shuffle"]
@@ -157,10 +156,10 @@ def _without_shuffles(dataset: Tree) -> Tree:
 
 
 def _reads_files(dataset: Any) -> bool:
-    """Return whether the input names files: the operator is a reader, or its function returns datasets made by one."""
+    """Return whether the input names files: the operator is a reader, or its function returns datasets that contain a reader."""
     op = dataset.op
     if isinstance(op, Interleave):
-        # Any element shows what the function returns, so the shuffles are left out: they would fill their buffers first.
+        # Leave out the shuffles, which would fill their buffers first: any element shows whether the function returns a reader.
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))
         return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk())
     return bool(op.is_reader)

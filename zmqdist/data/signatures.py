@@ -1,4 +1,4 @@
-"""Signatures: checks that what a user function, generator or source returns fits the spec that the user has declared.
+"""Signatures: checks that the results of a user function, generator or source fit the spec that the user has declared.
 
 Python numbers and lists are converted to the signature's dtypes if that keeps their value. A value that has a dtype is never cast: it fits,
 or it is an error.
@@ -20,7 +20,7 @@ def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
     """Return `value` as an element of `spec`.
 
     Raises:
-      InvalidArgumentError: it does not fit; the text names the `path` of the offending leaf.
+      InvalidArgumentError: the value does not fit; the text names the `path` of the offending leaf.
     """
     if isinstance(spec, TensorSpec):
         try:
@@ -56,7 +56,7 @@ def _leaf(value: Any, spec: TensorSpec) -> Any:
 
 
 def exact_fit(spec: Any) -> Callable[[Any], bool]:
-    """Return a fast predicate: whether a value is an element of `spec` without conversion (a fraction of a microsecond per array)."""
+    """Return a fast predicate that tells whether a value is an element of `spec` without conversion (under a microsecond per array)."""
     if isinstance(spec, TensorSpec):
         return _exact_leaf(spec)
     if isinstance(spec, tuple):

@@ -66,7 +66,9 @@ def chunks_path(path: str) -> str:
 
 
 def stream_path(path: str, stream: int) -> str:
-    """Return the folder of a stream. Its DONE and ERROR are named as the snapshot's: pass this folder to the functions above."""
+    """Return the folder of a stream. Its files DONE and ERROR are named as those of the snapshot, so the functions above accept this
+    folder.
+    """
     return storage.join(path, "streams", f"stream_{stream}")
 
 

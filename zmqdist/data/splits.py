@@ -5,13 +5,13 @@ Theory
     source and needs only the description of the tree. A process that runs the pipeline opens it with `open_split`, and each source
     requests its positions.
 
-    Sources are numbered in the order in which they stand in the tree; a dataset that is used twice has two numbers. Not dealt out, but
-    read whole by every process that runs the pipeline: the selector of choose and sample, the counter of enumerate, and what a function
-    returns (flat_map, interleave, the windows of group_by_window).
+    Sources are numbered in the order in which they stand in the tree; a dataset that is used twice has two numbers. Some sources are not
+    dealt out, because every process that runs the pipeline reads them whole: the selector of choose and sample, the counter of enumerate,
+    and the datasets that a function returns (flat_map, interleave, the windows of group_by_window).
 
     A `repeat` opens the sources below it again, as repetition 1, 2, ... A request for a later repetition makes the provider start over;
-    for an earlier one it has no positions left. Each source counts its repetitions on its own: in a zip, the shorter source may be in a
-    later repetition than the longer one.
+    for an earlier repetition the provider has no positions left. Each source counts its repetitions on its own: in a zip, the shorter
+    source may be in a later repetition than the longer one.
 
     A portion is a range of positions in one repetition of the only source. Running a pipeline over consecutive portions gives the same
     elements as running it over the whole if each operator looks at one element at a time (`Op.per_split`). An operator that joins a
@@ -45,7 +45,7 @@ class SplitProvider:
 
     Attributes:
       count: the number of positions; INFINITE_CARDINALITY without end.
-      repetitions: how often they are given out at most: the product of the repeats above the source.
+      repetitions: how often the positions are given out at most: the product of the repeats above the source.
       repetition, position: the next position to give out.
     """
 
@@ -56,7 +56,7 @@ class SplitProvider:
 
     def next(self, repetition: int) -> int | None:
         """Return the next position of a repetition, or None if the repetition has ended."""
-        if repetition < self.repetition:  # another process has begun a later one
+        if repetition < self.repetition:  # another process has begun a later repetition
             return None
         if repetition > self.repetition:
             self.repetition, self.position = repetition, 0
@@ -94,8 +94,7 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
 def split_cardinalities(dataset: Tree) -> list[int]:
     """Return the number of splits of each source, including the sources that every worker reads whole.
 
-    Those are the selector of choose and sample and the counter of enumerate; each comes behind the sources of the operator that it belongs
-    to.
+    These are the selector of choose and sample and the counter of enumerate; each is listed after the sources of its operator.
 
     Raises:
       UnimplementedError: as for `split_providers`.
@@ -124,14 +123,14 @@ def open_split(
       sources: the number of sources that the process that deals out the splits expects; None: not checked.
 
     Raises:
-      FailedPreconditionError: the dataset has another number of sources. While iterating: what `next_position` raises; the next element
-        calls it again.
+      FailedPreconditionError: the dataset has another number of sources. While iterating: any error that `next_position` raises; the next
+        element calls it again.
     """
     if sources is not None and sources != (have := len(split_providers(dataset))):
         raise FailedPreconditionError(f"Attempted to feed {sources} split providers into a dataset with {have} sources")
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        # Not a generator, which would end with the first error of `next_position`.
+        # This is not a generator, because a generator would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
@@ -141,7 +140,7 @@ def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequenc
     """Open a dataset as `open_split` does, with positions that can be requested again, so that the iterator has a state.
 
     Args:
-      next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, behind the first `taken` that this
+      next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, after the first `taken` that this
         stream has had in the repetition; an empty sequence ends the repetition. The same arguments must give the same positions.
     """
 
@@ -194,12 +193,12 @@ def portion_rules(dataset: Tree) -> PortionRules:
     """Return how the dataset can be cut into portions. Runs nothing and unpickles nothing.
 
     Raises:
-      UnimplementedError: it cannot be cut; the message names the operator and says what to do.
+      UnimplementedError: the dataset cannot be cut; the message names the operator and says what to do.
     """
     chain = [dataset]
     while chain[-1].inputs:
         if len(chain[-1].inputs) > 1:
-            chain[-1].op.per_split()  # may raise an error that says more
+            chain[-1].op.per_split()  # `per_split` may raise an error that says more
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
     rules = PortionRules(chain[-1].op.split_count(), 1, 1)
@@ -227,8 +226,8 @@ def _unfit(dataset: Tree, why: str) -> UnimplementedError:
 def portion_pipeline(dataset: T) -> T:
     """Return the pipeline to run over each portion, by `open_split`.
 
-    It is the dataset, made repeatable; without its repeats, because a portion belongs to one repetition; and with readers that read one
-    file after another, so that the elements of one position stay together.
+    It is the repeatable dataset without its repeats, because a portion belongs to one repetition. Its readers read one file after another,
+    so that the elements of one position stay together.
 
     Raises:
       UnimplementedError: as for `portion_rules`.

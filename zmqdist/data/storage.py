@@ -4,9 +4,9 @@ Rules
     A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`; any other path is local. No other module distinguishes
     the two.
 
-    A file that others read appears whole, by a rename: `write` does that, and so do the callers of `rename`. On a local disk it is
-    durable when the call returns (fsync of the file and of its folder). A name that ends in `.tmp` is unfinished work, and `names`
-    leaves it out.
+    A file that other processes read appears whole, by a rename: `write` does that, and so do the callers of `rename`. On a local disk the
+    file is durable when the call returns (fsync of the file and of its folder). A name that ends in `.tmp` is unfinished work, and
+    `list_names` leaves it out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def join(path: str, *list_names: str) -> str:
-    """Return the path of something below `path`."""
+    """Return `path` followed by some names, as one path."""
     return "/".join([path.rstrip("/") or "/", *list_names]) if "://" in path else os.path.join(path, *list_names)
 
 
@@ -49,7 +49,7 @@ def open_read(path: str) -> IO[bytes]:
 
 
 def open_write(path: str, append: bool = False) -> IO[bytes]:
-    """Open a file, emptied or for appending. Raises FileNotFoundError if its folder does not exist."""
+    """Open a file for writing: emptied, or with `append` at its end. Raises FileNotFoundError if its folder does not exist."""
     mode = "ab" if append else "wb"
     if "://" not in path:
         return open(path, mode)

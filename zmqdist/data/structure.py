@@ -1,10 +1,10 @@
-"""Elements: the form of what flows through a pipeline, and the specs that describe it.
+"""Elements: the values that flow through a pipeline, and the specs that describe them.
 
 Rules
     An element is a structure of leaves. Tuples, namedtuples and dicts are structure; an object of an attrs class becomes the namedtuple
     of its name and fields, which is the same in every process. Everything else is a leaf. Leaves are arrays, NumPy scalars, str and
-    bytes, or datasets (of `window`); a list is data and becomes an array. `element` converts what a user function or generator returns
-    to this form, so that operators meet nothing else and the safe codec accepts it.
+    bytes, or datasets (of `window`); a list is data and becomes an array. `element` converts the results of user functions and generators
+    to this form, so that operators get no other values and the safe codec accepts them.
 
     A spec has the same structure, with a `TensorSpec` or `DatasetSpec` in place of each leaf. The dtypes of str and bytes have no length.
 
@@ -57,7 +57,7 @@ class _Unknown:
 
 
 UNKNOWN_SPEC: Final = _Unknown()
-"""Stands for a spec that is known only once the pipeline has run."""
+"""Stands for a spec that is known only after an element was computed."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ _DIFFERENT: Final = "cannot batch elements of different structures"
 
 
 def check_leaves(leaves: Sequence[Any]) -> None:
-    """Raise InvalidArgumentError if one of them is not a leaf, a tuple say: NumPy would convert it to an array."""
+    """Raise InvalidArgumentError if one of `leaves` is not a leaf: for example a tuple, which NumPy would convert to an array."""
     if not LEAVES.issuperset(map(type, leaves)):
         raise invalid(_DIFFERENT)
 
@@ -358,7 +358,9 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
 
 
 def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
-    """Stack what the fast paths do not cover: strings of different lengths, scalars mixed with arrays of rank 0, and mistakes."""
+    """Stack leaves that the fast paths do not cover: strings of different lengths, and scalars mixed with arrays of rank 0. Refuse the
+    others.
+    """
     first = arrays[0]
     for array, leaf in zip(arrays, leaves, strict=True):
         if array.shape != first.shape:
@@ -385,7 +387,7 @@ def _flat(frame: Any) -> Any:
 
 
 def from_json(parts: Sequence[str]) -> Any:
-    """Decode what `to_json` returned. Raises WireError for anything else."""
+    """Decode the text that `to_json` returned. Raises WireError for anything else."""
     body, *frames = (base64.b64decode(part) for part in parts)
     return safe.decode(body, [bytearray(frame) for frame in frames], "a saved state")
 
@@ -403,7 +405,7 @@ def read_only(value: Any) -> Any:
         return value
     if cls in READY:
         return value
-    if isinstance(value, dict):  # always a copy: no dict is read-only
+    if isinstance(value, dict):  # always a copy, because no dict is read-only
         return {key: read_only(one) for key, one in value.items()}
     if isinstance(value, tuple):
         items = [read_only(one) for one in value]

@@ -34,7 +34,7 @@ class Tree:
     Attributes:
       op: the operator.
       inputs: the datasets that it reads.
-      memory: what the iterators of this object share: see `Memory`.
+      memory: the state that the iterators of this object share; see `Memory`.
     """
 
     __slots__ = ("__weakref__", "_spec", "inputs", "memory", "op")
@@ -79,7 +79,7 @@ class Tree:
         """The spec of the elements: their structure, with a TensorSpec for each leaf (a DatasetSpec for a window).
 
         It is known without computing elements, except after a function without `output_signature`. In that case the first use computes the
-        first element, once, and takes its shapes for those of all elements. The function then runs in this process, even if it is meant to
+        first element, once, and assumes its shapes for all elements. The function then runs in this process, even if it is meant to
         run elsewhere.
 
         Raises:
@@ -136,7 +136,7 @@ class Tree:
         """Return a copy in which `change` has replaced each dataset, inputs first; return `self` if nothing changed.
 
         Args:
-          change: gets a dataset whose inputs are rewritten already, and returns it or another one.
+          change: gets a dataset whose inputs are rewritten already, and returns that dataset or another one.
         """
         done: dict[int, Any] = {}
         for each in self.walk():
@@ -153,7 +153,7 @@ class Tree:
         """Return the tree as JSON, for `deserialize`.
 
         Raises:
-          FailedPreconditionError: a function captures something that cannot be pickled; the message says what.
+          FailedPreconditionError: a function captures an object that cannot be pickled; the message names it.
         """
         nodes = self.walk()
         numbers = {id(each): number for number, each in enumerate(nodes)}
@@ -167,7 +167,7 @@ class Tree:
         return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that decides what the pipeline computes. Two are equal only if the descriptions are equal."""
+        """Return a hash of the description, which determines the elements. Two hashes are equal only if the descriptions are equal."""
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:

@@ -1,4 +1,4 @@
-"""Names of tf.data.experimental that belong to the data service; the same objects as in `zmqdist.data`."""
+"""Names of tf.data.experimental that belong to the data service. They are the same objects as in `zmqdist.data`."""
 
 from __future__ import annotations
 

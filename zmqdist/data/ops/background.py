@@ -1,13 +1,15 @@
-"""Reading ahead in a thread: prefetch, and what parallel operators share (their threads are in parallel.py).
+"""Reading ahead in a thread: the operator prefetch, and the limits and checks that parallel operators share. Their threads are in
+parallel.py.
 
 Rules
-    A thread belongs to one node and stops with its iterator: at the end of the data, or when the iterator is closed or dropped. Closing
-    waits for the function that is running.
+    A thread belongs to one node and stops with its iterator: at the end of the data, or when the iterator is closed or dropped. Closing the
+    iterator waits for the user function that is running.
 
     Elements stay in order, unless `deterministic=False` lets them leave in the order in which they are ready. An error keeps its place
     among the elements and costs only its own element.
 
-    A state contains what was read ahead: the elements of a prefetch; for a parallel map its inputs, on which the function is called again.
+    A state contains the elements that were read ahead. For a parallel map these are its inputs, on which the function is called again after
+    a load.
 
 Python functions share one interpreter lock: threads help if a function waits, or computes in NumPy.
 """
@@ -31,13 +33,14 @@ from zmqdist.data.structure import checked_int, invalid
 from zmqdist.errors import FailedPreconditionError
 
 PREFETCH_AUTOTUNE = 8
-"""Elements that prefetch(AUTOTUNE) reads ahead, at least."""
+"""The least number of elements that prefetch(AUTOTUNE) reads ahead."""
 
 AHEAD_MAX = 4096
-"""Elements that are read ahead, at most, if the user has set no number and they are computed quickly."""
+"""The most elements that are read ahead if the user has set no number and the elements are computed quickly."""
 
 AHEAD_SPLITS_MAX = 64
-"""The same for positions that are dealt out: a position taken by one process is unavailable to others, and lost if the process crashes."""
+"""The most elements that are read ahead if positions are dealt out. A position taken by one process is unavailable to others, and lost if
+the process crashes."""
 
 SHORT_S = 0.001
 """A run of elements that takes less time than this is too short to wake a thread for it."""
@@ -48,14 +51,15 @@ _END = object()
 
 
 class ReadAheadLimit:
-    """How many elements are read ahead, adapted to how long they take.
+    """The number of elements that are read ahead, adapted to the time that they take to compute.
 
     Waking a thread costs as much as twenty cheap elements, so elements are handed over in runs. A run shorter than SHORT_S doubles the
-    limit; a run longer than ten times that halves it. So some milliseconds of work lie ahead, and never less than `least` elements.
+    limit; a run longer than ten times that halves it. So some milliseconds of work are read ahead, and never fewer than `least` elements.
 
     Attributes:
       size: the current limit.
-      low: the next run starts when no more than this many elements are left: when a quarter of the limit, or at least one place, is free.
+      low: the next run starts when no more than this many elements are left, so that a quarter of the limit, and at least one place, is
+        free.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -81,7 +85,7 @@ class ReadAheadLimit:
 
 
 class ReadAhead:
-    """Reads a node in a thread, `least` elements ahead, or up to `most` if they come quickly; takes the place of that node.
+    """Takes the place of a node, and reads it in a thread: `least` elements ahead, or up to `most` if they are computed quickly.
 
     The thread starts with the first read, or with `begin`. It reads in runs, holding `_run_lock`. A run ends when the limit is reached or
     another thread waits: the reader for an element (`wake_requested`), or a thread that saves the state, for a moment between two elements
@@ -113,7 +117,7 @@ class ReadAhead:
         self._ended = False
 
     def stream(self) -> Iterator[Any]:
-        """Yield the elements from here on. Unlike `OperatorNode.stream`, each call creates a generator."""
+        """Yield the elements that are left. Unlike `OperatorNode.stream`, each call creates a generator."""
         buffer, limit = self._buffer, self._limit
         while buffer or self._wait():
             x = buffer.popleft()
@@ -163,7 +167,7 @@ class ReadAhead:
         return bool(self._buffer)
 
     def _pause(self) -> None:
-        """In the thread: wait until there is room for another run."""
+        """Wait until there is room for another run. Called in the reading thread."""
         with self.changed:
             self._full = True
             while (self._state_pending or len(self._buffer) > self._limit.low) and not self._stop:
@@ -209,7 +213,7 @@ class ReadAhead:
         """Do nothing: the thread has restarted the node."""
 
     def halt(self) -> None:
-        """Stop the thread; keep what it has read."""
+        """Stop the thread, and keep the elements that it has read."""
         with self.changed:
             self._stop = True
             self._wake()
@@ -219,7 +223,7 @@ class ReadAhead:
             thread.join()
 
     def abandon(self) -> None:
-        """As `OperatorNode.abandon`."""
+        """See `OperatorNode.abandon`."""
         self._node.abandon()
 
     def close(self) -> None:
@@ -230,7 +234,7 @@ class ReadAhead:
         self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the elements read ahead, and the state of the node behind them."""
+        """Return the elements read ahead, and the state of the node after them."""
         self._state_pending = self.wake_requested = True  # the thread ends its run, and starts no other
         try:
             with self._run_lock:
@@ -278,7 +282,7 @@ class Prefetch(Op):
         """Return the size as an int.
 
         Raises:
-          InvalidArgumentError: it is negative, and not AUTOTUNE. TypeError: it is not an integer.
+          InvalidArgumentError: the size is negative, and not AUTOTUNE. TypeError: it is not an integer.
         """
         count = checked_int(size, "buffer_size")
         if count < AUTOTUNE:
@@ -304,10 +308,10 @@ def in_order(deterministic: bool | None, context: Context) -> bool:
 
 
 def checked_parallel(calls: Any, argument: str = "num_parallel_calls") -> int:
-    """Return a number of parallel calls, 0 for None.
+    """Return the number of parallel calls as an int; 0 stands for None.
 
     Raises:
-      ValueError: it is neither positive nor AUTOTUNE. TypeError: it is not an integer.
+      ValueError: the number is neither positive nor AUTOTUNE. TypeError: it is not an integer.
     """
     if calls is None:
         return 0

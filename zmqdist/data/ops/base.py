@@ -1,4 +1,4 @@
-"""`Op`: the description of an operator, and what can be computed from it without running it.
+"""`Op`: the description of an operator, and the facts that can be computed from it without running the operator.
 
 Rules
     An operator is a frozen dataclass of plain arguments, values and functions; its inputs belong to the Dataset that holds it. It computes
@@ -8,7 +8,7 @@ Rules
     as an opaque pickle. A dispatcher reads such a description without unpickling anything: a function is unpickled when it is first
     called.
 
-    What must outlive an iterator (the number of the next iterator, a cache in memory) is kept in the Dataset's `memory`, not here.
+    State that must outlive an iterator (the number of the next iterator, a cache in memory) is kept in the Dataset's `memory`, not here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PickledFunction:
 
     @property
     def value(self) -> Any:
-        """The function. If it came from a description, the first access unpickles it, which runs code of the sender's."""
+        """The function. If it came from a description, the first access unpickles it, which runs code that the sender has chosen."""
         if self._value is _UNSET:
             from zmqdist.wire.trusted import unpack
 
@@ -85,10 +85,10 @@ class Op:
 
     Attributes:
       name: the name in the registry, in descriptions and in `explain`.
-      node: the class that runs it.
-      in_background: whether a thread of the operator's reads its inputs.
-      is_reader: whether it reads the files that its input names; FILE sharding looks for this.
-      instead: what else the user can do if it cannot run on portions: the end of the sentence in that error.
+      node: the class that runs the operator.
+      in_background: whether the operator reads its inputs in a thread.
+      is_reader: whether the operator reads the files that its input names; FILE sharding looks for this.
+      instead: the end of the error text if the operator cannot run on portions: the other thing that the user can do.
     """
 
     name: ClassVar[str]
@@ -99,11 +99,11 @@ class Op:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs take elements of it, so that one pass may be empty and the next one not."""
+        """Whether other programs take elements from this operator, so that one pass may be empty and the next one not."""
         return False
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
-        """Return a node that runs it."""
+        """Return a node that runs the operator over `dataset`."""
         return self.node(dataset, context)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -111,7 +111,7 @@ class Op:
         return inputs[0]
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        """Return the spec of the elements, or UNKNOWN_SPEC if only running shows it; by default, that of the first input."""
+        """Return the spec of the elements, or UNKNOWN_SPEC if only running the pipeline shows it; by default, that of the first input."""
         return inputs[0]
 
     def infer(self, dataset: DatasetLike) -> Any:
@@ -126,7 +126,7 @@ class Op:
 
     @property
     def repetitions(self) -> int:
-        """How often it opens its inputs."""
+        """How often the operator opens its inputs."""
         return 1
 
     def split_count(self) -> int:
@@ -134,11 +134,11 @@ class Op:
         raise UnimplementedError(f"Splitting is not implemented for {self.one_line()}: it has no positions")
 
     def per_split(self) -> Fraction | None:
-        """Return how many elements it makes of one input element (of one position, for a source); None if that varies.
+        """Return how many elements the operator makes of one input element (of one position, for a source); None if that varies.
 
         Raises:
-          UnimplementedError: it does not look at one element at a time, so that running it on consecutive portions of the input gives
-            something else than running it on the whole.
+          UnimplementedError: the operator does not look at one element at a time, so that running it on consecutive portions of the input
+            gives other elements than running it on the whole input.
         """
         raise UnimplementedError(
             f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, as exactly-once"
@@ -146,11 +146,11 @@ class Op:
         )
 
     def stateful(self) -> bool:
-        """Return whether its elements depend on something outside its description, so that each process computes others."""
+        """Return whether its elements depend on something outside its description, so that each process may compute other elements."""
         return False
 
     def describe(self) -> dict[str, Any]:
-        """Return the arguments, JSON-able."""
+        """Return the arguments as JSON types."""
         return {field.name: _described(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""batch, unbatch and rebatch: several elements joined to one, and split again."""
+"""batch, unbatch and rebatch: operators that join several elements to one, or split them again."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ class GatheringNode(OperatorNode):
         size = self.op.size
         source = self.source()
         while True:
-            self.held.extend(islice(source, size - len(self.held)))  # keeps the elements that came before an error
+            # `extend` keeps the elements that came before an error.
+            self.held.extend(islice(source, size - len(self.held)))
             held = self.held
             if len(held) < size:
                 break
-            self.held = []  # before `join`: if that raises, this batch is lost, not repeated
+            self.held = []  # emptied before `join`, so that a batch for which `join` raises is lost, not repeated
             yield self.join(held)
         if held and not self.op.drop_remainder:
             self.held = []
@@ -121,7 +122,7 @@ class _ParallelBatchNode(ParallelNode):
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class BatchOp(Gathering):
-    """Stacks elements of one shape; in `parallel` threads unless that is 0."""
+    """Stacks elements of one shape, in `parallel` threads; 0: in the thread that reads."""
 
     parallel: int = 0
     deterministic: bool | None = None
@@ -168,7 +169,7 @@ class Unbatch(Op):
     """Splits elements along axis 0."""
 
     known: int | None = None
-    """Rows of each input element, if the spec says it."""
+    """The number of rows in each input element; None if the spec does not determine it."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.known is None or inputs[0] == UNKNOWN_CARDINALITY:
@@ -199,7 +200,7 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Collects rows of batches in `held`, and stacks them again; `turn` counts the batches, and selects the size of the next."""
+    """Collects rows of batches in `held`, and stacks them again; `turn` counts the batches, and selects the size of the next one."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

@@ -1,12 +1,12 @@
 """cache: elements that are computed once and kept, in memory or in a file.
 
 Rules
-    The first complete pass is recorded; a pass that ends early leaves nothing. An iterator that finds a record when it is opened reads it;
-    otherwise it records.
+    The first complete pass is recorded; a pass that ends early leaves nothing. An iterator that finds a record when it is opened reads the
+    record; an iterator that finds none records its pass.
 
     The record in memory belongs to the Dataset object. A record in a file (chunks.py) is shared by all pipelines that name the file. It
-    is written as `<filename>.data.part` and renamed at the end of the pass. If that name exists already, another iterator is writing:
-    AlreadyExistsError.
+    is written as `<filename>.data.part` and renamed at the end of the pass. If the file with that name exists already, another iterator is
+    writing it, and this one raises AlreadyExistsError.
 
     A state contains the elements recorded so far, or the whole record in memory, so that another process can continue.
 
@@ -68,7 +68,7 @@ class _CacheNode(OperatorNode):
             self.dataset.memory.values["cache"] = self.recorded
 
     def _record(self, x: Any) -> Any:
-        """Record an element; return what the reader gets."""
+        """Record an element, and return it in the form that the reader gets."""
         stored = read_only(x)
         self.recorded.append(stored)
         output = read_only(stored)
@@ -97,7 +97,7 @@ class _FileCacheNode(OperatorNode):
 
     Attributes:
       position: how many elements were yielded.
-      reading: whether they come from the file.
+      reading: whether the elements come from the file.
       carried: elements from a loaded state, to be written first.
     """
 
@@ -119,7 +119,7 @@ class _FileCacheNode(OperatorNode):
             for x in self.source():
                 part.write(x)
                 self.position += 1
-                yield read_only(x)  # its arrays are written later, with the rest of their block
+                yield read_only(x)  # read-only, because the arrays are written later, with the rest of their block
             part.close()
             storage.rename(self.path + ".part", self.path)
             self.part, self.reading = None, True

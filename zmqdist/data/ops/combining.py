@@ -26,7 +26,7 @@ from zmqdist.random import is_seeded
 
 
 class _ZipNode(OperatorNode):
-    """Runs `zip`; `ended`: an input has ended, and the others have been read as far."""
+    """Runs `zip`. `ended`: an input has ended, and the other inputs have been read up to the same row."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -44,8 +44,8 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # Read the other inputs as far, so that a cache in an input that ends here as well is complete. If positions are dealt out,
-                # leave them: another process needs the elements that this one would discard.
+                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. If positions
+                # are dealt out, do not read them, because another process needs the elements that this one would discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -61,7 +61,7 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """After an error or the end of one input, read the inputs behind it as far, so that rows stay together."""
+        """After an error or the end of one input, read the inputs after it up to the same row, so that rows stay together."""
         for child in self.children[failed + 1 :]:
             try:
                 next(child.stream(), None)
@@ -78,7 +78,7 @@ class _ZipNode(OperatorNode):
 @operator("zip", _ZipNode)
 @dataclass(frozen=True)
 class Zip(Op):
-    """Rows of one element of each input; ends with the shortest."""
+    """Rows of one element of each input. The rows end with the shortest input."""
 
     form: Any
     """The structure of a row, with any values as leaves."""
@@ -149,15 +149,15 @@ class _RepeatNode(OperatorNode):
                 return
             self.epoch += 1
             if self.epoch != count:
-                # A new node: a shuffle draws its next order, a cache reads what the first pass has recorded.
+                # Open a new node, so that a shuffle draws its next order, and a cache reads the elements that the first pass has recorded.
                 self.children[0].close()
                 self.children[0] = self.context.reopen(self.dataset.inputs[0], self.first_source)
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether to end after an empty pass, since later passes would be empty too, or their number has no end.
+        """Return whether to end after an empty pass, because later passes would be empty, too, or because their number has no end.
 
-        If the elements are shared with other processes, these may have taken all of this pass, and a later pass may have some.
+        If the elements are shared with other processes, these may have taken all elements of this pass, and a later pass may have some.
         """
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
@@ -207,16 +207,16 @@ def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
 class InterleaveNode(OperatorNode):
     """Runs `interleave`, `flat_map`, and readers of several files at once.
 
-    A slot whose dataset has ended is filled with the next input when its turn comes again. With threads it is filled at once, which gives
-    the same order, because slots become free in the order of their next turns. So all datasets are opened at the same time, and a thread
-    reads each from its beginning. An input that failed waits in its slot, as (BufferedError, None), until its turn.
+    A slot whose dataset has ended is filled with the next input when its turn comes again. With threads the slot is filled at once, which
+    gives the same order, because slots become free in the order of their next turns. So all datasets are opened at the same time, and a
+    thread reads each from its beginning. An input that failed waits in its slot, as (BufferedError, None), until its turn.
 
     Attributes:
       slots: (input element, node of its dataset) each, or None for an empty slot.
       turn: the current slot.
       taken: the number of elements of the current block that were yielded.
       threads: how many slots are read by threads; 0: none.
-      last_opened: the event that is set when the dataset opened last is open; the next one waits for it.
+      last_opened: the event of the newest dataset, which is set when that dataset is open. The next dataset waits for it.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -256,7 +256,7 @@ class InterleaveNode(OperatorNode):
                 if self.taken < block:
                     yield x
                 else:
-                    self._advance()  # before the yield: the fields have to be correct there
+                    self._advance()  # advance before the yield, because the fields have to be correct there
                     yield x
                     break
             else:
@@ -276,7 +276,8 @@ class InterleaveNode(OperatorNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            ReadAhead.wait_for_one(self._nodes())  # all are ReadAheads here: any other node counts as ready
+            # All nodes are ReadAheads here, because any other node counts as ready.
+            ReadAhead.wait_for_one(self._nodes())
 
     def _fill_all(self) -> None:
         """Fill the empty slots, in the order of their turns."""
@@ -421,7 +422,7 @@ class Interleave(Op):
 
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
-            with contextlib.suppress(NoElements):  # the dataset of the next element may not be empty
+            with contextlib.suppress(NoElements):  # the dataset of the next element may have elements
                 return self.dataset_of(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
@@ -495,13 +496,13 @@ class _Selecting(Op):
         return spec
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        return tuple(range(1, count))  # the selector is each worker's own
+        return tuple(range(1, count))  # each worker has the selector for itself
 
 
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Takes each element from one of the inputs behind the first; the first input gives their indices."""
+    """Takes each element from one of the inputs after the first one; the first input gives the indices of these inputs."""
 
 
 class _SelectorNode(OperatorNode):

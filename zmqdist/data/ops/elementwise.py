@@ -29,7 +29,7 @@ class _MapNode(OperatorNode):
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """Applies a function to each element; in `parallel` threads unless that is 0."""
+    """Applies a function to each element, in `parallel` threads; 0: in the thread that reads."""
 
     function: PickledFunction
     output_signature: Any = None
@@ -69,7 +69,7 @@ class _ScanNode(OperatorNode):
             carried = element(result[0])
             check_state(carried, self.spec, "scan")
             out = element(result[1])
-            self.carried = carried  # only now: an error above leaves the state as it was
+            self.carried = carried  # assigned only now, so that an error above leaves the state as it was
             yield out if type(out) in READY else read_only(out)
 
     def state(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def check_state(value: Any, spec: Any, operator_name: str) -> None:
 @operator("scan", _ScanNode)
 @dataclass(frozen=True)
 class Scan(Op):
-    """Applies a function to a state and each element; it returns the next state and an output element."""
+    """Applies a function to a state and each element; the function returns the next state and an output element."""
 
     initial: Any
     function: PickledFunction

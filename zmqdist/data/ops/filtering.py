@@ -63,7 +63,7 @@ class _TakeNode(_CountingNode):
     """Runs `take`.
 
     Attributes:
-      end_checked: after the last element, if those were all of the input, it was read to its end, so that a cache in it is complete.
+      end_checked: after its last element, the node has checked for the end of the input, so that a cache in the input is complete.
     """
 
     end_checked = False
@@ -151,7 +151,7 @@ class _FullShardNode(_ShardNode):
 
     Attributes:
       first: the shard's own first element, until it is yielded.
-      phase: 0: reading the first elements; 1: the others; 2: the error was raised.
+      phase: 0: the node reads the first elements; 1: it reads the others; 2: it has raised the error.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -167,7 +167,8 @@ class _FullShardNode(_ShardNode):
                     self.first = [x]
                 self.position += 1
             if 0 < self.position < count:
-                self.phase = 2  # raise once: a later ignore_errors() then ends here
+                # Raise the error only once, so that an ignore_errors() after this operator comes to its end.
+                self.phase = 2
                 raise invalid(
                     f"Could not apply sharding: the dataset only has {self.position} file(s) or element(s), which is not enough"
                     f" for the required {count} shards/workers. Split your files into more, smaller ones,"
@@ -201,7 +202,7 @@ class ShardOp(Op):
 
     @classmethod
     def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
-        """Check the arguments. Raises InvalidArgumentError if they make no shard."""
+        """Return the operator for checked arguments. Raises InvalidArgumentError if they are invalid."""
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")
@@ -216,7 +217,7 @@ class ShardOp(Op):
 
 
 class _TakeWhileNode(_CountingNode):
-    """Runs `take_while`; `position` is 1 after the end."""
+    """Runs `take_while`. `position` is 1 once the function has returned False."""
 
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value

@@ -45,7 +45,7 @@ class DeferredNode:
         self.opened = threading.Event()
 
     def stream(self) -> Iterator[Any]:
-        """As `OperatorNode.stream`; the first call opens the dataset."""
+        """See `OperatorNode.stream`. The first call opens the dataset."""
         if self._failed:
             return iter(())
         return self.open().stream()
@@ -83,12 +83,12 @@ class DeferredNode:
         return node
 
     def restart(self) -> None:
-        """As `OperatorNode.restart`."""
+        """See `OperatorNode.restart`."""
         if self._node is not None:
             self._node.restart()
 
     def abandon(self) -> None:
-        """As `OperatorNode.abandon`; nodes that are to be opened after this one no longer wait for it."""
+        """See `OperatorNode.abandon`. Nodes that are to be opened after this one no longer wait for it."""
         with self._lock:
             self._abandoned = True
             node = self._node
@@ -97,12 +97,12 @@ class DeferredNode:
             node.abandon()
 
     def close(self) -> None:
-        """As `OperatorNode.close`."""
+        """See `OperatorNode.close`."""
         if self._node is not None:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the node, None before it is opened."""
+        """Return the state of the node, or None for a node that is not opened yet."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

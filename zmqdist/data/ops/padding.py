@@ -47,7 +47,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
         for leaf in leaves:
             check_end(leaf)
         strings = [array for array in arrays if array.dtype.kind == dtype.kind]
-        # The longest string decides, which may be the padding.
+        # The longest string, which may be the padding value, determines the dtype.
         dtype = np.result_type(*strings, *([] if value is None else [np.asarray(value)]))
     for array in arrays:
         if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
@@ -97,7 +97,7 @@ def _check_arrays(spec: Any) -> None:
 
 
 def _shapes(shapes: Any, spec: Any) -> list[Any]:
-    """Return a shape for each leaf of the spec. Raises ValueError if one has no shape, or its rank is unknown."""
+    """Return a shape for each leaf of the spec. Raises ValueError if `shapes` has another structure, or the rank of a leaf is unknown."""
     leaves = nest.flatten(spec)
     if shapes is None:
         found: list[Any] = [None] * len(leaves)
@@ -151,7 +151,7 @@ class PaddedBatch(Gathering):
     values: Any = None
 
     def check(self, spec: Any) -> None:
-        """Check the arguments against the spec of the input. Raises as `_check_arrays`, `_shapes` and `_values`."""
+        """Check the arguments against the spec of the input. Raises the errors of `_check_arrays`, `_shapes` and `_values`."""
         if spec is not UNKNOWN_SPEC:
             _check_arrays(spec)
             _shapes(self.shapes, spec)
@@ -187,7 +187,7 @@ class _RaggedNode(GatheringNode):
 @operator("ragged_batch", _RaggedNode)
 @dataclass(frozen=True)
 class RaggedBatch(Gathering):
-    """Stacks elements as rows, one after another, with the positions where each begins."""
+    """Concatenates elements as rows of a Ragged, which also holds the position at which each row begins."""
 
     row_splits_dtype: str = "<i8"
 
@@ -208,7 +208,7 @@ class RaggedBatch(Gathering):
 
 
 class Bucket:
-    """A picklable function: the bucket of an element, which is the number of boundaries that its length has reached."""
+    """A picklable function that returns the bucket of an element: the number of boundaries that the element's length has reached."""
 
     def __init__(self, length_function: Any, boundaries: Sequence[int]) -> None:
         self.length_function = length_function
@@ -220,7 +220,7 @@ class Bucket:
 
 
 class BucketSize:
-    """A picklable function: the batch size of a bucket."""
+    """A picklable function that returns the batch size of a bucket."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
@@ -230,10 +230,11 @@ class BucketSize:
 
 
 class BucketBatch:
-    """A picklable function: the batch of a bucket's elements.
+    """A picklable function that returns the batch of a bucket's elements.
 
     Attributes:
-      boundaries: one for each bucket but the last; the batch is padded to one less. None: pad to the longest element of the batch.
+      boundaries: one for each bucket but the last; the batch is padded to the boundary minus 1. None: pad to the longest element of the
+        batch.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """User functions in several threads: parallel map and parallel batch.
 
 Theory
-    The reading thread keeps `pending`: calls in the order of the input. Worker threads take them one by one from a common queue, so that
-    all threads are busy whichever of the calls takes long. No thread is woken that is awake: a worker thread sleeps only when the queue
-    is empty, the reading thread only when the call that it needs is not done. With cheap functions that gives long runs without a
-    thread switch.
+    The reading thread keeps `pending`: calls in the order of the input. Worker threads take these calls one by one from a common queue, so
+    that all threads are busy whichever of the calls takes long. Only sleeping threads are woken: a worker thread sleeps only when the queue
+    is empty, the reading thread only when the call that it needs is not done. With cheap functions this gives long runs without a thread
+    switch.
 
 Rules
     Elements stay in order, unless `deterministic=False` lets them leave in the order in which they are ready. An error costs only its
@@ -44,7 +44,7 @@ class MapCall:
 
 
 class MapThreads:
-    """Threads that run the calls in a queue. They refer to nothing but the queue and the function, so they keep no iterator alive.
+    """Threads that run the calls in a queue. They refer only to the queue and the function, so that they keep no iterator alive.
 
     No wake-up is lost: a thread announces that it will sleep before it checks the queue a last time, and `add` appends to the queue before
     it checks whether a thread sleeps. `wait` and the end of a call do the same with `_awaited` and `done`.
@@ -74,7 +74,7 @@ class MapThreads:
             thread.start()
 
     def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
-        """Wait for the first of the calls, or, unless `ordered`, for any of them; return it."""
+        """Wait for the first of the calls, or, unless `ordered`, for any of them. Return the call that is done."""
         with self._done:
             self._awaited = calls[0] if ordered else _ANY
             try:
@@ -118,7 +118,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # raised in the reading thread
+            except BaseException as error:  # the reading thread raises it
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:
@@ -139,7 +139,7 @@ class ParallelNode(OperatorNode):
         context.interrupts.close_blocks = True
 
     def feed(self) -> Iterator[Any]:
-        """Yield the inputs of the function, from here on."""
+        """Yield the inputs of the function that are left."""
         return self.source()
 
     def function(self) -> Callable[[Any], Any]:
@@ -174,7 +174,7 @@ class ParallelNode(OperatorNode):
             except Exception as error:
                 self.children[0].restart()
                 feed = self.feed()
-                x = BufferedError(error)  # keeps the place of the failed input
+                x = BufferedError(error)  # the error keeps the place of the failed input
             if x is _END:
                 return
             self._add(x)
@@ -183,7 +183,7 @@ class ParallelNode(OperatorNode):
         call = MapCall(x)
         self.pending.append(call)
         if type(x) is BufferedError:
-            call.y, call.done = x, True  # there is no input to call the function on
+            call.y, call.done = x, True  # the input failed, so the function is not called
             return
         if self._pool is None:
             self._pool = MapThreads(self.threads, self.function())
@@ -214,7 +214,7 @@ class ParallelMapNode(ParallelNode):
 
 
 class _Call:
-    """A user function, applied to an element."""
+    """A function that applies a user function to an element."""
 
     __slots__ = ("_function",)
 

@@ -51,7 +51,7 @@ class _ParquetNode(OperatorNode):
     """Reads row groups.
 
     Attributes:
-      current: (path, row group) that is being read; None between two.
+      current: (path, row group) that is being read; None between two row groups.
       done: how many of its elements were yielded.
     """
 
@@ -91,7 +91,7 @@ class Parquet(Op):
     """Rows, or batches of rows, of the row groups that the input names.
 
     Attributes:
-      batch: rows of an element; 0: single rows, without an axis for them.
+      batch: the number of rows in an element; 0: an element is a single row, without an axis for rows.
       spec: the spec of the elements; None if the schema does not determine it.
       groups, count: the number of row groups in the input when the dataset was made, and of the elements in them; 0: unknown.
     """
@@ -117,7 +117,8 @@ class Parquet(Op):
         spec = super().infer(dataset)
         if not self.batch or spec is UNKNOWN_SPEC:
             return spec
-        return map_specs(lambda one: TensorSpec((None, *one.shape[1:]), one.dtype), spec)  # a batch may be shorter
+        # The last batch of a row group may be shorter.
+        return map_specs(lambda one: TensorSpec((None, *one.shape[1:]), one.dtype), spec)
 
     def elements(self, path: str, group: int) -> Iterator[Any]:
         """Yield the elements of a row group; of the whole file if `group` is negative."""

@@ -58,7 +58,7 @@ class ReaderNode(OperatorNode):
     """Reads files.
 
     Attributes:
-      path: the file that is being read; "" between two.
+      path: the file that is being read; "" between two files.
       done: how many of its records were yielded.
     """
 

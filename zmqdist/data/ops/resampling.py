@@ -1,7 +1,7 @@
-"""rejection_resample: another proportion of classes.
+"""rejection_resample: leave out elements, so that the classes have given proportions.
 
-An element of class c is kept with a probability proportional to target[c] / initial[c]; the largest of these is 1. Without an initial
-distribution, the counts of the classes seen so far take its place.
+An element of class c is kept with a probability proportional to target[c] / initial[c]. The class with the largest ratio is kept whole.
+Without an initial distribution, the counts of the classes seen so far take its place.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError
 from zmqdist.files import open_regular
 
 WAIT_S = 5.0
-"""Seconds between two looks of `load(wait=True)`, at most."""
+"""The most seconds between two attempts of `load(wait=True)`."""
 
 _METADATA = "dataset.json"
 _SHARD = "shard_"
@@ -50,8 +50,9 @@ CHECKPOINT_ELEMENTS = 1000
 class RunWriter:
     """Writes a run into a folder; readers do not see it before `finish`.
 
-    Between two elements, `pause` returns a place from which a later writer can continue; that writer cuts off what was written after it.
-    In a compressed file each pause ends a stream, and the next element begins another; readers read the streams as one.
+    Between two elements, `pause` returns a place from which a later writer can continue; that writer cuts off the elements that were
+    written after it. In a compressed file each pause ends a compressed stream, and the next element begins another; readers read the
+    streams as one.
 
     Attributes:
       count: the number of elements written.
@@ -70,7 +71,7 @@ class RunWriter:
             self._resume(place)
 
     def _resume(self, place: dict[str, Any]) -> None:
-        """Cut off what was written after `place`: its elements will be written again."""
+        """Cut off the elements that were written after `place`, because they will be written again."""
         self.count = place["count"]
         for name in os.listdir(os.path.join(self._path, self._run)):
             size = place["sizes"].get(name)
@@ -82,7 +83,7 @@ class RunWriter:
                 self._shards.add(int(name.removeprefix(_SHARD)))
 
     def pause(self) -> dict[str, Any]:
-        """Write all elements so far to disk; return the place, JSON-able."""
+        """Write all elements so far to disk; return the place, as JSON types."""
         self._close()
         sizes = {}
         for shard in self._shards:
@@ -133,9 +134,9 @@ class RunWriter:
 
 
 def _run_name(name: Any) -> str:
-    """Return `name`, which a file contains, if it is the name of a run's folder. Raises ValueError for anything else.
+    """Return `name`, which was read from a file, if it is the name of a run's folder. Raises ValueError for anything else.
 
-    A path to another folder must not pass: a save that is continued deletes files in the folder.
+    A path to another folder must not be accepted, because a save that is continued deletes files in the folder.
     """
     if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
         raise ValueError(f"{name!r:.100} is not the name of a run of a saved dataset")
@@ -167,7 +168,7 @@ def save(
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a save keeps its checkpoint, and after how many elements it writes one."""
+    """The folder of a save's checkpoint, and the number of elements after which the save writes one."""
 
     directory: str
     interval: int
@@ -246,8 +247,8 @@ def load(
     """Return the newest run in a folder, or the distributed snapshot in it, complete or not.
 
     Raises:
-      NotFoundError: there is neither, and `wait` is False. ValueError: it has another spec; or it is a snapshot that failed or has another
-        compression. DataLossError: a run has another compression.
+      NotFoundError: there is neither, and `wait` is False. ValueError: the run or snapshot has another spec, or the snapshot failed or has
+        another compression. DataLossError: a run has another compression.
     """
     kind, metadata = _metadata(path, wait)
     spec = spec_from_json(metadata["spec"])
@@ -280,7 +281,7 @@ def _load_run(path: str, metadata: Any, spec: Any, compression: str, reader_func
 
 
 def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
-    """Return the name and the content of the file that describes what the folder holds."""
+    """Return the name and the content of the file that describes the run or snapshot in the folder."""
     delay = WAIT_S / 100
     while True:
         for name in (_METADATA, snapshot_layout.METADATA):
@@ -330,7 +331,7 @@ class _SnapshotNode(OperatorNode):
                 function = self.op.shard_func
                 self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
             self.writer.write(x)
-            yield read_only(x)  # its arrays are written later, with the rest of their block
+            yield read_only(x)  # read-only, because the arrays are written later, with the rest of their block
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)
             self.writer, self.writes = None, False

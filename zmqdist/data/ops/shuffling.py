@@ -52,7 +52,7 @@ class _ShuffleNode(OperatorNode):
 @operator("shuffle", _ShuffleNode)
 @dataclass(frozen=True)
 class Shuffle(Op):
-    """Keeps a buffer of `size` elements; each element that comes in replaces one drawn at random. -2: buffers all elements."""
+    """Keeps a buffer of `size` elements; each new element replaces one that is drawn at random and yielded. -2: buffers all elements."""
 
     size: int
     seed: tuple[int, int] | None

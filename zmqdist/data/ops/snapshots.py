@@ -1,15 +1,15 @@
 """Elements in files: those of a saved run, and the chunks of a distributed snapshot, which may still be growing.
 
 Rules
-    A snapshot's chunks are read in the order (index, stream). While it is being written, the chunks that exist are read before later ones;
-    those of one stream are always in order. So all readers of a complete snapshot read the same order.
+    A snapshot's chunks are read in the order (index, stream). While the snapshot is being written, the chunks that exist are read before
+    later ones, and the chunks of one stream are always read in order. All readers of a complete snapshot read the same order.
 
     A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
     the writer's error, with its code.
 
     If the snapshot is split, one chunk is one position. If splitting begins before the snapshot is complete, the number of chunks is
-    unknown: positions are dealt out without end, and a process that gets a position without a chunk has reached the end. It waits until
-    the snapshot is complete, because only then do all processes number the chunks alike.
+    unknown: positions are dealt out without end, and a process that gets a position without a chunk has reached the end. Each process waits
+      until the snapshot is complete, because only then do all processes number the chunks alike.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ COMPRESSIONS = {"AUTO": "SNAPPY", "GZIP": "GZIP", "SNAPPY": "SNAPPY", "ZLIB": "Z
 
 
 def checked_compression(compression: Any) -> str:
-    """Return the name in the metadata. Raises InvalidArgumentError for an unknown compression."""
+    """Return the name that the metadata of a snapshot has for a user's compression name. Raises InvalidArgumentError for an unknown
+    compression.
+    """
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
         raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
@@ -75,7 +77,7 @@ class SavedFiles(FileReader):
 
 
 class OpenFile:
-    """A picklable function: the dataset of one file. `reader_func` gets a dataset of these."""
+    """A picklable function that returns the dataset of one file. `reader_func` gets a dataset of such datasets."""
 
     def __init__(self, spec: Any, compression: str) -> None:
         self.spec, self.compression = spec, compression
@@ -102,7 +104,7 @@ class _ChunkFilesNode(OperatorNode):
             return
         delay = POLL_S[0]
         while True:
-            done = self._is_done()  # before the listing, so that no chunk committed in between is missed
+            done = self._is_done()  # check before the listing, so that no chunk committed in between is missed
             for chunk in snapshot_layout.committed_chunks(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:
@@ -133,7 +135,7 @@ class _ChunkFilesNode(OperatorNode):
             yield self._path(chunks[position])
 
     def _is_done(self) -> bool:
-        """Return whether all chunks exist. Call it before listing them, because chunks are committed in between."""
+        """Return whether all chunks exist. Call it before listing them, because the writer may commit chunks in between."""
         if storage.exists(snapshot_layout.snapshot_done_path(self.op.path)):
             return True
         error = snapshot_layout.read_error(self.op.path)

@@ -1,11 +1,11 @@
 """Sources: numbers, arrays, generators, objects with items by position, and lists of files.
 
 Rules
-    A source whose elements have positions is `Indexed`: it returns the element at any position, so it can be split, one position per
-    split. `random` can be split as well, without end; a position is the number of a draw. A generator cannot be split.
+    A source whose elements have positions is `Indexed`: it returns the element at any position, so that it can be split by positions.
+    `random` can be split as well, without end; a position is the number of a draw. A generator cannot be split.
 
-    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` yield read-only views of the caller's memory. What a
-    generator yields belongs to the reader.
+    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` yield read-only views of the caller's memory. The items
+    that a generator yields belong to the reader.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
 
 _CHUNK = 1024
-"""Numbers or views that a source creates at once."""
+"""The most numbers or views that a source creates at once."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class _IndexedNode(OperatorNode):
     """Reads an Indexed source in chunks.
 
     Attributes:
-      position: the position behind the current chunk.
-      chunk: the elements of it that are not yielded yet. *Invariant*: the next element has position `position - length_hint(chunk)`.
+      position: the position after the current chunk.
+      chunk: the elements of the current chunk that are not yielded yet. *Invariant*: the next element has position `position -
+        length_hint(chunk)`.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -87,7 +88,7 @@ class _IndexedNode(OperatorNode):
         op, stop = self.op, self.op.count()
         yield from self.chunk
         while self.position != stop:
-            self.position += 1  # before reading: if the item raises, only that item is lost
+            self.position += 1  # advance before reading: if the item raises, only that item is lost
             chunk = op.chunk(self.position - 1)
             self.position += len(chunk) - 1
             self.chunk = iter(chunk)
@@ -108,7 +109,7 @@ class _IndexedNode(OperatorNode):
 @operator("range", _IndexedNode)
 @dataclass(frozen=True)
 class Range(Indexed):
-    """As Python's range, in any numeric dtype."""
+    """The numbers of Python's range, in any numeric dtype."""
 
     start: int | float
     stop: int | float
@@ -117,7 +118,9 @@ class Range(Indexed):
 
     @classmethod
     def build(cls, start: int | float, stop: int | float, step: int | float, dtype: Any) -> Range:
-        """Check the arguments. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot hold."""
+        """Return the operator for checked arguments. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot
+        hold.
+        """
         if step == 0:
             raise invalid("step must not be zero")
         if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
@@ -146,7 +149,7 @@ class Range(Indexed):
 
     def chunk(self, start: int) -> Sequence[Any]:
         stop = min(start + _CHUNK, self.count())
-        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # int64 might wrap around on the way
+        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # int64 might wrap around in the computation
             return list(map(self.at, range(start, stop)))
         return list((self.start + np.arange(start, stop) * self.step).astype(self.dtype))
 
@@ -176,12 +179,13 @@ class Counter(Indexed):
 @operator("from_tensors", _IndexedNode)
 @dataclass(frozen=True)
 class Tensors(Indexed):
-    """One element."""
+    """A source of one element."""
 
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # here, so that it holds after deserialization
+        # Done here, so that the value is read-only after deserialization, too.
+        object.__setattr__(self, "value", read_only(self.value))
 
     @classmethod
     def build(cls, value: Any) -> Tensors:
@@ -205,11 +209,13 @@ class Slices(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # as in Tensors
+        object.__setattr__(self, "value", read_only(self.value))  # done here, as in Tensors
 
     @classmethod
     def build(cls, value: Any) -> Slices:
-        """Check the argument. Raises ValueError for scalars, for leaves of different lengths, and for composites."""
+        """Return the operator for a checked argument. Raises ValueError for scalars, for leaves of different lengths, and for
+        composites.
+        """
         converted = element(value)
         if any(type(one) in COMPOSITES for one in structure.leaves_of(converted)):
             raise ValueError("from_tensor_slices does not split Ragged and Sparse: use from_tensors(...).unbatch()")
@@ -291,7 +297,7 @@ class _GeneratorNode(OperatorNode):
     """Reads the iterator that a function returns.
 
     A state is the number of items read, and the iterator's own state if it has one that the safe codec accepts. A load calls the function
-    again and restores the iterator's own state; without one, it skips the items.
+    again and restores the iterator's own state; without one, it skips the items that were read.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -303,7 +309,7 @@ class _GeneratorNode(OperatorNode):
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
-            # Read-only, because every iterator passes the same arguments.
+            # The arguments are read-only, because every iterator passes the same objects.
             self._items = iter(self.op.function.value(*map(read_only, self.op.args)))
             _, set_state = _state_methods(self._items)
             if self.iterator_state is not None and set_state is not None:
@@ -339,7 +345,8 @@ class _GeneratorNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            with contextlib.suppress(InvalidArgumentError):  # the safe codec refuses its types: a load will skip items
+            # The safe codec refuses the state, so a load will skip items.
+            with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
 
@@ -359,7 +366,7 @@ def _state_methods(items: Any) -> tuple[Any, Any]:
 @operator("from_generator", _GeneratorNode)
 @dataclass(frozen=True)
 class Generator(Op):
-    """The items that a function yields; it is called for each iterator."""
+    """The items that a function yields; each iterator calls the function."""
 
     function: PickledFunction
     args: tuple[Any, ...]
@@ -398,7 +405,7 @@ class _RandomNode(OperatorNode):
 @operator("random", _RandomNode)
 @dataclass(frozen=True)
 class Random(Op):
-    """int64 in [0, 2**32) without end."""
+    """Random int64 numbers in [0, 2**32), without end."""
 
     seed: tuple[int, int] | None
     rerandomize: bool = False

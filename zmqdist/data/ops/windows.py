@@ -40,7 +40,7 @@ class _WindowNode(OperatorNode):
 
     Attributes:
       held: elements from the start of the next window on.
-      gap: input elements to drop before that.
+      gap: number of input elements to drop before the next window.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -90,7 +90,9 @@ class Window(Op):
 
     @classmethod
     def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
-        """Check the arguments. Raises InvalidArgumentError for a number that is not positive, TypeError for one that is not an integer."""
+        """Return the operator for checked arguments. Raises InvalidArgumentError for a number that is not positive, TypeError for one that
+        is not an integer.
+        """
         arguments = {"size": size, "shift": size if shift is None else shift, "stride": stride}
         numbers = {argument: checked_int(number, argument) for argument, number in arguments.items()}
         for argument, number in numbers.items():
@@ -115,7 +117,7 @@ class _GroupNode(OperatorNode):
     """Groups elements by key.
 
     Attributes:
-      groups: the elements of each key that has no full window, in the order in which the keys appeared.
+      groups: for each key, the elements that do not fill a window yet, in the order in which the keys appeared.
       inner: the node of the dataset that `reduce_func` returned and that is being read, or None.
       made_of: key and elements of the window that `inner` was made of, for the state.
     """
@@ -199,7 +201,9 @@ def int_scalar(value: Any, argument: str) -> int:
 @operator("group_by_window", _GroupNode)
 @dataclass(frozen=True)
 class GroupByWindow(Op):
-    """Collects elements of one key in a window, has a function turn each window into a dataset, and yields the elements of that."""
+    """Collects elements of one key in a window, has a function turn each window into a dataset, and yields the elements of these
+    datasets.
+    """
 
     key_function: PickledFunction
     reduce_function: PickledFunction
@@ -217,7 +221,7 @@ class GroupByWindow(Op):
             key = self.key_function.value(*x) if type(x) is tuple else self.key_function.value(x)
             try:
                 return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
-            except NoElements:  # the function makes no elements of a window of one
+            except NoElements:  # the function returns an empty dataset for a window of one element
                 return super().infer(dataset)
         return UNKNOWN_SPEC
 

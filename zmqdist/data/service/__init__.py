@@ -1,6 +1,6 @@
 """The public names of the data service: dispatcher, workers, and the functions that send a pipeline to them.
 
-Each name is imported on first use, because importing all of them here would make a circle: the servers import pipelines.
+Each name is imported on first use, because importing all of them here would make an import cycle: the servers import pipelines.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Compression of batches of elements: the worker's last step, and the reader's first.
 
-A compressed batch is the tuple (codec, bytes of the body, body, parts), and each part is (bytes, content). Body and parts are what the safe
-codec makes of the batch: its structure, and its large arrays. A body or part that compression does not shrink is sent as it is, with 0 as
-its number of bytes. A batch without compression is the value itself.
+A compressed batch is the tuple (codec, bytes of the body, body, parts), and each part is (bytes, content). The safe codec encodes the
+structure of the batch into the body, and each large array into a part. A body or part that compression does not shrink is sent as it is,
+with 0 as its number of bytes. A batch without compression is the value itself.
 
-"AUTO" stands for no compression if the reader is on the same host, where the time costs more than the bytes, and otherwise for the built-in
-fast codec.
+"AUTO" stands for no compression if the reader is on the same host, where compression costs more time than it saves, and otherwise for the
+built-in fast codec.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zmqdist.wire import safe
 
 AUTO_CODEC: Final = "SNAPPY"
 BYTES_MAX: Final = 1 << 36
-"""A receiver refuses to decompress a larger part, in bytes."""
+"""The most bytes of a decompressed part. A receiver refuses to decompress a larger one."""
 
 
 def codec_for(compression: str, *, near: bool) -> str:
@@ -70,5 +70,5 @@ def _plain(codec: Any, nbytes: int, content: Any, peer: str) -> Any:
     if not nbytes:
         return memoryview(content).cast("B")
     if not 0 < nbytes <= BYTES_MAX:
-        raise WireError(peer, f"a batch of {nbytes} bytes")
+        raise WireError(peer, f"a part of a batch has {nbytes} bytes, not 1 to {BYTES_MAX}")
     return memoryview(codec.decompress(memoryview(content).cast("B"), int(nbytes), peer))

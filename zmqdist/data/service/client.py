@@ -1,7 +1,7 @@
 """`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that runs on the workers of a data service, as a dataset in this program.
 
-Each function checks its arguments at once, and registers the dataset when it is applied to one; all else happens when an iterator is made.
-Error texts are those of tf.data service where programs depend on them.
+Each function checks its arguments at once. `distribute` registers a dataset when it is applied to that dataset. Elements are requested when
+an iterator is made. Error texts are those of tf.data service where programs depend on them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """Return a transformation for `Dataset.apply`: the operators before it run on the service's workers, those behind it in this program.
+    """Return a transformation for `Dataset.apply`: the operators before it run on the service's workers, those after it in this program.
 
     Use it when one program cannot compute elements fast enough. Applying it registers the dataset, and blocks until a dispatcher replies,
     up to an hour. The other arguments are as in tf.data service: see docs/data_service.md.
@@ -63,7 +63,8 @@ def distribute(
       service: the dispatcher: "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
       delivery: "at_most_once": the elements that a worker holds when it dies are lost. "exactly_once": other workers compute them, and the
         iterator has a state.
-      ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": see docs/delivery.md.
+      ordered: the elements come in the pipeline's own order, and exactly once. This and "exactly_once" are for "distributed_epoch": see
+        docs/delivery.md.
 
     Raises (when it is called):
       ValueError, InvalidArgumentError: an argument is invalid, or does not go with another one.
@@ -88,7 +89,7 @@ def distribute(
     def apply(dataset: Dataset) -> Dataset:
         _check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
-            portion_rules(dataset)  # raises here for a pipeline that cannot be cut into portions
+            portion_rules(dataset)  # `portion_rules` raises here for a pipeline that cannot be cut into portions
         id = register_dataset(service, dataset, compression)
         made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -164,7 +165,7 @@ def from_dataset_id(
       element_spec: the spec of the elements; None: the one that the dataset was registered with. Iterating compares the elements with it.
 
     Raises:
-      ValueError: there is no such dataset, and `element_spec` is None. NotFoundError: the same with an `element_spec`.
+      ValueError: there is no such dataset, and `element_spec` is None. NotFoundError: there is none, and `element_spec` is given.
     """
     read = _checked(
         processing_mode,
@@ -265,7 +266,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return an argument that has to be an integer, also one of NumPy, or None. Raises ValueError for anything else."""
+    """Return an argument that must be an integer (also one of NumPy) or None. Raises ValueError for anything else."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:
@@ -310,7 +311,7 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
 
 
 def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S) -> Any:
-    """Call a method of a dispatcher until it replies, also over its restarts. Raises DeadlineExceededError if none replies in time."""
+    """Call a method of a dispatcher until it replies, also across its restarts. Raises DeadlineExceededError if none replies in time."""
     due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
     with ZmqClient(service.address, "data client", security=security) as client:
@@ -322,13 +323,13 @@ def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout
 def _distribute(
     *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """Do as `distribute`, for tests, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader."""
+    """For tests, do the same as `distribute`, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader."""
     apply = distribute(*args, **options)
     return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
 
 
 def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
-    """Do as `from_dataset_id`, for tests, with a pause as for `_distribute`."""
+    """For tests, do the same as `from_dataset_id`, with a pause as for `_distribute`."""
     return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
 
 

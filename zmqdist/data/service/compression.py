@@ -9,7 +9,7 @@ A buffer that does not shrink by a tenth is sent as it is, because it is not wor
 buffer first, so that incompressible data (pictures, noise) cost little.
 
 Not here: which codec a dataset has; how a batch marks its compressed buffers with their numbers of bytes (batch_compression.py). The
-receiver checks that number against its own bound before it calls `decompress`, which never makes more bytes.
+receiver checks that number against its own bound before it calls `decompress`, which never returns more bytes than that.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NAMES: Final = ("SNAPPY", "ZLIB", "GZIP", "LZ4", "ZSTD")
 
 _SAMPLES: Final = 4
 _SAMPLE_BYTES: Final = 8192
-"""Samples at even distances, each long enough for a codec to show its ratio."""
+"""The number of samples, which lie at even distances, and their length, with which a codec shows its ratio."""
 
 _SAMPLED_BYTES_MIN: Final = 16 * _SAMPLES * _SAMPLE_BYTES
-"""A buffer of this size or more is sampled first: then a failed try costs a sixteenth of a full one."""
+"""A buffer of this size or more is sampled first, because a failed attempt with samples costs a sixteenth of a full one."""
 
 _LZ4_BYTES_MAX: Final = 0x7E000000
 """LZ4's own bound for a block. Larger buffers are sent as they are."""
@@ -42,7 +42,7 @@ class Codec(NamedTuple):
     Attributes:
       name: one of NAMES.
       compress_batch: compresses a buffer.
-      unfold: `unfold(data, nbytes)` makes at most about `nbytes` bytes, and raises one of `failures` for damaged data.
+      unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of `failures` for damaged data.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Codec(NamedTuple):
         """Return the `nbytes` bytes that were compressed; the caller owns them.
 
         Raises:
-          WireError: the data are damaged, or hold fewer or more bytes; the text names the peer.
+          WireError: the data are damaged, or decompress to another number of bytes; the text names the peer.
         """
         try:
             made = self.unfold(data, nbytes)
@@ -79,7 +79,7 @@ class Codec(NamedTuple):
 
 
 def codec_of(name: str | None) -> Codec | None:
-    """Return the codec with this name; None for None.
+    """Return the codec with this name, or None if `name` is None.
 
     Raises:
       ValueError: there is no such codec.
@@ -108,7 +108,8 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
     def unfold(data: Any, nbytes: int) -> bytes:
         unpacking = zlib.decompressobj(wbits)
-        made = unpacking.decompress(data, nbytes + 1)  # one more than expected, so that the end of the data is reached
+        # One byte more than expected, so that the end of the data is reached.
+        made = unpacking.decompress(data, nbytes + 1)
         if len(made) == nbytes and (not unpacking.eof or unpacking.unused_data):
             raise zlib.error("the stream is truncated, or bytes follow it")
         return made
@@ -117,14 +118,14 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
 
 def _lz4() -> Codec:
-    block: Any = importlib.import_module("lz4.block")  # its type stubs do not export its functions
+    block: Any = importlib.import_module("lz4.block")  # the package's type stubs do not export its functions
 
     def compress_batch(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))
 
     def unfold(data: Any, nbytes: int) -> bytearray:
         if not nbytes:
-            raise ValueError("an empty buffer is never sent compressed")  # `compress` returns None for it
+            raise ValueError("an empty buffer is never sent compressed")  # `compress` returns None for an empty buffer
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
@@ -135,9 +136,8 @@ def _zstd() -> Codec:
     import zstandard
 
     def compress_batch(buffer: Any) -> bytes:
-        return bytes(
-            zstandard.ZstdCompressor().compress(buffer)
-        )  # a compressor of its own, because threads cannot share one
+        # Each call creates a compressor, because threads cannot share one.
+        return bytes(zstandard.ZstdCompressor().compress(buffer))
 
     def unfold(data: Any, nbytes: int) -> bytes:
         if zstandard.frame_content_size(data) != nbytes:  # the package allocates as many bytes as the header says

@@ -1,7 +1,8 @@
-"""Many elements of a pipeline as one value of an RPC reply, by columns, and back.
+"""Pack many elements of a pipeline by columns into one value of an RPC reply, and unpack them.
 
 Form
-    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list; no element has a list as structure:
+    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list, because no element has a list as
+    structure:
         [SCALARS, array]         NumPy scalars of one type: one array of rank 1
         [ROWS, array]            arrays of one dtype and shape, of at most ROW_BYTES_MAX each: stacked on a new axis 0
         [TEXTS, kind, ...]       str (kind 1) or bytes (0), if some are large: arrays of bytes
@@ -14,9 +15,9 @@ Rules
     byte order. Exceptions: a namedtuple becomes a generic one with the same name and fields, and an array in Fortran order may arrive in C
     order.
 
-    A large array has a frame of its own, and is copied here in neither direction. A small array is copied into its column and out of it, so
-    that the receiver owns each array, may write to it, and keeps no other memory with it. (Views would save half a microsecond a row, but
-    then one row in a shuffle buffer would keep a whole column.) A frozen array that is an entry of its own stays frozen.
+    A large array travels in a frame of its own, and this module never copies it. A small array is copied into its column and out of it, so
+    that the receiver owns each array, may write to it, and keeps no other memory alive with it. (Views would save half a microsecond a row,
+    but then one row in a shuffle buffer would keep a whole column.) A frozen array that is an entry of its own stays frozen.
 
     `unpack` returns elements or raises WireError, for any value. The elements take about as much memory as the value, except that an entry
     of one byte becomes an object of about 100 bytes.
@@ -42,7 +43,7 @@ from zmqdist.specs import TensorSpec
 SCALARS, ROWS, EACH, TEXTS = range(4)
 
 ROW_BYTES_MAX: Final = INLINE_BYTES_MAX
-"""A larger array, in bytes, travels in a frame of its own, so that it is not copied on the way."""
+"""An array of more bytes than this travels in a frame of its own, so that it is not copied on the way."""
 
 _SCALAR_TYPES: Final = LEAVES - {np.ndarray, str, bytes}
 _TIMES: Final = frozenset({np.datetime64, np.timedelta64})
@@ -111,11 +112,11 @@ def _texts(cls: type, items: Sequence[Any]) -> Any:
 def _arrays(items: Sequence[Any]) -> Any:
     first = items[0]
     dtype, shape, nbytes = first.dtype, first.shape, first.nbytes
-    # Empty arrays stay entries: a column without bytes could claim any number of rows. So do structured dtypes, whose fields may have gaps.
+    # Empty arrays stay entries: a column without bytes could claim any number of rows. Structured dtypes, too: their fields may have gaps.
     fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject
     if not (fits and _alike(items, _shape_of) and _alike(items, _dtype_of)):
         return [EACH, *map(_single, items)]
-    column = np.empty((len(items), *shape), dtype)  # np.stack would convert to the machine's byte order
+    column = np.empty((len(items), *shape), dtype)  # np.stack would convert to the byte order of this host
     if shape:
         np.concatenate(items, out=column.reshape(-1, *shape[1:]))
     else:
@@ -152,7 +153,7 @@ class _Malformed(Exception):
 
 
 def unpack(value: Any, peer: str) -> list[Any]:
-    """Return the elements in a received value of `pack`. The caller owns their arrays, which are writable or frozen.
+    """Return the elements in a received value of `pack`. The caller owns their arrays, which are writable, unless they were sent frozen.
 
     Args:
       value: owned by this function: the elements take over its large arrays.
@@ -231,12 +232,12 @@ def _malformed(why: str) -> NoReturn:
 # -- sizes and specs of elements --------------------------------------------------------------------------------------
 
 _OBJECT_BYTES: Final = 64
-"""About the bytes that an object takes beside its content."""
+"""The approximate bytes that an object takes beside its content."""
 
 
 INLINE_BYTES: Final = 4 << 20
 ARRAYS_MAX: Final = 500
-"""The most bytes of a batch beside its large arrays, and the most large arrays: well below the bounds of the codec."""
+"""The most bytes of a batch beside its large arrays, and the most large arrays. Both are well below the bounds of the codec."""
 
 
 def fits(elements: Iterable[Any], bytes_max: int) -> int:
@@ -256,7 +257,7 @@ def fits(elements: Iterable[Any], bytes_max: int) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether `value` is a NumPy scalar of a plain type. A batch cannot have too many of these."""
+    """Return whether `value` is a NumPy scalar of a plain type. A batch may have any number of these."""
     return type(value) in _SCALAR_TYPES
 
 

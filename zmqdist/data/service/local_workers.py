@@ -46,13 +46,13 @@ def remove(incarnation: int) -> None:
 
 
 def find(incarnation: int) -> LocalWorker | None:
-    """Return the worker with this incarnation, or None if it is not one of this process."""
+    """Return the worker with this incarnation, or None if it is not in this process."""
     with _lock:
         return _workers.get(incarnation)
 
 
 def has_worker_of(dispatcher: str, state: int = 0) -> bool:
-    """Return whether a worker of this process belongs to a dispatcher: it was started with its address, or has the number of its state."""
+    """Return whether a worker of this process was started with a dispatcher's address, or has tasks of the dispatcher's state."""
     with _lock:
         workers = list(_workers.values())
     return any(split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers)

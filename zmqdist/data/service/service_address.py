@@ -27,7 +27,7 @@ class Service:
 
     @property
     def credentials(self) -> Credentials:
-        """The secrets from the paths. A path that does not exist on this machine, to which the pipeline was sent, is replaced by the
+        """The secrets from the paths. A path that does not exist on this host, to which the pipeline was sent, is replaced by the
         default one.
         """
         there = {

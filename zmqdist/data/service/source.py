@@ -45,7 +45,7 @@ class _ReadingNode(OperatorNode):
 
 
 class _PortionsNode(OperatorNode):
-    """Reads in portions. Opens its reader at the first element, so that a state can be loaded before the iteration begins."""
+    """Reads a dataset in portions. It opens its reader at the first element, so that a state can be loaded before the iteration begins."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

@@ -1,6 +1,6 @@
 """A task's requests to the dispatcher: for positions, for portions, and for the definition of its pipeline.
 
-They block, and are sent again while the dispatcher is away. A repeated request has the same number, so that the dispatcher gives no
+Each request blocks, and is repeated while the dispatcher is away. A repeated request has the same number, so that the dispatcher gives no
 positions twice.
 """
 
@@ -28,7 +28,7 @@ PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096
 QUICK_S: Final = 0.02
-"""A run of positions that is used up in less time, in seconds, doubles the size of the next one, up to RUN_MAX."""
+"""A run of positions that is used up in less than this many seconds doubles the size of the next one, up to RUN_MAX."""
 
 
 def call_until_answered(
@@ -43,10 +43,10 @@ def call_until_answered(
 ) -> Any:
     """Call a method of the dispatcher until it replies with success or a permanent error.
 
-    Blocks; logs every WAIT_LOG_S why it repeats the call.
+    Blocks. Logs every WAIT_LOG_S why it repeats the call.
 
     Args:
-      method: the part of its name behind "zmqdist.data.".
+      method: the part of the method's name after "zmqdist.data.".
       timeout_s: how long failed calls are repeated, in seconds; `inf`: for ever.
       due: the deadline of each call, as for `internal_client.start`.
       stopped: setting it ends the wait with CancelledError.
@@ -76,18 +76,18 @@ def call_until_answered(
 
 
 class PositionsUnavailable(UnavailableError):
-    """The dispatcher gave no positions, without a fault of the pipeline. Readers learn from the dispatcher what becomes of the task."""
+    """The dispatcher gave no positions, and the pipeline is not at fault. Readers learn from the dispatcher whether the task continues."""
 
 
 class WorkerDrained(CancelledError):
-    """The worker is leaving and takes no more positions. Ends a pipeline inside the worker that would otherwise repeat for ever."""
+    """The worker is leaving and takes no more positions. The error ends a pipeline that would otherwise repeat its sources for ever."""
 
 
 class SplitClient:
     """Requests positions for one task. Threads of the pipeline call `ask`, in any order.
 
     Attributes:
-      stopped: set when the task is over: it ends pending requests.
+      stopped: set when the task is over, which ends pending requests.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class SplitClient:
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
-                # The current repetition ends; a pipeline that goes on to another one after that would never end by itself.
+                # The current repetition ends; a pipeline that begins another repetition after that would never end by itself.
                 if repetition > run.drained_in >= 0:
                     raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
@@ -144,12 +144,13 @@ class SplitClient:
         except (
             NotFoundError,
             UnavailableError,
-        ) as error:  # the task is another worker's now, or the dispatcher is away
+        ) as error:  # another worker has the task now, or the dispatcher is away
             raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:
-        """End the pipeline's positions, and return those that it has not taken to the dispatcher. Blocks until the dispatcher confirms.
+        """Give the pipeline no more positions, and return to the dispatcher those that it has not used. Blocks until the dispatcher
+        confirms.
 
         Raises:
           OpError: the dispatcher has refused the positions.
@@ -167,7 +168,9 @@ class SplitClient:
         self._call("hand_back", *self._task, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
-        """Return the next portions for a reader; block until there are some. Empty: no more come, or the reader is gone."""
+        """Return the next portions for a reader. Block until there is one; return an empty list when no more will come or the reader is
+        gone.
+        """
         try:
             return [tuple(each) for each in self._call("portions", *self._task, client, secrets.randbits(62), count)]
         except (NotFoundError, CancelledError):

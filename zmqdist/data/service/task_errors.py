@@ -36,7 +36,7 @@ def describe_error(error: BaseException, what: str, where: str) -> OpError:
     """Return the error that readers get for an error of a pipeline.
 
     Args:
-      what: the element that could not be computed, as "element 5".
+      what: the element that could not be computed, for example "element 5".
       where: dataset, job, task and worker, as text.
     """
     if isinstance(error, (WorkerDrained, PositionsUnavailable)):
@@ -57,7 +57,7 @@ def process_death_error(exit_code: int, tail: str, progress: Sequence[int], wher
 
     Args:
       tail: the last lines of the process's standard error.
-      goes_on: a sentence that says what becomes of the task.
+      goes_on: a sentence for the error text that says whether the task continues.
     """
     at = (
         f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it got, and "

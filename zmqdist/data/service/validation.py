@@ -15,7 +15,7 @@ import msgspec
 from zmqdist.errors import InvalidArgumentError
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-"""A count or a number of a peer; -1: none, or no end."""
+"""A count, or an identifying number, that a peer sends; -1: none, or no end."""
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 

@@ -39,7 +39,7 @@ def check_local(terms: Terms, dispatcher: str, state: int) -> None:
     """Check that this process has a worker of a dispatcher, for reads from local workers. Raises InvalidArgumentError.
 
     Args:
-      state: the number of the dispatcher's state, by which a worker is found that knows the dispatcher under another address.
+      state: the number of the dispatcher's state. With it, a worker is found that knows the dispatcher by another address.
     """
     policy = ShardingPolicy(terms.mode)
     if local_workers.has_worker_of(dispatcher, state):

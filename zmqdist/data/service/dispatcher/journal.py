@@ -4,18 +4,18 @@ Promises
  1. The journal calls `done(None)` when the records are synchronised to the disk (SQLite's write-ahead log, synchronous=FULL), never before.
  2. Records that are appended while a commit runs form the next commit, one transaction: all of them or none. After `done(error)` none of
     them is in the journal, which continues from the state before.
- 3. `load` returns exactly the acknowledged records, or raises DataLossError; it never returns fewer, or an empty state in their place.
+ 3. `load` returns exactly the acknowledged records, or raises DataLossError; it never returns fewer of them, nor an empty state instead.
  4. One process at a time has a journal: it holds a lock of the kernel on `journal.lock`, which ends with the process, however it dies.
 
-How a loss is seen: records are numbered without gaps, for ever, and each has a checksum over its number and bytes. `journal.lock` holds the
-number of the last acknowledged record. The journal writes it after each commit and does not synchronise it, so that it never names a record
-that is not on the disk. With it the journal sees damage that SQLite alone takes for the end of the log: a write-ahead log that was removed,
-cut or damaged, and a database that was removed, emptied or replaced by an older copy. (After a loss of power the number may be an older
-one; further damage, to the records since then, is not seen.)
+How the journal detects a loss: records are numbered without gaps, for ever, and each has a checksum over its number and bytes.
+`journal.lock` holds the number of the last acknowledged record. The journal writes it after each commit and does not synchronise it, so
+that it never names a record that is not on the disk. With this number the journal detects damage that SQLite alone takes for the end of the
+log: a write-ahead log that was removed, cut or damaged, and a database that was removed, emptied or replaced by an older copy. (After a
+loss of power the file may have an older number. Then damage to the records after that number is not detected.)
 
 The database never shrinks; it reuses the pages of records that a snapshot has replaced.
 
-Not here: the meaning of records; how many may be pending: the caller waits for `done`.
+Not here: the meaning of records, and a bound of the pending records, because the caller waits for `done`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger("zmqdist.data.service")
 Done: TypeAlias = Callable[["OpError | None"], None]
 
 FORMAT: Final = 1
-"""Version of the tables. Raise it when an older zmqdist would read them wrongly."""
+"""Version of the tables. Increase it when an older zmqdist would read new tables wrongly."""
 
 _APPLICATION: Final = 0x7A6D7164
 """SQLite's application id of zmqdist's files: "zmqd"."""
@@ -58,7 +58,7 @@ _locks: set[int] = set()
 
 
 def _close_locks() -> None:
-    """Close the locks in the child of a fork: it would keep the lock after the death of its parent."""
+    """Close the locks in the child of a fork, where an open descriptor would hold the lock after the death of the parent."""
     while _locks:
         os.close(_locks.pop())
 
@@ -116,7 +116,7 @@ class Journal:
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
         """
-        acknowledged = self._acknowledged()  # before reading, because records may be committed meanwhile
+        acknowledged = self._acknowledged()  # read before the records, because more records may be committed meanwhile
         try:
             with closing(self._connect("ro")) as database:
                 database.execute("BEGIN")
@@ -136,7 +136,7 @@ class Journal:
         return (snapshots[0][2] if snapshots else None), [body for _, _, body in rows]
 
     def append(self, records: Sequence[bytes], done: Done) -> None:
-        """Write records behind those that were appended before. Does not block.
+        """Write records after those that were appended before. Does not block.
 
         Args:
           records: neither they nor the sequence may change afterwards.
@@ -149,7 +149,7 @@ class Journal:
         self._put(_Waiting(records, None, done))
 
     def compact(self, snapshot: bytes, done: Done) -> None:
-        """Replace all records so far by a snapshot, in one transaction; otherwise as `append`."""
+        """Replace all records so far by a snapshot, in one transaction. Does not block; `done` is called as by `append`."""
         self._put(_Waiting((), snapshot, done))
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Journal:
         self._thread.join()
         with self._changed:
             if self._lock in _locks:
-                self._database.close()  # moves the content of the log into the database, and removes the log
+                self._database.close()  # SQLite moves the content of the log into the database, and removes the log
                 self._free_lock()
                 self._lock = -1
 
@@ -187,7 +187,7 @@ class Journal:
                     log.exception("a function that waited for the journal raised")
 
     def _next_group(self) -> list[_Waiting]:
-        """Return all waiting calls; block until there is one. Empty: the journal was closed, and none waits."""
+        """Return all waiting calls; block until there is one. Return an empty list when the journal is closed and no call waits."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
@@ -210,7 +210,7 @@ class Journal:
                 number += len(rows)
         execute("COMMIT")
         self._last = number
-        with suppress(OSError):  # the records are durable; an old number only sees fewer losses
+        with suppress(OSError):  # the records are durable; with the old number the journal only detects fewer losses
             self._write_lock()
 
     def _roll_back(self, error: BaseException) -> OpError:
@@ -245,7 +245,7 @@ class Journal:
         return database
 
     def _create(self) -> None:
-        """Create an empty journal by a rename, as a whole or not at all. So a file without bytes always means damage."""
+        """Create an empty journal by a rename, so that it exists as a whole or not at all. So an empty file always means damage."""
         if os.path.exists(self.path + "-wal"):
             raise self._damaged("the database is missing, and its log exists")
         new = self.path + ".new"
@@ -261,8 +261,8 @@ class Journal:
         synchronise(self._folder)
 
     def _read_last(self) -> int:
-        """Return the number of the last record, after a check that the files are a journal of zmqdist that goes at least as far as
-        acknowledged.
+        """Return the number of the last record. First check that the files are a journal of zmqdist, and that it ends with the last
+        acknowledged record or a later one.
         """
         acknowledged = self._acknowledged()
         if not os.path.exists(self.path):

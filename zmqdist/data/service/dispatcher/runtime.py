@@ -1,8 +1,8 @@
 """The runtime of a data service's dispatcher: it serves the methods behind the dispatcher's port, and carries out the machine's effects.
 
 Rules
-    Everything except the writing of files runs in the loop. No thread waits for a reply: a pending call is a token in the machine. Callers
-    have the role `worker` or `submit`.
+    Everything except the writing of files runs in the loop. No thread waits for a reply, because the machine holds each pending call as a
+    token. Callers need the role `worker` or `submit`.
 
 Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state). A reply of None means: send the request again.
     register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
@@ -76,7 +76,7 @@ SAVED: TypeAlias = tuple[
     tuple[tuple[Number, Number], ...],
     tuple[tuple[Number, Number], ...],
 ]
-"""A client's saved state as it travels: the fields of `events.SavedRequest`."""
+"""A client's saved state, as a request carries it: the fields of `events.SavedRequest`."""
 
 
 class DataDispatcher:
@@ -85,10 +85,11 @@ class DataDispatcher:
     def __init__(
         self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None, snapshots_max: int = 3
     ) -> None:
-        """Register the methods; call it before the service is attached. With fault tolerance, continue from the journal in `work_dir`.
+        """Register the methods, which must happen before the service is attached. With fault tolerance, continue from the journal in
+        `work_dir`.
 
         Args:
-          snapshots_max: distributed snapshots that one worker writes at once.
+          snapshots_max: the most distributed snapshots that one worker writes at once.
 
         Raises:
           DataLossError, FailedPreconditionError, ResourceExhaustedError: see journal.py.
@@ -106,7 +107,7 @@ class DataDispatcher:
         self._journal: Journal | None = None
         self._journaled = 0
         self._held_events: list[ev.Event] | None = None
-        """The arrivals and losses of workers since the journal can be neither written nor read; None while it can."""
+        """The arrivals and losses of workers that wait until the journal can be read again; None while it can be read and written."""
         if rules.fault_tolerant:
             assert work_dir is not None
             self._journal = Journal(work_dir)
@@ -128,7 +129,7 @@ class DataDispatcher:
     # -- the journal ----------------------------------------------------------------------------------------------------------
 
     def _recover(self, journal: Journal) -> None:
-        """Take the state of the journal. Write the new state into an empty journal, because its number has to survive a restart."""
+        """Take the state of the journal. Write the new state into an empty journal, because the state's number has to survive a restart."""
         if self._read(journal):
             log.info("recovered from %s: %d jobs", journal.path, len(self.machine.state.jobs))
             self._set_timer()
@@ -157,7 +158,7 @@ class DataDispatcher:
         return state is not None
 
     def _reload(self) -> None:
-        """Go back to the journal's state after a failed commit. While the journal cannot be read either, hold all events."""
+        """Go back to the journal's state after a failed commit. While the journal cannot be read either, refuse requests."""
         assert self._journal is not None
         held = self._held_events or []
         try:
@@ -173,7 +174,9 @@ class DataDispatcher:
         self._set_timer()
 
     def _write(self, records: tuple[bytes, ...]) -> None:
-        """Have the journal write a group of records; from JOURNAL_RECORDS_MAX on, the whole state in place of all records."""
+        """Have the journal write a group of records. When it has JOURNAL_RECORDS_MAX records, have it replace all of them by the whole
+        state.
+        """
         assert self._journal is not None
         self._journaled += len(records)
         if self._journaled < JOURNAL_RECORDS_MAX:
@@ -213,7 +216,7 @@ class DataDispatcher:
         }
 
     def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool) -> None:
-        """Note that a worker has registered. `named`: the worker brought its index. Call it in the loop."""
+        """Note that a worker has registered. `named`: the worker was started with its index. Call it in the loop."""
         self.handle(ev.WorkerJoined(name, address, incarnation, tags, named))
         self.snapshots.joined(incarnation, address)
 
@@ -331,7 +334,7 @@ class DataDispatcher:
             self._loop.call_soon(self._handle_stored, call, event)
 
     def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:
-        """Handle the request of a stored dataset. Outside of the RPC handler, an error has to be sent to the caller from here."""
+        """Handle the registration of a stored dataset. This runs outside of the RPC handler, so it sends an error to the caller itself."""
         try:
             self._handle_request(call, event)
         except Exception as error:

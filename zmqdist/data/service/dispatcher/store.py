@@ -76,7 +76,7 @@ class DatasetStore:
             raise NotFoundError(f"no dataset {dataset_id!r} is registered here") from None
 
     def discard(self, dataset_id: str) -> None:
-        """Delete a text; harmless if there is none. Raises ResourceExhaustedError if the file cannot be deleted."""
+        """Delete the text of an id, if there is one. Raises ResourceExhaustedError if the file cannot be deleted."""
         self._texts.pop(dataset_id, None)
         path = self.path(dataset_id)
         if path is None:
@@ -134,7 +134,9 @@ def _write(path: str, text: str) -> None:
 
 
 def _make_private(folder: str) -> None:
-    """Create the folder "datasets" and the work_dir around it. Refuse an existing one of another user; others may be able to read it."""
+    """Create the folder "datasets" and the work_dir around it. Refuse a folder or journal that another user owns or may write to; other
+    users may be able to read it.
+    """
     work_dir = os.path.dirname(folder)
     for each in (work_dir, folder):
         try:

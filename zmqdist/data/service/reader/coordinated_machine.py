@@ -6,15 +6,15 @@ Theory
 
     The machine delivers an element once it knows that all consumers have received their part of the group. The reply to a later request
     says so: a consumer requests a round only after it has received all earlier ones, and the task knows the requests of all consumers.
-    Until then the machine keeps the element, and drops it when the task ends before the element's round.
+    Until then the machine holds the element, and drops it when the task ends before the element's round.
 
     The machine reports its position to the dispatcher, and keeps to it; the rules are in data/service/dispatcher/machine/rounds.py.
 
 Promises
     C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
     C2  All consumers deliver the same rounds of a task, even if its worker is killed while it replies to them.
-    C3  While the dispatcher holds a consumer, it begins no round after the one that it stopped at.
-    C4  At most ROUNDS_MAX rounds of a task wait beyond the current one, and no more are requested while the consumer's queue is full.
+    C3  While the dispatcher holds a consumer, the consumer begins no round after the one at which it stopped.
+    C4  At most ROUNDS_MAX rounds of a task wait beyond the current one. While the consumer's queue is full, no rounds are requested.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SKIP_S: Final = 0.1
 """All consumers skip a round that is not complete after this many seconds."""
 
 ROUNDS_MAX: Final = 64
-"""Rounds in one reply at most, and elements that may wait for the consumer."""
+"""The most rounds in one reply, and the most elements that wait for the consumer."""
 
 
 @dataclass(eq=False)
@@ -55,15 +55,15 @@ class RoundsSource:
     """One task, as this consumer sees it.
 
     Attributes:
-      start, end: it takes part in the rounds from `start` on, before `end`.
+      start, end: the task takes part in the rounds from `start` on, before `end`.
       next: the first round that has not been received.
       received: (round, element) received and not delivered; a round missing here was skipped.
       common: the last round that all consumers are known to have received.
-      incarnation: that of its worker, when it was alive last.
+      incarnation: the incarnation of the task's worker when the worker was last alive.
       worker_alive: the dispatcher says that the worker is alive.
       skipped: the last reply was a skip.
-      lost: it does not reply: no further request until the dispatcher has decided what becomes of it.
-      paused_until: no request before; negative infinity: not paused.
+      lost: the task does not reply. It gets no further request until the dispatcher has decided when it ends.
+      paused_until: the time until which the task gets no request; negative infinity: the task is not paused.
     """
 
     task: int
@@ -93,7 +93,7 @@ class CoordinatedDelivery:
         """Start without tasks; `News` brings them.
 
         Args:
-          outstanding_max: elements that may wait for the consumer; negative: ROUNDS_MAX.
+          outstanding_max: the most elements that may wait for the consumer; negative: ROUNDS_MAX.
           elements_of: unpacks the elements of a reply; may raise an OpError.
         """
         self._reader = reader
@@ -249,7 +249,7 @@ class CoordinatedDelivery:
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:  # the elements before it have been delivered
+            if source.error is not None:  # the elements before the error have been delivered
                 self._over = True
                 effects.append(ReadingEnded(source.error))
             return False

@@ -22,7 +22,7 @@ FAILED: Final = 3
 
 ELEMENTS_MAX: Final = 4096
 BATCH_BYTES: Final = 17 << 20
-"""The most that a reader requests in one reply: elements, and bytes."""
+"""The most elements, and the most bytes, that a reader requests in one reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Wanted:
 
     Attributes:
       elements_max, bytes_max: the reply has at least one element, and at most about this many elements and bytes.
-      wait_s: the task replies SKIP when it has had nothing for so long, in seconds; None: it waits.
+      wait_s: seconds after which the task replies SKIP if it has no elements; None: the request waits without limit.
       reader: number of the reading client.
-      consumer, round, skipped: of coordinated reads: index of the consumer, the round that it requests, and whether the last reply had it
-        skip a round.
+      consumer, round, skipped: in coordinated reads, the index of the consumer, the round that it requests, and whether the last reply
+        was a skip.
       trainer: name of the trainer, for a task that trainers share.
     """
 
@@ -54,7 +54,7 @@ class TaskLocation(NamedTuple):
     Attributes:
       location: address and key of the worker that serves the task; empty while no worker does.
       incarnation: incarnation of that worker; negative while it is away.
-      starting_round: of coordinated reads: the first round that the task takes part in.
+      starting_round: in coordinated reads, the first round in which the task takes part.
     """
 
     task: int
@@ -72,10 +72,10 @@ class News(NamedTuple):
 
     Attributes:
       tasks: all tasks that this reader is to read now.
-      for_others: whether there are tasks that this reader leaves to other readers.
+      others_exist: whether there are tasks that this reader leaves to other readers.
       finished: the iteration has ended.
-      hold: of coordinated reads: the consumer is not to begin another round.
-      ended: of coordinated reads: task -> the round before which it ends.
+      hold: in coordinated reads, the consumer must not begin another round.
+      ended: in coordinated reads, task -> the round before which the task ends.
     """
 
     tasks: Sequence[TaskLocation]
@@ -101,15 +101,15 @@ class TaskReplied(NamedTuple):
 
 
 class BatchTaken(NamedTuple):
-    """The consumer has taken the last item that filled one place of the window."""
+    """The consumer has taken the last item of one reply, so that the reply's place in the window is free."""
 
 
 class ConsumerStarved(NamedTuple):
-    """The consumer has found its queue empty: the machine acknowledges at once what the consumer has finished."""
+    """The consumer has found its queue empty: the machine acknowledges at once the elements that the consumer has finished."""
 
 
 class ConsumerBusy(NamedTuple):
-    """The consumer has taken a piece: the machine acknowledges it after a delay."""
+    """The consumer has taken a piece of a portion: the machine acknowledges it after a delay."""
 
 
 class DispatcherReplied(NamedTuple):
@@ -128,20 +128,20 @@ Event: TypeAlias = (
 
 
 class RequestElements(NamedTuple):
-    """Send a request to a task; its reply comes back as `TaskReplied`."""
+    """Send a request to a task. The runtime reports the reply as `TaskReplied`."""
 
     source: Any
     wanted: Wanted
 
 
 class Deliver(NamedTuple):
-    """Append these to the consumer's queue."""
+    """Append these items to the consumer's queue."""
 
     items: list[Any]
 
 
 class NotifyDispatcher(NamedTuple):
-    """Call a method of the dispatcher; its reply comes back as `DispatcherReplied`."""
+    """Call a method of the dispatcher. The runtime reports the reply as `DispatcherReplied`."""
 
     method: str
     payload: Any
@@ -152,7 +152,7 @@ class RequestNews(NamedTuple):
 
 
 class ReadingEnded(NamedTuple):
-    """End the reading: the consumer gets what is in its queue, and then the end or this error."""
+    """End the reading: the consumer gets the items in its queue, and then the end or this error."""
 
     error: OpError | None
 
@@ -161,7 +161,7 @@ Effect: TypeAlias = RequestElements | Deliver | NotifyDispatcher | RequestNews |
 
 
 class Delivery(Protocol):
-    """Decides which requests go to which task, and what the consumer gets of the replies.
+    """Decides which requests go to which task, and which elements the consumer gets.
 
     Attributes:
       deadline: when `Ticked` is due; infinite: never.
@@ -172,10 +172,10 @@ class Delivery(Protocol):
         """Return the time at which `Ticked` is due."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Return what the runtime is to do because of `event`, in order."""
+        """Return the effects of `event`. The runtime carries them out in this order."""
 
     def watch_args(self) -> tuple[Any, ...]:
         """Return the machine's arguments of the `watch` request that the runtime is about to send."""
 
     def describe_wait(self) -> str:
-        """Return what the consumer waits for, as a text for the log. Called from the consumer's thread."""
+        """Return a text for the log that says for which workers the consumer waits. Called from the consumer's thread."""

@@ -4,9 +4,9 @@ Theory
     An element is identified by (portion, offset). The machine drops an element that it has already received. A run of elements that begins
     beyond the next offset can only follow a lost reply: the machine drops it as well, and has it computed again (`missed`).
 
-    The machine acknowledges an element when the consumer asks for the next one, and the runtime acknowledges the rest when the reader is
-    closed: a reader that crashes before its consumer has finished an element does not lose it. While one acknowledgment is in flight,
-    further ones gather. A saved state counts what the consumer has received.
+    The machine acknowledges an element when the consumer asks for the next one, so that an element is not lost if the reader crashes before
+    its consumer has finished the element. When the reader is closed, the runtime acknowledges the rest. While one acknowledgment is in
+    flight, further ones gather. A saved state contains the elements that the consumer has received, finished or not.
 
 Promises
     X1  No element is delivered twice, even if it arrives twice or is computed again.
@@ -14,7 +14,7 @@ Promises
     X3  An element that the consumer has not finished is not acknowledged.
     X4  An element that the consumer has finished is acknowledged in the end, even if the dispatcher does not reply for a while.
     X5  After a reply was lost, the machine reports it to the dispatcher, so that its elements are computed again.
-    X6  The end comes when all portions are acknowledged at the dispatcher.
+    X6  The reading ends when the dispatcher has all portions as acknowledged.
 """
 
 from __future__ import annotations
@@ -52,23 +52,25 @@ ACKNOWLEDGE: Final = "zmqdist.data.acknowledge"
 MISSED: Final = "zmqdist.data.missed"
 
 ACK_S: Final = 0.05
-"""Acknowledgments gather for this many seconds while the consumer takes elements;"""
+"""While the consumer takes elements, acknowledgments gather for this many seconds."""
 
 ACK_S_MAX: Final = 1.0
-"""and for up to this many while it takes none."""
+"""While the consumer takes no elements, acknowledgments gather for up to this many seconds."""
 
 AGAIN_S: Final = 0.1
-"""Pause before a report is sent again that the dispatcher did not reply to, in seconds."""
+"""Seconds after which the machine repeats a report to which the dispatcher did not reply."""
 
 LATER_BYTES_MAX: Final = 64 << 20
 """With `ordered`: while more than this many bytes wait for an earlier portion, only tasks that hold the next portion get requests."""
 
 Marks: TypeAlias = tuple[tuple[int, int, bool], ...]
-"""What a consumer has finished, for each portion: (portion, number of elements, whether that is the whole portion)."""
+"""The elements that a consumer has finished, for each portion: (portion, number of elements, whether that is the whole portion)."""
 
 
 class Consumed(NamedTuple):
-    """What a consumer has received: finished portions as runs of steps, and (portion, number of elements) for each unfinished one."""
+    """The elements that a consumer has received: finished portions as runs of steps, and (portion, number of elements) for each unfinished
+    one.
+    """
 
     done: Sequence[tuple[int, int]] = ()
     open: Sequence[tuple[int, int]] = ()
@@ -107,7 +109,8 @@ class PortionPiece:
 
 
 class Consumption:
-    """What a consumer has finished. Consumer and delivery machine share it; `lock` guards what both change.
+    """The elements that a consumer has finished. The consumer and the delivery machine share this object; `lock` guards the fields that
+    both change.
 
     Attributes:
       waits: the consumer waits at an empty queue.
@@ -119,19 +122,20 @@ class Consumption:
         self._lock = lock
         self._lanes = lanes
         self._piece: tuple[PortionPiece, Iterator[Any], int] | None = None
-        """(piece that the consumer is at, iterator over its elements, how many it had)."""
+        """(the piece that the consumer takes elements from, the iterator over its elements, how many it had at first); None between
+        pieces."""
         self._done: sets.Runs = []
         self._open = dict(saved.open)
         for start, stop in saved.done:
             sets.add(self._done, start, stop)
         self._marks: dict[int, tuple[int, bool]] = {}
-        """Portion -> (elements, whether that is all): not yet acknowledged."""
+        """Portion -> (finished elements, whether that is all), if they are not yet acknowledged."""
         self._partial = (-1, 0)
-        """(portion, elements) last acknowledged of a piece that is not finished."""
+        """The last acknowledgment within an unfinished piece: (portion, elements)."""
 
     @property
     def in_hand(self) -> bool:
-        """Whether the consumer is at a piece."""
+        """Whether the consumer has begun a piece and not finished it."""
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
@@ -139,7 +143,7 @@ class Consumption:
         self._piece = piece, elements, count
 
     def finish(self) -> None:
-        """Note that the consumer has finished the piece it is at."""
+        """Note that the consumer has finished its current piece."""
         position = self._position()
         if position is not None:
             with self._lock:
@@ -148,11 +152,11 @@ class Consumption:
             _note(self._done, self._open, self._lanes, *position)
 
     def forget(self) -> None:
-        """Drop the piece that the consumer is at. In the child of a fork it belongs to the parent."""
+        """Drop the current piece, which in the child of a fork belongs to the parent."""
         self._piece = None
 
     def saved(self) -> Consumed:
-        """Return where the consumer stands. Call it in the consumer's thread."""
+        """Return the elements that the consumer has received so far. Call it in the consumer's thread."""
         done, open_ = list(self._done), dict(self._open)
         position = self._position()
         if position is not None:
@@ -160,7 +164,7 @@ class Consumption:
         return Consumed(done, sorted(open_.items()))
 
     def marks(self) -> Marks:
-        """Remove and return what can be acknowledged now."""
+        """Remove and return the marks that can be acknowledged now."""
         with self._lock:
             marks, self._marks = self._marks, {}
             position = self._position()
@@ -172,14 +176,14 @@ class Consumption:
         return tuple((number, *mark) for number, mark in marks.items())
 
     def put_back(self, marks: Marks) -> None:
-        """Note again what could not be acknowledged."""
+        """Put back marks that the dispatcher has not confirmed."""
         with self._lock:
             for number, elements, done in marks:
                 known = self._marks.get(number, (0, False))
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """Return (portion, elements, whether that is all) of what the consumer has taken of its current piece; None between pieces."""
+        """Return (portion, elements, whether that is all) for the elements taken of the current piece; None between pieces."""
         if self._piece is None:
             return None
         piece, iterator, count = self._piece
@@ -204,10 +208,10 @@ class ExactlyOnceDelivery:
         """Start without tasks; `News` brings them.
 
         Args:
-          window: which tasks get requests.
+          window: decides which tasks get requests.
           lanes: number of lanes, one for each reader; portions with equal remainders modulo `lanes` form a lane.
           first: with `ordered`, the first portion of this reader.
-          saved: what the consumer had received before.
+          saved: the elements that the consumer has received before, from a saved state.
         """
         self._window = window
         self._consumption = consumption
@@ -226,7 +230,7 @@ class ExactlyOnceDelivery:
         self._pause_s = ACK_S
         self._acknowledge_at = inf
         self._missed: dict[int, float] = {}
-        """Incarnation of a worker -> when to report again that a reply of it was lost."""
+        """Incarnation of a worker -> the time to report again that one of its replies was lost."""
 
     @property
     def deadline(self) -> float:
@@ -299,7 +303,7 @@ class ExactlyOnceDelivery:
             self._window.fail(source, now)
             # X5: the task may have sent elements in the reply that was lost.
             return [NotifyDispatcher(MISSED, source.incarnation)]
-        if error is not None:  # permanent: the task cannot continue
+        if error is not None:  # a permanent error: the task cannot continue
             return self._end(error)
         if event.kind == SOME:
             self._window.succeed(source)
@@ -317,7 +321,8 @@ class ExactlyOnceDelivery:
         for number, skip, first, count, done, code, text in runs:
             stop = index if code else index + count
             offset = self._arrived.get(number, skip)
-            # X1, X2: skip a portion that is complete, and a run that would leave a gap; below, drop the part that has arrived.
+            # X1, X2: skip a portion that is complete, and a run that would leave a gap. Below, the part of a run that has arrived is
+            # dropped.
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
                 duplicates = min(count, offset - first)
                 if count > duplicates or done:
@@ -374,7 +379,7 @@ class ExactlyOnceDelivery:
         self._acknowledge_at = now + self._pause_s
 
     def _acknowledge(self, now: float) -> list[Effect]:
-        """Send what the consumer has finished to the dispatcher, unless an acknowledgment is in flight."""
+        """Acknowledge at the dispatcher the elements that the consumer has finished, unless an acknowledgment is in flight."""
         self._consumption.due = False
         self._acknowledge_at = inf
         if self._acknowledging:
@@ -404,7 +409,7 @@ class ExactlyOnceDelivery:
 
 
 def _note(runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool) -> None:
-    """Note that the first `elements` elements of a portion are past; with `done`, that the whole portion is."""
+    """Count the first `elements` elements of a portion as passed; with `done`, count the whole portion."""
     if done:
         offsets.pop(number, None)
         sets.add(runs, number // lanes, number // lanes + 1)

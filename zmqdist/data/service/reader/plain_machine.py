@@ -3,7 +3,7 @@
 Promises
     F1  Each batch that arrives is delivered once; batches of one task keep their order.
     F2  A worker or dispatcher that does not reply is no error: the reader tries again. Every other error is delivered once, in its place.
-    F3  The end comes when no request is in flight, and the iteration has finished or all tasks that this reader reads have ended.
+    F3  The reading ends when no request is in flight, and the iteration has finished or all tasks that this reader reads have ended.
 """
 
 from __future__ import annotations

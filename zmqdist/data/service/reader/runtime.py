@@ -10,15 +10,15 @@ Theory
     Replies of tasks go into one queue in order of arrival, so that a slow or silent worker delays no other. The consumer takes items out
     of the queue, and each item taken makes room for another request.
 
-    The consumer's thread runs only what stands under "the consumer" below. Everything else runs in the reader's own loop. The two share
-    the queue, under `_ready`.
+    The consumer's thread runs only the methods under the heading "the consumer". Everything else runs in the reader's own loop. The two
+    share the queue, under `_ready`.
 
 End and errors
-    The consumer gets what is in the queue, then the end or the error that ended the reading. A dispatcher that does not reply is no error:
-    the reader goes on with the tasks that it knows.
+    The consumer gets the items in the queue, then the end or the error that ended the reading. A dispatcher that does not reply is no
+    error: the reader continues with the tasks that it knows.
 
-    The reader raises a copy of its error, because a raised error's traceback refers to the consumer's iterator: a reader that kept the
-    raised one would keep alive the iterator that is to close it.
+    The reader raises a copy of its error. The traceback of a raised error refers to the consumer's iterator, so a reader that stored the
+    raised error would keep alive the iterator whose deletion closes the reader.
 
 Not here: the iterator that the consumer holds (source.py), the access to one task (task_clients.py).
 """
@@ -108,7 +108,7 @@ class SavedReader(msgspec.Struct, frozen=True):
     Attributes:
       dispatcher: number of the dispatcher's state.
       cut: how the positions are cut into portions.
-      done, open: what the consumer has received, as in `Consumed`.
+      done, open: the elements that the consumer has received, as in `Consumed`.
     """
 
     version: int
@@ -122,13 +122,15 @@ class SavedReader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> SavedReader:
-        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or is one of another version."""
+        """Parse a state. Raises InvalidArgumentError when `state` is not the state of a reader, or has another version."""
         try:
             saved = msgspec.convert(state, cls)
         except msgspec.ValidationError as error:
             raise invalid(f"not the state of a reader in portions: {error}") from error
         if saved.version != STATE_VERSION:
-            raise invalid(f"a state of version {saved.version} of a reader, this is version {STATE_VERSION}")
+            raise invalid(
+                f"the state of the reader has version {saved.version}, but this zmqdist reads version {STATE_VERSION}"
+            )
         return saved
 
     def state(self) -> dict[str, Any]:
@@ -142,7 +144,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What a reader reads, and how."""
+    """The arguments of a reader: the data that it reads, and how it reads them."""
 
     dispatcher: str
     terms: Terms
@@ -157,12 +159,13 @@ class ReadRequest:
     saved: SavedReader | None = None
     """The state from which a reader of portions continues."""
     refresh_s: float = 0.0
-    """Pause between two `watch` requests, in seconds. 0: the next one is sent at once, and the dispatcher holds it until the list changes.
+    """Pause between two `watch` requests, in seconds. 0: the next request is sent at once, and the dispatcher holds it until the list
+    changes.
     """
 
     @property
     def consumed(self) -> Consumed:
-        """What the consumer had received when the state was saved."""
+        """The elements that the consumer had received when the state was saved."""
         return Consumed() if self.saved is None else Consumed(self.saved.done, self.saved.open)
 
 
@@ -174,8 +177,8 @@ class TaskLink:
     incarnation: int
     client: LocalTask | RemoteTask
     replies: deque[list[Any]] = field(default_factory=deque)
-    """One list for each request sent, in the order of the requests: empty until the reply has arrived. Replies may arrive from two threads
-    out of order, and the machine needs those of one task in order.
+    """A list for each request in flight, in the order of the requests; a list is empty until its reply has arrived. Replies may arrive out
+    of order from two threads, but the machine needs the replies of one task in order.
     """
 
 
@@ -202,7 +205,7 @@ class ServiceReader:
         self._elements_in_use: list[Any] = []
         """The elements that the consumer iterates over now."""
         self._links: dict[tuple[int, int], TaskLink] = {}
-        """By task and incarnation of its worker: a task may come back to an incarnation whose replies are still in flight."""
+        """(task, incarnation of its worker) -> link. A task may come back to an incarnation whose replies are still in flight."""
         self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._target = ""
         self._element_s = 0.0
@@ -256,7 +259,7 @@ class ServiceReader:
         return PlainDelivery(client, request.trainer, request.max_outstanding)
 
     def _deployment_mode(self) -> str:
-        """Ask the dispatcher for its deployment mode. Return "" where the mode does not matter."""
+        """Ask the dispatcher for its deployment mode. Return "" if the mode does not matter."""
         if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
         config = call_until_answered(
@@ -272,10 +275,10 @@ class ServiceReader:
     def batches(self) -> Iterator[list[Any]]:
         """Yield lists of elements in order of arrival. Blocks for each list.
 
-        An error that stands in place of an element is raised; call `batches` again to continue behind it.
+        An error in place of an element is raised. Call `batches` again to continue after it.
 
         Raises:
-          OpError: the error of an element, or the one that ended the reading.
+          OpError: the error of an element, or the error that ended the reading.
         """
         coordinated = self._request.terms.coordinated
         self._post(CONSUMER_BEGAN)
@@ -322,7 +325,8 @@ class ServiceReader:
         if batch.value is not None:
             try:
                 batch.elements = self._elements_of(batch.value)
-            except OpError as error:  # it stays unacknowledged, and no other reply brings it: the reading ends
+            except OpError as error:
+                # The piece stays unacknowledged, and no other reply brings it, so the reading ends.
                 self._end(copy(error))
                 raise
             batch.value = None
@@ -336,7 +340,7 @@ class ServiceReader:
         return elements
 
     def _take(self) -> Any:
-        """Return the next item of the queue; blocks. None: the end. Raises the error that ended the reading."""
+        """Block until the queue has an item, and return it. Return None at the end. Raises the error that ended the reading."""
         with self._ready:
             waited_s = 0.0
             while not self._queue and not self._over:
@@ -356,7 +360,7 @@ class ServiceReader:
             return None
 
     def state(self) -> dict[str, Any]:
-        """Return where a reader of portions stands, as a dict of JSON types. Call it in the consumer's thread."""
+        """Return the state of a reader of portions, as a dict of JSON types. Call it in the consumer's thread."""
         assert self._opened is not None
         state, client = self._opened
         done, open_ = map(tuple, self._consumption.saved())
@@ -377,8 +381,8 @@ class ServiceReader:
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Stop reading, acknowledge what the consumer has received, and release this client at the dispatcher. Blocks up to RELEASE_S. A
-        second call does nothing.
+        """Stop reading, acknowledge the elements that the consumer has received, and release this client at the dispatcher. Blocks up to
+        RELEASE_S. A second call does nothing.
         """
         if self._stopped.is_set() or sys.is_finalizing():
             return
@@ -403,10 +407,10 @@ class ServiceReader:
             client.close()
 
     def forked(self) -> None:
-        """Make this reader unusable in the child of a fork: the loop's thread does not exist there, and queue and client belong to the
-        parent.
+        """Make this reader unusable in the child of a fork, because the loop's thread does not exist there, and queue and client belong to
+        the parent.
         """
-        # New ones, because a thread of the parent may have held their locks at the fork.
+        # Create new ones, because a thread of the parent may have held their locks at the fork.
         self._stopped, self._ready = threading.Event(), threading.Condition()
         self._stopped.set()
         self._elements_in_use.clear()
@@ -479,7 +483,8 @@ class ServiceReader:
 
     def _end(self, error: OpError | None) -> None:
         if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
-            # The dispatcher waits for the decisions of all consumers: one that cannot continue has to leave, or the others would stall.
+            # The dispatcher waits for the watch requests of all consumers. A consumer that cannot continue has to leave, or the others
+            # would stall.
             self._watch_number += 1
             self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
         with self._ready:
@@ -508,7 +513,7 @@ class ServiceReader:
         if number != self._watch_number:
             return  # a later watch request has replaced this one
         code, message = call.get_error()
-        # ABORTED ends this reader: another one continues its iteration.
+        # ABORTED ends this reader: another reader continues its iteration.
         if code in RETRIABLE and code != ABORTED:
             self._watch_pause_s = next_pause_s(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
@@ -526,7 +531,7 @@ class ServiceReader:
             try:
                 places, others_exist = self._places(tasks)
                 self._handle(News(places, others_exist, self._finished, hold, ended))
-            except OpError as error:  # no connection to one of the workers is allowed
+            except OpError as error:  # the reader is not allowed to connect to one of the workers
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:
@@ -549,7 +554,8 @@ class ServiceReader:
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
                     self._links[task, incarnation] = TaskLink(location, incarnation, client)
-        incarnations = {place.task: place.incarnation for place in places}  # negative while the worker is away
+        # An incarnation is negative while the worker is away.
+        incarnations = {place.task: place.incarnation for place in places}
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
                 del self._links[key]
@@ -565,7 +571,11 @@ class ServiceReader:
         if worker is not None:
             return LocalTask(worker, address, state, task, self._run_in_loop)
         if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
-            why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
+            why = (
+                "the worker is not in this process"
+                if protocol == LOCAL_PROTOCOL
+                else f"the protocols are {', '.join(PROTOCOLS)}"
+            )
             self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
         return RemoteTask(self._connect(address, key), state, task, self._request.compression)
 

@@ -96,7 +96,7 @@ class LocalReply:
         self._answer(SKIP, (self._address, None, tag))
 
     def fail(self, error: BaseException) -> None:
-        """Reply with an error. One of user code gets the class and text that it would have from another process."""
+        """Reply with an error. An error of user code gets the class and text that it would have from another process."""
         self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*code_and_message(error)))
 
     def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:

@@ -1,14 +1,14 @@
-"""Which tasks get a reader's next requests: it requests some batches of each task ahead, first from the task whose last request is the
-oldest.
+"""Decide which tasks get a reader's next requests. The reader requests some batches of each task ahead, and first from the task whose last
+request is the oldest.
 
 Promises
-    W1  A task gets no request when it has ended, is no longer listed, or failed within its pause and has not replied since.
+    W1  A task gets no request when it has ended, when the dispatcher no longer lists it, or during the pause after a failed request.
     W2  At most AHEAD requests to one task are in flight. Requests in flight and batches that wait for the consumer never exceed the
-        window, so that a slow consumer does not fill the reader's memory. Exception: where the consumer lacks one certain batch, and the
-        window is full of others, each task without a request gets one, because one of them has that batch. Where the user allows fewer
-        elements, only one task gets one at a time.
+        window, so that a slow consumer does not fill the reader's memory. Exception: if the consumer needs one certain batch while the
+        window is full of others, each task without a request in flight gets a request, because one of them has that batch. If the user
+        limits the elements, only one task at a time gets such a request.
     W3  A task in a new incarnation starts afresh, even if it had ended or failed before. A task that is back at an incarnation whose
-        requests are still in flight gets new ones behind those, so that its batches keep their order.
+        requests are still in flight gets new requests after those, so that its batches keep their order.
 
 Invariant: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all batches not yet taken.
 """
@@ -26,15 +26,16 @@ from zmqdist.data.service.reader.delivery import BATCH_BYTES, ELEMENTS_MAX, News
 from zmqdist.data.service.retry import next_pause_s
 
 AHEAD: Final = 2
-"""Batches requested ahead from each task."""
+"""The number of batches that the reader requests ahead from each task."""
 
 TURN_S: Final = 0.02
-"""With fewer requests allowed than there are tasks, a task that has nothing replies SKIP after this many seconds, and the request goes to
-another.
+"""If fewer requests are allowed than there are tasks, a task without elements replies SKIP after this many seconds, and another task gets
+the request.
 """
 
 LONG_TURN_S: Final = 1.0
-"""The same with enough requests for all tasks: more tasks may appear, and one that has nothing must not keep the only request for ever."""
+"""If there are enough requests for all tasks, a task without elements replies SKIP after this many seconds. It must not hold a request for
+ever, because more tasks may appear."""
 
 PAUSE_S_MAX: Final = 0.01
 """The longest pause before a task that did not reply gets another request, in seconds. The dispatcher lists tasks before their workers have
@@ -48,11 +49,11 @@ class TaskSource:
 
     Attributes:
       in_flight: requests sent and not replied to.
-      turn: grows with each request; the task with the lowest comes first when not all can get one.
-      dropped: the dispatcher no longer lists it: no further requests, but replies in flight still count.
+      turn: grows with each request; the task with the lowest turn comes first when not all can get one.
+      dropped: the dispatcher no longer lists the task. It gets no further requests, but replies in flight still count.
       pause_s: length of the pause after the last failure, in seconds.
       paused_until: when the pause ends; negative infinity: not paused.
-      in_hand: of portions: those that the task held at its last reply; empty after a lost reply, with which it may have lost them.
+      in_hand: in portions, the portions that the task held at its last reply; empty after a lost reply, because they may be lost, too.
     """
 
     task: int
@@ -71,15 +72,15 @@ class TaskWindow:
     """The tasks of one reader, and the room for requests to them.
 
     Attributes:
-      sources: by the numbers of tasks.
+      sources: the newest source of each task, by the task's number.
       held: requests in flight, and batches that the consumer has not taken.
     """
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """`outstanding_max`: elements that the user allows to be requested ahead; negative: no limit but the window's."""
+        """Start without tasks. `outstanding_max`: how many elements may be requested ahead; negative: as many as the window allows."""
         self.sources: dict[int, TaskSource] = {}
         self._former: dict[tuple[int, int], TaskSource] = {}
-        """By task and incarnation: the sources of before that have requests in flight."""
+        """(task, incarnation of its worker) -> the source of an earlier incarnation that still has requests in flight."""
         self.held = 0
         self._reader = reader
         self._trainer = trainer
@@ -100,7 +101,7 @@ class TaskWindow:
                 source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
                     source = TaskSource(place.task, place.address, place.incarnation)
-                else:  # W3: its replies still count, and those to new requests come after them
+                else:  # W3: replies to earlier requests still count, and replies to new requests come after them
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
                 self.sources[place.task] = source
@@ -130,7 +131,7 @@ class TaskWindow:
         consumer may wait for one of `sources`.
 
         Args:
-          starving: the consumer waits although batches are here, because none of them is the one that comes next.
+          starving: the consumer waits although batches have arrived, because none of them is the next one in order.
         """
         sources = sorted(sources, key=attrgetter("in_flight", "turn"))
         limit, count = self._limit, len(self.available())
@@ -142,7 +143,7 @@ class TaskWindow:
         asks: list[RequestElements] = []
         for _ in range(AHEAD):
             for source in sources:
-                # W2: although the window is full, since one of these tasks has the batch that the consumer waits for.
+                # W2: send it although the window is full, because one of these tasks has the batch that the consumer waits for.
                 needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
                 if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1
@@ -154,7 +155,7 @@ class TaskWindow:
         return asks
 
     def succeed(self, source: TaskSource) -> None:
-        """Note a reply with elements: an earlier failure came too early, and the next request need not wait."""
+        """Note a reply with elements. It ends the pause after an earlier failure."""
         source.pause_s, source.paused_until = 0.0, -inf
 
     def fail(self, source: TaskSource, now: float) -> None:
@@ -169,7 +170,7 @@ class TaskWindow:
     def exhausted(self) -> bool:
         """Whether nothing more can arrive: no request is in flight, and all tasks that this reader reads have ended.
 
-        A task may reply with its last batch, and the dispatcher drop it as finished, before a further request could get END from it.
+        A dropped task counts as ended: the dispatcher may drop a task after its last batch, before a further request could get END from it.
         """
         if self.has_in_flight or not self._others_exist or self._awaits_worker or not self.sources:
             return False

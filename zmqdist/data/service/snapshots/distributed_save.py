@@ -21,9 +21,8 @@ def distributed_save(
     """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Return when the dispatcher has begun.
 
     Use it for a pipeline that is expensive and read often. One worker computes each element. All workers, and the dispatcher, must reach
-    the folder by the same path. The service continues after the end of this program, and over restarts of dispatcher and workers. It does
-    not
-    wait for the elements: see `SnapshotHandle.wait`.
+    the folder by the same path. The service continues after the end of this program, and after restarts of dispatcher and workers. This
+    function does not wait for the elements: see `SnapshotHandle.wait`.
 
     Args:
       path: a folder that does not exist yet: on a shared file system, or a URL (extra `zmqdist[fsspec]`).
@@ -66,7 +65,7 @@ class SnapshotHandle:
         """Block until the snapshot is complete.
 
         Args:
-          timeout: seconds; None: no limit. The wait continues over restarts of the dispatcher.
+          timeout: seconds; None: no limit. The wait continues across restarts of the dispatcher.
 
         Raises:
           DeadlineExceededError: the timeout passed first. CancelledError: a program has cancelled the snapshot. Otherwise the error of the
@@ -85,11 +84,13 @@ class SnapshotHandle:
         return dict(_ask(self.path, self._service, "snapshot_progress", self.path))
 
     def cancel(self) -> None:
-        """End the snapshot. Committed chunks stay, beside an ERROR that says that it was cancelled. Harmless when the snapshot is over."""
+        """End the snapshot. Committed chunks stay, beside a file ERROR that says that it was cancelled. Harmless when the snapshot is
+        over.
+        """
         _ask(self.path, self._service, "snapshot_cancel", self.path)
 
 
 def _ask(path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
-    """Call a method of the service's dispatcher, also over its restarts. Raises UnavailableError if none replies in time."""
+    """Call a method of the service's dispatcher, also across its restarts. Raises UnavailableError if none replies in time."""
     what = f"{method} of {path} at {service.address}"
     return ask_dispatcher(service, method, *args, what=what, timeout_s=inf if timeout_s is None else timeout_s)

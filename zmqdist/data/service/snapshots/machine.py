@@ -1,28 +1,28 @@
 """The dispatcher's decisions about one snapshot: which worker writes which stream, which positions each stream gets, and when it is over.
 
 Theory
-    A decision is a reply, with the records that make it true. The caller writes each record into the snapshot's folder, and then applies
-    it here. A record that cannot be written is not applied, and the caller of the request gets the error. So the folder is never behind a
-    reply, and a dispatcher that was started again restores the machine from the folder.
+    A decision is a reply together with the records that must be written before the reply is sent. The caller writes each record into the
+    snapshot's folder, and then applies it here. A record that cannot be written is not applied, and the caller of the request gets the
+    error. So the folder has every change that a reply shows, and a dispatcher that was started again restores the machine from it.
 
 Rules
-    A stream belongs to the address of a worker. The stream of a lost worker is an orphan: it goes to the first worker that requests a
-    stream, its earlier owner or one that has no unfinished stream of this snapshot, and that worker continues at the checkpoint. New
-    streams begin until one has come to its end, because then no positions are left.
+    A stream belongs to the address of a worker. The stream of a lost worker is an orphan. The first worker that requests a stream gets it:
+    its earlier owner, or a worker that has no unfinished stream of this snapshot. That worker continues at the checkpoint. New streams
+    begin until one stream has come to its end, because then no positions are left.
 
     Positions of a source in a repetition are given out in order, to the stream that requests them. A stream's positions are numbered within
     the stream: (stream, source, repetition, local index). A repeated request from a local index gets the same positions, so that a writer
     that starts again at its checkpoint sees the same data. With one source a stream gets a run of positions at once; with several it gets
-    single positions, because a zip pairs them, and must not hold positions that another stream needs.
+    single positions, because a zip pairs positions, and a stream must not hold one whose partner another stream needs.
 
-    Each repetition is given out separately: a stream that is still in an earlier one gets the rest of that one.
+    Each repetition is given out separately: a stream that is still in an earlier repetition gets the positions that are left in it.
 
 Promises
     P1  Each position of a source and repetition is given to one stream, in order; a repeated request of that stream gets it again.
     P2  A worker writes at most one stream of a snapshot, and streams of at most `concurrent_max` snapshots.
     P3  DONE is written when all streams are done, ERROR when one has failed. After either, no positions are given out.
-    P4  Every reply was written into the folder before it is sent.
-    P5  While workers request streams, every snapshot comes to its end: the stream of a lost worker goes to another one.
+    P4  The records of every reply are in the folder before the reply is sent.
+    P5  While workers request streams, every snapshot comes to its end: another worker gets the stream of a lost worker.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class SnapshotMachine:
         """Take the state of the folder.
 
         Args:
-          done: DONE exists.
-          error: the content of ERROR; None: there is none.
-          failures: the errors of the streams whose writers have left an ERROR.
+          done: whether the file DONE exists.
+          error: the content of the file ERROR; None: the file does not exist.
+          failures: the errors of the streams whose writers have left a file ERROR.
 
         Returns:
           The records that an earlier dispatcher had decided on and not written.
@@ -177,7 +177,8 @@ class SnapshotMachine:
     # -- decisions ----------------------------------------------------------------------------------------------------------
 
     def assign(self, worker: str, may_begin: bool = True) -> tuple[int | None, list[Record]]:
-        """Return the stream that a worker should write: the one that it has, or else an orphan, or a new one; None: none.
+        """Return the stream that a worker should write: the stream that it has, or else an orphan, or a new one; None if it should write
+        none.
 
         Args:
           may_begin: whether the worker may get a stream that it does not have.
@@ -203,10 +204,10 @@ class SnapshotMachine:
         """Return positions for a stream as (first position, number); number 0: the repetition has none left.
 
         Args:
-          local: the number of positions that the stream has used. If it got more before, it gets these again.
+          local: the number of positions that the stream has used. If it got more before, it gets the positions after those again.
 
         Raises:
-          InternalError: the stream is another worker's. FailedPreconditionError: the snapshot is over. InvalidArgumentError: there is no
+          InternalError: another worker has the stream. FailedPreconditionError: the snapshot is over. InvalidArgumentError: there is no
             such source, or the stream never got as many positions as `local`.
         """
         if not 0 <= source < len(self._counts) or repetition < 0:
@@ -250,7 +251,7 @@ class SnapshotMachine:
         """Complete a stream whose worker has written it to its end and left DONE. Harmless when the snapshot is over.
 
         Raises:
-          InternalError: the stream is another worker's.
+          InternalError: another worker has the stream.
         """
         if self.over:
             return []
@@ -259,7 +260,7 @@ class SnapshotMachine:
         return [StreamCompleted(stream)] if others else [StreamCompleted(stream), SnapshotCompleted()]
 
     def failed(self, worker: str, stream: int, error: OpError) -> list[Record]:
-        """Fail the snapshot, because a worker cannot write its stream. Harmless if the stream is not that worker's any more."""
+        """Fail the snapshot, because a worker cannot write its stream. Does nothing if the worker no longer has the stream."""
         if self.over or not 0 <= stream < len(self.streams) or self.streams[stream].owner != worker:
             return []
         return [SnapshotFailed(error)]
@@ -269,7 +270,7 @@ class SnapshotMachine:
         return [] if self.over else [SnapshotFailed(CancelledError(f"{self.path}: the snapshot was cancelled"))]
 
     def worker_lost(self, worker: str) -> None:
-        """Make the stream that a worker was writing an orphan."""
+        """Mark the stream that a worker was writing as an orphan."""
         for stream in self.streams:
             if stream.owner == worker and stream.state is StreamState.ASSIGNED:
                 stream.state = StreamState.ORPHAN
@@ -277,7 +278,7 @@ class SnapshotMachine:
     # -- records ------------------------------------------------------------------------------------------------------------
 
     def apply(self, record: Record) -> None:
-        """Apply a record that is in the folder now."""
+        """Apply a record that has been written into the folder."""
         match record:
             case OwnerChanged(index, worker) if index == len(self.streams):
                 self.streams.append(StreamAssignment(index, worker))
@@ -297,8 +298,8 @@ class SnapshotMachine:
     def not_written(self, record: Record, error: OpError) -> list[Record]:
         """Return the records to write in place of one that could not be written.
 
-        The end of a snapshot takes effect although it is not in the folder: no worker will report the last stream again, and waiting users
-        have to learn of the end even if the disk is full.
+        The end of a snapshot takes effect although it is not in the folder, because no worker will report the last stream again, and
+        waiting users have to learn of the end even if the disk is full.
         """
         match record:
             case SnapshotCompleted():

@@ -47,7 +47,8 @@ from zmqdist.errors import (
 
 
 class SnapshotFolder:
-    """One snapshot with its folder. `create` or `recover` make it; the other methods are those of SnapshotMachine, and write its records.
+    """One snapshot with its folder. `create` and `recover` return it. The other methods call those of SnapshotMachine, and write the
+    records.
 
     Attributes:
       path: the folder.
@@ -180,7 +181,7 @@ class SnapshotFolder:
     # -- requests of workers and users --
 
     def assign(self, worker: str, may_begin: bool = True) -> int | None:
-        """Do as `SnapshotMachine.assign`, and write the records."""
+        """Call `SnapshotMachine.assign`, and write its records."""
         with self._lock:
             stream, records = self._machine.assign(worker, may_begin)
             self._write(records)
@@ -189,34 +190,34 @@ class SnapshotFolder:
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[int, int]:
-        """Do as `SnapshotMachine.hand_out`, and write the records."""
+        """Call `SnapshotMachine.hand_out`, and write its records."""
         with self._lock:
             positions, records = self._machine.hand_out(worker, stream, source, repetition, local, count)
             self._write(records)
             return positions
 
     def finished(self, worker: str, stream: int) -> None:
-        """Do as `SnapshotMachine.finished`, and write the records."""
+        """Call `SnapshotMachine.finished`, and write its records."""
         with self._lock:
             self._write(self._machine.finished(worker, stream))
 
     def failed(self, worker: str, stream: int, error: OpError) -> None:
-        """Do as `SnapshotMachine.failed`, and write the records."""
+        """Call `SnapshotMachine.failed`, and write its records."""
         with self._lock:
             self._write(self._machine.failed(worker, stream, error))
 
     def cancel(self) -> None:
-        """Do as `SnapshotMachine.cancel`, and write the records."""
+        """Call `SnapshotMachine.cancel`, and write its records."""
         with self._lock:
             self._write(self._machine.cancel())
 
     def worker_lost(self, worker: str) -> None:
-        """Do as `SnapshotMachine.worker_lost`."""
+        """Call `SnapshotMachine.worker_lost`."""
         with self._lock:
             self._machine.worker_lost(worker)
 
     def owners(self) -> set[str]:
-        """Do as `SnapshotMachine.owners`."""
+        """Call `SnapshotMachine.owners`."""
         with self._lock:
             return self._machine.owners()
 
@@ -226,7 +227,7 @@ class SnapshotFolder:
             return [StreamAssignment(each.index, each.owner, each.state) for each in self._machine.streams]
 
     def progress(self) -> dict[str, Any]:
-        """Return the figures of `SnapshotMachine.figures` with the committed `chunks` and `elements`, JSON-able. Reads the folder."""
+        """Return the figures of `SnapshotMachine.figures` with the committed `chunks` and `elements`, as JSON types. Reads the folder."""
         chunks = snapshot_layout.committed_chunks(self.path)
         with self._lock:
             figures = self._machine.figures()
@@ -247,7 +248,7 @@ class _FolderReader:
         """Return every stream in order. Raises InvalidArgumentError or InternalError for invalid files."""
         root = storage.join(self._path, "streams")
         indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
-        # A folder without an owner was being created when the dispatcher ended: no worker knows of the stream.
+        # If a folder has no owner, the dispatcher ended while it created the folder, and no worker knows of the stream.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
             raise InternalError(f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}")
@@ -408,7 +409,7 @@ class SnapshotManager:
         return found
 
     def worker_lost(self, worker: str) -> None:
-        """Make the streams that a worker was writing orphans."""
+        """Mark the streams that a worker was writing as orphans."""
         for each in self.all():
             each.worker_lost(worker)
 

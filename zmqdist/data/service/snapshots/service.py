@@ -44,7 +44,7 @@ PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
 
 THREADS: Final = 4
-"""Threads that write files. Several, because they wait for the disk."""
+"""Number of threads that write files. There are several, because each waits for the disk."""
 
 NOT_TOLERANT: Final = "tf.data distributed snapshot requires running tf.data service in the fault tolerant mode."
 
@@ -53,7 +53,7 @@ class SnapshotService:
     """Serves the snapshots of a data service's dispatcher; the module's docstring lists the methods.
 
     Args:
-      note: `note(token, path)` records a snapshot in the journal, and then calls `token.answer` or `token.fail`. None: there is no journal,
+      note: `note(token, path)` records a snapshot in the journal, and then calls `token.reply` or `token.fail`. None: there is no journal,
         and the service refuses snapshots.
       concurrent_max: the most streams that one worker writes at once.
       owner_return_s: how long the owner of a stream may take to register after a restart of the dispatcher, in seconds.
@@ -67,7 +67,7 @@ class SnapshotService:
         concurrent_max: int,
         owner_return_s: float,
     ) -> None:
-        """Register the methods; call it before the service is attached."""
+        """Register the methods. Create the object before the service is attached."""
         self._loop = loop
         self._note = note
         self._owner_return_s = owner_return_s
@@ -97,8 +97,8 @@ class SnapshotService:
     def recover(self, paths: Iterable[str]) -> None:
         """Continue the snapshots of the journal. Call it before the port is served.
 
-        A snapshot whose folder is gone, or has become something else, is left out with a warning: a folder that its owner has moved must
-        not keep the dispatcher from starting.
+        A snapshot whose folder is gone, or has become something else, is left out with a warning, because a folder that a user has moved
+        must not keep the dispatcher from starting.
 
         Raises:
           InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid; see manager.py.
@@ -128,14 +128,14 @@ class SnapshotService:
         self._addresses[incarnation] = address
 
     def lost(self, incarnation: int) -> None:
-        """Note that a worker is lost. Its streams go to the first workers that request streams; it may be one of them itself."""
+        """Note that a worker is lost. Other workers get its streams, or the worker itself if it registers and requests streams first."""
         address = self._addresses.pop(incarnation, None)
         self._pending.pop(incarnation, None)
         if address is not None and address not in self._addresses.values():
             self._forget_workers([address])
 
     def _forget_missing_owners(self) -> None:
-        """Give up the owners from before a restart of the dispatcher that have not registered."""
+        """Mark as orphans the streams whose owners have not registered since the restart of the dispatcher."""
         owners = {owner for each in self._snapshots.all() for owner in each.owners()}
         self._forget_workers(owners - set(self._addresses.values()))
 
@@ -176,7 +176,8 @@ class SnapshotService:
 
     def _assign(self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]) -> None:
         version = self._version
-        if not self._snapshots.has_snapshots:  # each worker sends this request: without snapshots it needs no thread
+        # Every worker sends this request, and without snapshots it needs no thread.
+        if not self._snapshots.has_snapshots:
             self._assigned(call, incarnation, has, {}, version)
             return
 
@@ -264,7 +265,7 @@ class SnapshotService:
         self._soon(self._note, _PendingSave(self, call, made), path)
 
     def begin(self, made: SnapshotFolder) -> None:
-        """Begin a snapshot that is in the journal now."""
+        """Let workers get the streams of a snapshot, because the journal has recorded it."""
         self._snapshots.add(made)
         self._changed()
 

@@ -62,7 +62,7 @@ class SnapshotStream:
         self._thread.join()
 
     def progress(self) -> SnapshotTaskProgress:
-        """Return what is committed so far."""
+        """Return how much is committed so far."""
         done = self._writer.progress
         return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
 
@@ -102,7 +102,8 @@ class SnapshotStream:
                 self.path,
                 message,
             )
-        if not code or self._writer.failed:  # otherwise another worker writes the stream, or the snapshot is over
+        # In all other cases another worker writes the stream, or the snapshot is over.
+        if not code or self._writer.failed:
             try:
                 self._call("stream_ended", inf, code, message)
             except BaseException as error:

@@ -1,9 +1,9 @@
 """A stream of a snapshot in a process of its own, so that a pipeline that crashes takes down only its stream.
 
-The worker's zygote forks the process. It sends its requests to the dispatcher itself, and reports its progress and its end over a pipe. The
-worker stops the stream by LEAVE on that pipe, or by closing its end.
+The worker's zygote forks the process. The process sends its requests to the dispatcher itself, and reports its progress and its end over a
+pipe. The worker stops the stream by LEAVE on that pipe, or by closing its end.
 
-When the process crashes, another one continues from the last commit; it need not know how its predecessor ended (writer.py). After
+When the process crashes, another process continues from the last commit, and need not know how the earlier one ended (writer.py). After
 CRASHES_MAX crashes without a commit in between, the snapshot has failed, with an error that says how the process died.
 """
 
@@ -55,7 +55,7 @@ class StreamProcess:
     """The worker's side of a stream in a process, with the methods of `SnapshotStream`. Everything here runs in the worker's loop.
 
     Args:
-      spawn: forks the process; SILENT is the exit code of a process that was ended because this worker did not run.
+      spawn: forks the process; SILENT is the exit code of a process that the zygote ended because this worker was suspended.
       ended: called when the stream needs nothing more from this worker.
       failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then calls `then`.
     """
@@ -117,7 +117,7 @@ class StreamProcess:
         self._fork()
 
     def progress(self) -> SnapshotTaskProgress:
-        """Return what was committed at the last report of the process."""
+        """Return how much was committed at the last report of the process."""
         return SnapshotTaskProgress(self.path, self.index, *self._figures)
 
     def leave(self) -> None:
@@ -134,7 +134,7 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """Forget the process at once: it ends because its pipe is closed, and at the latest with the zygote."""
+        """Forget the process at once. It ends because its pipe is closed, and at the latest with the zygote."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()

@@ -75,7 +75,7 @@ class SnapshotWorker:
         return len(self._writing)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Commit the elements so far, leave the streams to other workers, and call `then` after each stream that has ended. Call it in the
+        """Commit the elements so far, leave the streams to other workers, and call `then` each time a stream has ended. Call it in the
         loop.
         """
         self._left = then
@@ -107,7 +107,7 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                self._note_completed(stream)  # the dispatcher may know of its end before `_note_ended` runs
+                self._note_completed(stream)  # the dispatcher may know of the stream's end before `_note_ended` runs
                 stream.stop()
                 self._ending.add(stream)
                 del self._writing[path]

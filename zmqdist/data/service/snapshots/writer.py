@@ -2,10 +2,11 @@
 
 Theory
     Elements go into chunks in the stream's `uncommitted_chunks/<incarnation>`. A commit publishes these chunks: first a checkpoint, which
-    holds the iterator's state behind their last element, appears by a rename; then the chunks are renamed into the snapshot's `chunks`. A
-    writer that takes over the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not
-    moved yet, deletes those behind it, and computes their elements again. So every element is in the snapshot exactly once, if the pipeline
-    has a state and computes the same elements again. A pipeline without a state is committed once, at its end.
+    holds the iterator's state after their last element, appears by a rename; then the chunks are renamed into the snapshot's `chunks`. A
+    writer that takes over the stream, after a crash at any point, loads the newest checkpoint. It moves the chunks before the checkpoint
+    that the earlier writer did not move, deletes the chunks after it, and computes their elements again. So every element is in the
+    snapshot exactly once, if the pipeline has a state and computes the same elements again. A pipeline without a state is committed once,
+    at its end.
 
     Each writer works in a folder of its own, and renames everything that it publishes out of that folder. A writer that takes over a stream
     first moves the folder of the earlier one away. From then on the earlier writer, which may be alive, cannot publish. So two writers
@@ -53,7 +54,8 @@ RUN_MAX = 1024
 """The most positions that a stream requests at once."""
 
 _QUICK_S, _SLOW_S = 0.1, 1.0
-"""Seconds that a run of positions should last: at the end of the data, other workers would lack the positions of a longer one."""
+"""A run of positions should last between these times, in seconds. At the end of the data, a longer run would leave other workers without
+positions."""
 
 
 def commit_interval_s(chunk_index: int) -> float:
@@ -66,7 +68,7 @@ class StreamProgress:
     """The progress of a stream.
 
     Attributes:
-      chunks, elements: the numbers of committed ones.
+      chunks, elements: how many of them are committed.
     """
 
     chunks: int
@@ -79,8 +81,9 @@ class StreamWriter:
 
     Args:
       path: the snapshot's folder.
-      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source, behind the first `taken` that this stream
-        has had in that repetition; empty at the end of the repetition. It may block. Repeated arguments get positions that begin equally.
+      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source, after the first `taken` that this stream has
+        had in that repetition; none at the end of the repetition. It may block. A repeated call returns positions that begin with the same
+        ones.
       chunk_bytes_max: a chunk ends with the element with which it reaches this size.
       interval_s: returns the seconds from one commit to the next, given the number of chunks.
 
@@ -127,7 +130,7 @@ class StreamWriter:
             self._iterator.close()
 
     def leave(self) -> None:
-        """Have `run` commit after the next element, and end, so that another writer continues there. May be called from any thread."""
+        """Have `run` commit after the next element, and end, so that another writer continues after it. May be called from any thread."""
         self._leaving.set()
 
     def run(self) -> None:
@@ -320,7 +323,7 @@ def _checkpoint(name: str) -> tuple[int, int, str]:
 
 
 class _PositionRequests:
-    """Requests runs of positions, of a length that lasts between _QUICK_S and _SLOW_S; called by `open_stream`.
+    """Requests runs of positions. It adapts their length, so that a run lasts between _QUICK_S and _SLOW_S. `open_stream` calls it.
 
     Attributes:
       error: the error that `ask` raised; None: it raised none.

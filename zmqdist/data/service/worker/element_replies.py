@@ -13,7 +13,8 @@ from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, Give
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
 
 TAKEN, SOURCE, POSITION = range(PROGRESS)
-"""Indexes of a task's progress: elements that readers have taken; 1 + source of the last position that it was given; that position."""
+"""Indexes into a task's progress. It holds the number of elements that readers have taken, 1 + the source of the last position that the
+task got (0: none yet), and that position."""
 
 
 DescribeError: TypeAlias = Callable[[BaseException, str], BaseException]
@@ -43,13 +44,15 @@ class ElementReply(Protocol):
     answered: bool
 
     def wanted(self) -> bool:
-        """Whether the reader still waits for the reply."""
+        """Return whether the reader still waits for the reply."""
 
     def soon(self, fn: Callable[[], None]) -> None:
-        """Call `fn` a little later in the loop that sends this reply, so that the reply can carry what is computed until then."""
+        """Call `fn` a little later in the loop that sends this reply, so that the reply can carry the elements that are computed until
+        then.
+        """
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
-        """Reply with some elements, in order; `tag` says what they are parts of."""
+        """Reply with some elements, in order. Each kind of task has its own `tag`: see rounds_machine.py and portions_machine.py."""
 
     def packed(self, batch: Packed) -> None:
         """Reply with elements that are packed already."""
@@ -85,14 +88,14 @@ class Runner(Protocol):
         """Reply when there are elements. Does not block."""
 
     def expire(self, reply: ElementReply) -> None:
-        """Skip a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose time is over, if it still waits."""
 
     def close(self) -> None:
         """Stop the task; waiting requests get an error. Does not wait for user code."""
 
 
 def skip_late(waiting: deque[tuple[Wanted, ElementReply]], lock: threading.Lock, reply: ElementReply) -> None:
-    """Skip a request whose time is over, if it still waits."""
+    """Reply with `skip` to a request whose time is over, if it still waits."""
     with lock:
         found = next((each for each in waiting if each[1] is reply), None)
         if found is None:

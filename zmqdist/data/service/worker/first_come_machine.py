@@ -2,16 +2,18 @@
 
 Promises
     B1  Each element goes to one request. Requests get elements in the order of the pipeline, and replies in the order of arrival. Elements
-    in the buffer go out at once, as many in one reply as the request allows.
-    B2  An error costs its element: one request gets it, and the next continues behind it. While an error waits in the buffer, nothing more
-    is computed: a pipeline that cannot work at all fails once for each request, and no more often.
+        in the buffer go out at once, as many in one reply as the request allows.
+    B2  An error takes the place of its element: one request gets the error, and the next request gets the elements after it. While an
+        error waits in the buffer, no further element is computed: a pipeline that cannot work at all fails once for each request, and no
+        more often.
     B3  At the end every request gets END; `has_finished` is True once, when the last element was taken. A pipeline that could not be
-    opened, or that has failed for good, has no end: every request gets its error.
+        opened, or that has failed for good, has no end: every request gets its error.
     B4  The number of elements in the buffer is bounded.
     B5  After `close` no request gets elements: the buffer is dropped.
 
-One thread computes elements and others take them, with a lock around each call here. Exception: between the calls the thread appends to
-`elements`, up to `limit`, without the lock. Appending is atomic, and no other thread touches that end.
+One thread computes elements and other threads take them. The callers hold a lock around each call of this class. Exception: between the
+calls, the computing thread appends to `elements`, up to `limit`, without the lock. Appending is atomic, and no other thread changes that
+end.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ class ElementFailure(NamedTuple):
 
 
 class FirstComeBuffer:
-    """Elements that wait for requests, and requests that wait for elements. `reply` identifies a request; it is the caller's.
+    """Elements that wait for requests, and requests that wait for elements. `reply` is any object by which the caller identifies a request.
 
     Args:
       elements_min: the initial limit, before the size of an element is known.
-      fits: `fits(elements, bytes)`: how many of these elements make a reply of so many bytes, at least one.
+      fits: `fits(elements, bytes)` returns how many of these elements fit into a reply of so many bytes, at least one.
 
     Attributes:
-      elements: computed and not taken.
+      elements: the elements that were computed and not taken.
       waiting: the requests, the next one to be served first.
       limit: how many elements may wait in the buffer.
-      taken: elements that were taken, failures included.
-      closed: nothing more is to be computed.
+      taken: number of elements that were taken, failures included.
+      closed: the task was dropped: no further element is to be computed.
     """
 
     def __init__(self, elements_min: int, fits: Callable[[Iterable[Any], int], int]) -> None:
@@ -77,7 +79,7 @@ class FirstComeBuffer:
         self._failures += 1
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that there are no more elements; with an error: that none can be computed."""
+        """Note that there are no more elements, or, with an error, that no further element can be computed."""
         self._over = True
         self._error = self._error or error
 
@@ -87,14 +89,14 @@ class FirstComeBuffer:
         self.limit = 0
         self.elements.clear()
 
-    # -- called by the threads that take them -------------------------------------------------------------------------------
+    # -- called by the threads that take elements ------------------------------------------------------------------------------
 
     def add_request(self, wanted: Wanted, reply: Any) -> None:
         """Add a request; `next_reply` returns its reply."""
         self.waiting.append((wanted, reply))
 
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send; None: no request can be served now."""
+        """Return the next reply to send; None if no request can be served now."""
         if not self.waiting or not (self.elements or self._over):
             return None
         wanted, reply = self.waiting.popleft()
@@ -105,7 +107,7 @@ class FirstComeBuffer:
         return GiveError(reply, CancelledError("the task was stopped")) if self.closed else GiveEnd(reply)
 
     def has_finished(self) -> bool:
-        """Whether the last element has been taken; True once."""
+        """Return whether the last element has been taken. Returns True only once."""
         finished = self._over and not (self.elements or self.closed or self._finished) and self._error is None
         self._finished = self._finished or finished
         return finished

@@ -1,4 +1,4 @@
-"""A task that serves requests in order of arrival: a thread runs the pipeline into the machine's buffer (first_come_machine.py).
+"""A task that serves requests in order of arrival: a thread runs the pipeline and fills the machine's buffer (first_come_machine.py).
 
 The thread starts with the first request. A request takes the elements in the buffer at once. If the buffer is empty the request waits;
 when the thread has an element, it schedules the reply a little later, so that a fast pipeline sends many elements in one reply. After
@@ -44,7 +44,8 @@ class FirstComeRunner:
         Args:
           open: opens the pipeline; called in the thread.
           finished: called once, in any thread, when the last element has been taken.
-          describe_error: see element_replies.py; so is `progress`, which this object updates.
+          describe_error: see element_replies.py.
+          progress: see element_replies.py; this object updates it.
           failed: the crash of an earlier process of this task; a request gets it before any element.
         """
         self._describe_error = describe_error
@@ -66,7 +67,7 @@ class FirstComeRunner:
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread before the first request, which is on its way."""
+        """Start the thread without waiting for the first request, which will soon arrive."""
         if not self._thread.ident:
             self._thread.start()
 
@@ -77,7 +78,7 @@ class FirstComeRunner:
         self._serve()
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a Report (machine/figures.py). Sizes are estimated from the last element that was weighed."""
+        """Return the fields of a TaskReport (machine/figures.py). Sizes are estimated from the last element that was weighed."""
         machine = self._machine
         taken = self._progress[TAKEN]
         computed = taken + len(machine.elements)
@@ -167,7 +168,7 @@ class FirstComeRunner:
         machine = self._machine
         with self._lock:
             if self._serving:
-                return  # the thread that serves takes another look before it ends
+                return  # the serving thread looks for replies once more before it ends
             self._serving = True
         while True:
             with self._lock:
@@ -187,7 +188,7 @@ class FirstComeRunner:
 
 
 def fitting(elements: Iterable[Any], bytes_max: int) -> int:
-    """Return how many of these elements make a reply of `bytes_max` bytes, at least one."""
+    """Return how many of these elements fit into a reply of `bytes_max` bytes, at least one."""
     iterator = iter(elements)
     first = next(iterator)
     return BUFFER_ELEMENTS_MAX if is_scalar(first) else fits(chain((first,), iterator), bytes_max)

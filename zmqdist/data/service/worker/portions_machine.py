@@ -5,19 +5,20 @@ can continue a portion at the offset that the reader has acknowledged.
 
 Promises
     L1  Elements go out in the order of the pipelines: portion after portion, and in each the offsets from the one at which it was begun,
-    without gap or repetition.
-    L2  Exactly the run with the last element of a portion says that the portion is done; a portion without elements has a run as well.
-    L3  An error costs its element, has its offset, and is the last in its run.
-    L4  What is computed and not taken is bounded, in elements and in portions: portions without elements fill the buffer as well.
-    L5  Each reply names the portions that the task holds for this reader, so that the reader knows which task has the portion that it
-    needs next.
+        without gap or repetition.
+    L2  Only the run with the last element of a portion says that the portion is done; a portion without elements has a run as well.
+    L3  An error takes the place of its element and has that element's offset. It is a run of its own.
+    L4  The buffer is bounded, in elements and in portions, because portions without elements fill it as well.
+    L5  Each reply names the portions that the task holds for this reader, so that the reader knows which task has the portion that it needs
+        next.
 
 Tag of a reply
     (runs, bytes, portions in hand). A run is (number, skip, first, count, done, code, text): `count` elements from offset `first` on, of a
     portion that was begun at offset `skip`. With a `code` the run is one element that raised, and has no element in the batch.
 
-One thread computes elements and others take them, with a lock around each call here. Exception: between the calls the thread appends to
-the elements of its segment, up to `room`, without the lock. Appending is atomic, and no other thread touches that end.
+One thread computes elements and other threads take them. The callers hold a lock around each call of this class. Exception: between the
+calls, the computing thread appends to the elements of its segment, up to `room`, without the lock. Appending is atomic, and no other thread
+changes that end.
 """
 
 from __future__ import annotations
@@ -62,14 +63,14 @@ class PortionSegment:
 
 
 class PortionsLane:
-    """The buffer of one reader. `reply` identifies a request; it is the caller's.
+    """The buffer of one reader. `reply` is any object by which the caller identifies a request.
 
     Args:
       elements_min: how many elements may be computed ahead before the size of one is known.
 
     Attributes:
       room: how many elements the last segment may have.
-      closed: nothing more is to be computed.
+      closed: the task was dropped: no further element is to be computed.
       waiting: the requests, the next one to be served first.
     """
 
@@ -80,7 +81,7 @@ class PortionsLane:
         self._element_bytes = 1
         self._segments: deque[PortionSegment] = deque()
         self._coming: list[int] = []
-        """Numbers of portions that were received and are not begun."""
+        """Numbers of the portions that the dispatcher has given and the thread has not begun."""
         self._failures = 0
         self.waiting: deque[tuple[Wanted, Any]] = deque()
         self._over = False
@@ -91,7 +92,7 @@ class PortionsLane:
     # -- called by the thread that computes elements ------------------------------------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
-        """Return how many portions to request now: twice as many as before if those were computed quickly, otherwise half."""
+        """Return how many portions to request now: twice as many as last time if those were computed quickly, otherwise half as many."""
         quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
@@ -119,7 +120,7 @@ class PortionsLane:
         return len(self._segments[-1].elements) < self.room
 
     def weighed(self, element_bytes: int, elements_max: int) -> None:
-        """Note the size of an element, and how many elements may be in the buffer because of it."""
+        """Note the size of an element, and how many elements of this size may be in the buffer."""
         self._element_bytes = element_bytes
         self._limit = elements_max
         self._make_room()
@@ -130,7 +131,7 @@ class PortionsLane:
         segment.elements.append(PortionError(code, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that there are no more portions; with an error: that none can be computed."""
+        """Note that there are no more portions, or, with an error, that no further portion can be computed."""
         self._over = True
         self._error = error
 
@@ -147,7 +148,7 @@ class PortionsLane:
         if self._segments:
             self.room = self._limit - self._made() + len(self._segments[-1].elements)
 
-    # -- called by the threads that take them -------------------------------------------------------------------------------
+    # -- called by the threads that take elements ------------------------------------------------------------------------------
 
     def add_request(self, wanted: Wanted, reply: Any) -> None:
         """Add a request; `next_reply` returns its reply."""
@@ -161,7 +162,7 @@ class PortionsLane:
         return found is not None
 
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send; None: no request can be served now."""
+        """Return the next reply to send; None if no request can be served now."""
         first = self._segments[0] if self._segments else None
         something = first is not None and (first.done or bool(first.elements))
         if not self.waiting or not (something or self._over):
@@ -198,7 +199,7 @@ class PortionsLane:
         return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
-        """Remove and return some elements, and the failure behind them."""
+        """Remove and return some elements, and the failure after them."""
         popleft = buffer.popleft
         if not self._failures:
             return [popleft() for _ in range(min(count, len(buffer)))], None

@@ -1,7 +1,7 @@
-"""A task that computes portions: for each reader those that the dispatcher gives it for that reader, each by a pipeline of its own.
+"""A task that computes portions. The dispatcher gives it portions for each reader, and each portion has a pipeline of its own.
 
 Each reader has a lane. A thread of the lane requests portions, runs them one after the other, and puts their elements into the machine's
-buffer (portions_machine.py). A request takes the elements in the buffer, of however many portions they are.
+buffer (portions_machine.py). A request takes the elements in the buffer, even if they are of several portions.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class PortionsRunner:
         describe_error: DescribeError,
         more: Callable[[int, int], list[Portion]],
     ) -> None:
-        """Create the runner; lanes start with the first request of their reader.
+        """Create the runner; a lane starts with the first request of its reader.
 
         Args:
           open: `open(start, length)` opens the pipeline over positions; called in a thread.
           describe_error: see element_replies.py.
-          more: `more(client, count)` returns the next portions for a client, and blocks until there are some; empty: there are no more.
-            Called in a thread.
+          more: `more(client, count)` returns the next portions for a client. It blocks until there is a portion, and returns an empty list
+            when no more will come. Called in a thread.
         """
         self._name = name
         self._open = open
@@ -96,7 +96,7 @@ class _Lane:
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
-        """Skip a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose time is over, if it still waits."""
         with self._lock:
             late = self._machine.withdraw(reply)
         if late:
@@ -206,7 +206,7 @@ class _Lane:
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:
-    """Skip `count` elements. One that raises counts as an element."""
+    """Skip `count` elements. An element whose computation raises counts as one."""
     for _ in range(count):
         try:
             next(iterator)

@@ -1,18 +1,18 @@
-"""A task of a coordinated read: of each group of consecutive elements, consumer i gets the i-th.
+"""A task of a coordinated read: consumer i gets the i-th element of each group of consecutive elements.
 
 Promises
-    K1  A round is served to all consumers, with one group, or skipped by all. It is served when all consumers have requested it and a
-    group is ready. When that does not happen within the time that one of them waits, all skip it. A consumer that requests the round later
-    learns how many rounds were skipped without it.
-    K2  Groups go out in their order, and skipping loses none: the group is kept for the next round.
-    K3  A reply has as many rounds as there are groups, the same number for all consumers.
-    K4  The same request again, after a lost reply, gets the same reply.
-    K5  One request of each consumer waits. A newer one replaces it, and the older one is refused: with ABORTED if both come from the same
-    reader, with FAILED_PRECONDITION if another reader sends requests as the same consumer.
+    K1  A round is either served to all consumers, with one group, or skipped by all. It is served when all consumers have requested it and
+        a group is ready. If the time that one consumer waits ends before that, all consumers skip the round. A consumer that requests the
+        round later learns how many rounds were skipped without it.
+    K2  Groups are served in their order. A skipped round loses no group, because the group is kept for the next round.
+    K3  A reply may cover several rounds, if so many groups are ready. The number is the same for all consumers.
+    K4  A repeated request, after a lost reply, gets the same reply.
+    K5  At most one request of each consumer waits. A newer one replaces it, and the older one is refused: with ABORTED if both come from
+        the same reader, with FAILED_PRECONDITION if another reader sends requests as the same consumer.
     K6  After the groups that are ready, every waiting and later request gets the error that ended the pipeline.
 
 After a restart of the task some consumers may have received a round that others have not. The others get it as soon as all consumers have
-sent a request, unless a consumer that is ahead says that it was skipped.
+sent a request, unless the request of a consumer that is ahead says that the round was skipped.
 
 A tag is (next round of this consumer, the last round that all consumers have received). A consumer that requests a round has received all
 rounds before it.
@@ -40,7 +40,7 @@ class _Served:
 
 
 class RoundsMachine:
-    """The groups of one task, and the requests of its consumers. `reply` identifies a request; it is the caller's."""
+    """The groups of one task, and the requests of its consumers. `reply` is any object by which the caller identifies a request."""
 
     def __init__(self, consumers: int) -> None:
         self._consumers = consumers
@@ -68,8 +68,8 @@ class RoundsMachine:
         self._group_bytes = group_bytes
 
     def end(self, error: BaseException) -> list[TaskReply]:
-        """Note that no further group comes, because of `error`; the first error counts. A CancelledError takes effect before the groups
-        that are ready.
+        """Note that no further group will be added, because of `error`. Only the first error counts. A CancelledError takes effect before
+        the groups that are ready.
         """
         self._error = self._error or error
         return self.serve()
@@ -83,7 +83,7 @@ class RoundsMachine:
         self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
 
     def expired(self, reply: Any) -> list[TaskReply]:
-        """Skip the round of this request, because its time is over: all consumers skip it."""
+        """Have all consumers skip the round of this request, because its time is over."""
         late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
         if late is None:
             return []
@@ -103,7 +103,9 @@ class RoundsMachine:
         return effects
 
     def _note(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
-        """Have a request wait, or return its reply if that is known."""
+        """Let a request wait. Return the reply to it if the machine can reply at once, or the error for an older request that it
+        replaces.
+        """
         consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"

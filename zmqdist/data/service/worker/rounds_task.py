@@ -1,4 +1,4 @@
-"""A task of a coordinated read: a thread makes groups ahead, and the machine (rounds_machine.py) decides which consumers get them when."""
+"""A task of a coordinated read: a thread makes groups ahead, and the machine (rounds_machine.py) decides when the consumers get them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
 GROUPS_BYTES: Final = 16 << 20
-"""At most this many groups, and about this many bytes, are made ahead; at least one group."""
+"""The thread makes at most this many groups, and about this many bytes, ahead of the consumers; it always makes one group."""
 
 
 class RoundsRunner:
@@ -50,14 +50,14 @@ class RoundsRunner:
         self._decide(lambda: self._machine.add_request(wanted, reply))
 
     def expire(self, reply: ElementReply) -> None:
-        """Skip the round of this request, because its time is over."""
+        """Have all consumers skip the round of this request, because its time is over."""
         self._decide(lambda: self._machine.expired(reply))
 
     def close(self) -> None:
         self._end(CancelledError("the task was stopped"))
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a Report (machine/figures.py). Sizes are estimated from the last group; the time for an element is not
+        """Return the fields of a TaskReport (machine/figures.py). Sizes are estimated from the last group; the time for an element is not
         known.
         """
         with self._lock:

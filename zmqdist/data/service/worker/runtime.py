@@ -1,4 +1,4 @@
-"""The data-service tasks of one worker: carries out the dispatcher's assignments, and routes requests of readers to the tasks.
+"""The data-service side of a worker: it carries out the dispatcher's assignments, and routes the requests of readers to the tasks.
 
 Rules
     The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request.
@@ -83,10 +83,10 @@ READERS: Final = frozenset({"submit", "worker"})
 
 @dataclass(frozen=True, slots=True)
 class WorkerDataSnapshot:
-    """What a worker does for the data service at this moment.
+    """The work of a worker for the data service at one moment.
 
     Attributes:
-      tasks: number of tasks that the dispatcher wants from it and that have not ended.
+      tasks: number of tasks that the dispatcher has assigned to it and that have not ended.
       writing: number of streams of distributed snapshots that it writes.
       streams: the progress of these streams, and of those that it has completed in this incarnation.
     """
@@ -101,10 +101,11 @@ class TaskHost(Protocol):
 
     Attributes:
       state: number of the dispatcher's state that the tasks belong to.
-      address: of the worker.
-      read_at: address to which readers connect, if not `address`; "%dts_port%" stands for the port of a task that has one of its own.
+      address: the worker's address.
+      read_at: the address to which readers connect if it is not `address`; "%dts_port%" stands for the port of a task that has one of its
+        own.
       cache_bytes: size of the window of a task that trainers share.
-      began: called in the loop when a task has got its first reader.
+      began: called in the loop when the first reader of a task has sent a request.
       finished: called in the loop with the number of a task whose last element was taken.
       crashed: `crashed(task, how, then)`, called in the loop when the process of a task that computes portions has crashed: reports it to
         the dispatcher, and calls `then` when the dispatcher has confirmed.
@@ -128,7 +129,9 @@ class TaskHost(Protocol):
         """End task `number`. Does not block; an unknown number is ignored."""
 
     def hand_back(self, number: int) -> bool:
-        """Have task `number` give back the positions that it has not begun, and take no more. Return False if it has begun none."""
+        """Have task `number` give back the positions that it has not begun, and take no more. Return False if the task has not opened its
+        pipeline.
+        """
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
         """Return the figures of the running tasks (data/service/dispatcher/machine/figures.py), by number."""
@@ -139,7 +142,7 @@ class TaskHost(Protocol):
 
     @property
     def has_requests(self) -> bool:
-        """Whether readers wait for replies, or may. After `refuse` this becomes False."""
+        """Whether readers wait for replies, or may still send requests. It becomes False some time after `refuse`."""
 
     def refuse(self) -> None:
         """Reply to the requests that have been received, and refuse new ones with CANCELLED."""
@@ -168,11 +171,11 @@ class DataWorker:
         host: TaskHost | None = None,
         chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
     ) -> None:
-        """Call it before the service is attached.
+        """Create the object before the service is attached.
 
         Args:
           host: runs the tasks; None: threads of this process do.
-          chunk_bytes_max: size of the files of a snapshot.
+          chunk_bytes_max: the size of the files of a snapshot, in bytes.
         """
         self._loop = loop
         self._calls = calls
@@ -201,11 +204,11 @@ class DataWorker:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks that the dispatcher wants from this worker and that have not ended."""
+        """Number of tasks that the dispatcher has assigned to this worker and that have not ended."""
         return self._machine.num_tasks
 
     def snapshot(self) -> WorkerDataSnapshot:
-        """Return what the worker does now. Call it in the loop."""
+        """Return the worker's tasks and streams of this moment. Call it in the loop."""
         return WorkerDataSnapshot(self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses()))
 
     # -- assignments of the dispatcher ------------------------------------------------------------------------------------------
@@ -347,7 +350,7 @@ class TaskThreads:
         incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
-        """Call it before the service is attached."""
+        """Create the object before the service is attached."""
         self.state = 0
         self.address = self.read_at = ""
         self.cache_bytes = TRAINER_CACHE_BYTES
@@ -430,7 +433,8 @@ class TaskThreads:
     def _elements(self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
-        codec_of(codec or None)  # raises where the codec's package is missing, before the request takes an element
+        # `codec_of` raises if the codec's package is missing, before the request takes an element.
+        codec_of(codec or None)
         self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
@@ -467,7 +471,7 @@ class TaskThreads:
             reply.fail(UnavailableError(f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
-            if task.done:  # an earlier process of this task has come to the end
+            if task.done:  # an earlier process of this task has given its last element
                 reply.end()
                 return
             task.runner = self._run(task)
@@ -478,7 +482,9 @@ class TaskThreads:
             self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
 
     def start(self, task: WorkerTask) -> None:
-        """Begin a task before its first request, if it is one that serves requests in order of arrival. Call it in the loop."""
+        """Create the runner of a task before its first request. A task that serves requests in order of arrival begins to compute. Call it
+        in the loop.
+        """
         if task.runner is None and not task.done:
             task.runner = self._run(task)
             self.began()
@@ -529,7 +535,7 @@ class TaskThreads:
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, split_client.ask)
         policy = ShardingPolicy(task.terms.mode).name
-        # The user gave no seed: all workers of an iteration take the same one, or their shards would not be parts of one order.
+        # The user gave no seed. All workers of an iteration use the same one, so that their shards are parts of one order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: WorkerTask) -> None:

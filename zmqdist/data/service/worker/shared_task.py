@@ -2,12 +2,12 @@
 
 Rules
     Each trainer has a position of its own, and gets no element twice. A trainer that has fallen behind the window continues at the oldest
-    element in it; a new trainer begins there. A trainer at the end of the window waits for the next batch, which is computed for the first
-    that waits, and given to all.
-    A batch is as large as the trainer that it is computed for requests, and at most a 16th of the window, so that trainers that read ahead
+    element in it; a new trainer begins there. A trainer at the end of the window waits for the next batch. The task computes that batch for
+    the first waiting trainer, and gives it to all trainers.
+    A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window, so that trainers that read ahead
     a little stay in the window.
     When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
-    An error is not kept: one trainer gets it, and the next request continues behind it. The end of the pipeline is an error, for all
+    An error is not kept: one trainer gets it, and the next request continues after it. The end of the pipeline is an error, for all
     trainers.
 
 The window does not survive the task: a worker that was restarted begins a new one.
@@ -29,16 +29,16 @@ from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
 BATCHES_IN_WINDOW: Final = 16
-"""A batch takes at most this part of the window's bytes."""
+"""A batch takes at most the window's bytes divided by this number."""
 BATCH_S: Final = 0.01
-"""A batch that takes longer than this to compute halves the size of the next one; a faster one doubles it."""
+"""A batch that takes longer than this to compute halves the size of the next batch; a faster batch doubles it."""
 
 
 class SharedRunner:
     """Runs a task that all trainers share.
 
     Attributes:
-      misses: requests for which a batch was computed.
+      misses: number of requests for which a batch was computed.
       nbytes: size of the window.
     """
 
@@ -63,9 +63,10 @@ class SharedRunner:
         self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
-        """An error that comes behind the last batch; one request gets it."""
+        """The error of the element after the last batch; one request gets it. None: there is no error."""
         self._woken = False
-        """A call of `_serve` is scheduled: no batch is computed before, since the window may have what the waiting requests need."""
+        """True while a call of `_serve` is scheduled. The thread computes no batch before that call, because the window may already have
+        the batch that the waiting requests need."""
         self._error: BaseException | None = None
         self._replies = self.misses = self.nbytes = 0
         self._lock = threading.Lock()
@@ -116,7 +117,7 @@ class SharedRunner:
 
     @property
     def hits(self) -> int:
-        """Requests that found their batch in the window."""
+        """Number of requests that found their batch in the window."""
         return self._replies - self.misses
 
     def _find(self, wanted: Wanted) -> Packed | None:
@@ -139,7 +140,7 @@ class SharedRunner:
             self._end(error)
 
     def _wait_for_need(self) -> Wanted | None:
-        """Wait until a request needs a batch that is not computed yet, and return the request. None: the task is over."""
+        """Wait until a request needs a batch that is not computed yet, and return the request. Return None when the task is over."""
         with self._lock:
             while self._error is None:
                 if self._waiting and not self._woken and self._failure is None:
@@ -148,7 +149,7 @@ class SharedRunner:
         return None
 
     def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, BaseException | None]:
-        """Return (elements, their bytes, the error behind them or None). Raises at the end of the pipeline."""
+        """Return (elements, their bytes, the error after them or None). Raises InvalidArgumentError at the end of the pipeline."""
         began, total = time.monotonic(), 0
         elements: list[Any] = []
         enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))

@@ -1,10 +1,11 @@
-"""The process of one data-service task: runs its pipeline, and replies to its readers itself.
+"""The process of one data-service task: it runs the task's pipeline, and replies to the task's readers without the worker.
 
 The worker's zygote forks it. It has a loop, and a router of its own on the listening socket that its worker has opened, so that elements
-go from here to the readers directly. It requests positions from the dispatcher. With the worker it shares
+go from this process to the readers directly. It requests positions from the dispatcher. With the worker it shares
     a pipe      The worker sends Begin, perhaps HAND_BACK or REFUSE, and closes its end when the task is over. This process sends its
     figures, FINISHED when the last element was taken, and ANSWERED after REFUSE when no request is left.
-    a page      of numbers, written here: where the task is (element_replies.py), for the error that says how the process ended.
+    a page      This process writes the progress of the task into it (element_replies.py). When the process has crashed, the worker takes
+    from it the numbers for the error text.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class Begin(msgspec.Struct, array_like=True):
 
     Attributes:
       task: definition of the task, as the dispatcher sent it.
-      state, incarnation: of the dispatcher, and of the worker.
+      state, incarnation: number of the dispatcher's state, and incarnation of the worker.
       worker: address of the worker, for error texts.
       host: address that the listening socket is bound to.
-      failure: code and text of the crash of the process before this one.
+      failure: error code and text of the crash of the previous process of this task; None: there was no crash.
       for_good: the task has failed for good: every request gets `failure`. Otherwise one request does.
       done: the task has ended: every request gets END.
     """
@@ -74,7 +75,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
 MAPPED_BYTES_MIN: Final = 32 << 20
-"""The largest value that glibc accepts. Larger arrays are mapped, each into fresh pages."""
+"""The largest M_MMAP_THRESHOLD that glibc accepts, in bytes. It maps each larger array into fresh pages."""
 
 KEPT_BYTES_MAX: Final = 256 << 20
 """Free memory at the top of the heap that glibc keeps for later arrays."""
@@ -137,10 +138,10 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc reuse the memory of arrays. By default it maps and unmaps each large one, and a 4 MiB array then costs more in page faults
-    than in sending it.
+    """Have glibc reuse the memory of arrays. By default it maps and unmaps the memory of each large array, and the page faults of a 4 MiB
+    array then cost more time than sending it.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have no mallopt
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES_MAX)

@@ -7,14 +7,14 @@ How readers reach a task
     reconnect to the same port, and the next child finds them waiting.
 
 When the process crashes (a signal, os._exit, out of memory)
-    Only its own task is affected. In a DYNAMIC task one reader gets an error that says how the process ended; what the process held is
-    lost (at most once), and a new process continues with the positions that no process was given. After CRASHES_MAX crashes the task has
-    failed for good: every request gets the error. In any other mode that is so after the first crash, because a new process would begin
-    again and deliver all elements a second time.
-    A task that computes portions loses nothing: the worker reports the crash to the dispatcher, which gives out again what the process
-    had, and counts the crashes. The next process starts after the dispatcher has confirmed, so that the crash is not charged to the
+    Only its own task is affected. In a DYNAMIC task one reader gets an error that says how the process ended. The elements that the process
+    held are lost (at most once), and a new process continues with the positions that no process was given. After CRASHES_MAX crashes the
+    task has failed for good: every request gets the error. In any other mode the task has failed for good after the first crash, because a
+    new process would begin again and deliver all elements a second time.
+    A task that computes portions loses nothing: the worker reports the crash to the dispatcher, which gives out the portions of the process
+    again, and counts the crashes. The next process starts after the dispatcher has confirmed, so that the crash is not charged to the
     portions of the next process.
-    A process that the zygote ended because this worker was stopped has not crashed: another one starts when a reader connects.
+    A process that the zygote ended because this worker was suspended has not crashed: another process starts when a reader connects.
 
 The end
     The process of a dropped task may send its last replies; END_S later the worker kills it, whatever user code does. All processes end
@@ -66,12 +66,12 @@ class TaskProcesses:
     """Runs each task of a worker in a process of its own; a `TaskHost` (runtime.py).
 
     Args:
-      spawn: forks a task's process; SILENT is the exit code of a process that was ended because this worker did not run.
+      spawn: forks a task's process; SILENT is the exit code of a process that the zygote ended because this worker was suspended.
       bind: the host that sockets are bound to.
 
     Attributes:
       crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the loop when it has confirmed.
-      ending: tasks that were dropped and whose process still runs.
+      ending: the dropped tasks whose process still runs.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TaskProcesses:
 
     @property
     def has_requests(self) -> bool:
-        """Whether readers may wait: those of any running process may."""
+        """Whether readers may wait for replies. The readers of every running process count as waiting."""
         return self.unsent
 
     def refuse(self) -> None:
@@ -162,7 +162,7 @@ class _TaskProcess:
         self._owner = owner
         self._loop = owner.loop
         self._task = task
-        # Stays open across crashes, so that readers find the next process at the same port.
+        # The listener stays open across crashes, so that readers find the next process at the same port.
         try:
             self._listener = listen(owner.bind)
         except UnknownError as error:  # a task without a port would leave its readers waiting
@@ -219,7 +219,7 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
-            # An exit after the last element loses nothing; SILENT: the zygote ended the process, because the worker was stopped.
+            # An exit after the last element loses nothing. SILENT: the zygote ended the process, because the worker was suspended.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())
@@ -237,7 +237,7 @@ class _TaskProcess:
         self._crashes += 1
         terms = self._task.terms
         if terms.portioned:
-            goes_on = "Another process computes again what readers have not acknowledged."
+            goes_on = "Another process computes again the elements that readers have not acknowledged."
         elif terms.mode != DYNAMIC or terms.num_consumers or terms.cache:
             goes_on = "The iteration cannot go on: another process would begin again with its first element."
             self._for_good = True
@@ -245,7 +245,7 @@ class _TaskProcess:
             goes_on = f"This was crash number {self._crashes} of the task, which has failed for good."
             self._for_good = True
         else:
-            goes_on = "What it held is lost; another process goes on with the positions that no process was given."
+            goes_on = "The elements that it held are lost; another process continues with the positions that no process was given."
         with memoryview(self._page).cast("Q") as progress:
             where = self._task.describe(self._owner.address)
             error = process_death_error(code, tail, progress, where, goes_on)
@@ -265,7 +265,7 @@ class _TaskProcess:
         return True
 
     def refuse(self) -> None:
-        """See `TaskHost.refuse`. Where no process runs, no reader has sent a request."""
+        """See `TaskHost.refuse`. If no process runs, no reader has sent a request, and the task closes its port."""
         if self._pipe is not None:
             self._pipe.send(REFUSE)
         else:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 @dataclass(slots=True)
 class GiveElements:
-    """Reply with some elements, in order; `tag` says what they are parts of."""
+    """Reply with some elements, in order. Each kind of task has its own `tag`: see rounds_machine.py and portions_machine.py."""
 
     reply: Any
     elements: list[Any]

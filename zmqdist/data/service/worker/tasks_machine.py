@@ -1,15 +1,16 @@
-"""Which data-service tasks a worker has: what it requests from the dispatcher, which tasks it begins and drops, which it reports as ended.
+"""The machine of a worker's data-service tasks. It decides when the worker requests work, which tasks it begins and drops, and which it
+reports as ended.
 
 Promises
     T1  While there is a connection, one request for work is pending at the dispatcher. The reply to an older request is ignored. A request
-    that failed is sent again a little later.
+        that failed is sent again a little later.
     T2  Each request lists the tasks that the worker has, and which of them have ended. A task stays on the list, ended or not, until the
-    dispatcher drops it.
+        dispatcher drops it.
     T3  A task is begun once and dropped once. A dispatcher that has lost its state (its state number differs) knows none of the worker's
-    tasks, and lists them among those to drop.
+        tasks, and lists them among those to drop.
     T4  A worker that leaves takes no more positions. Of its DYNAMIC tasks, those that compute portions end at once, because other workers
-    compute what is not acknowledged; so do those that no reader reads. The others give back what they have not begun, and end then. A task
-    that has the whole dataset for itself continues to its end.
+        compute the unacknowledged elements; tasks without readers end at once, too. The other DYNAMIC tasks give back the positions that
+        they have not begun, and then end. A task that has the whole dataset for itself continues to its end.
     T5  After `leave` the worker sends no request, because the dispatcher has released it.
 """
 
@@ -22,15 +23,15 @@ from typing import Any, Final, TypeAlias
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, Terms
 
 PROGRESS: Final = 3
-"""How many numbers say where a task is (element_replies.py)."""
+"""The progress of a task consists of this many numbers (element_replies.py)."""
 
 
 class WorkerTask:
     """One task as the dispatcher defined it.
 
     Attributes:
-      definition: as received.
-      progress: where the task is, for error texts (element_replies.py).
+      definition: the fields of the task as the dispatcher sent them.
+      progress: numbers that show how far the task is, for error texts (element_replies.py).
       failed: the crash of an earlier process of this task (task_errors.TaskFailure), or None.
       runner, pipeline: set by the host that runs the task: its Runner, and the pipeline that is run over each portion.
       done: the last element was taken.
@@ -92,7 +93,7 @@ class DropTask:
 
 @dataclass(frozen=True, slots=True)
 class GiveBackPositions:
-    """Have a task give back the positions that it has not begun, and call `finished` then; at once if no reader reads it."""
+    """Have a task give back the positions that it has not begun, and then call `finished`. If no reader reads the task, call it at once."""
 
     number: int
 
@@ -104,7 +105,7 @@ class WorkerTasks:
     """The tasks of one worker; the module's docstring gives the rules.
 
     Attributes:
-      tasks: by number.
+      tasks: the worker's tasks, by number.
       state: number of the dispatcher's state that the tasks belong to.
     """
 
@@ -116,7 +117,7 @@ class WorkerTasks:
 
     @property
     def num_tasks(self) -> int:
-        """Number of tasks that the dispatcher wants from this worker and that have not ended."""
+        """Number of tasks that the dispatcher has assigned to this worker and that have not ended."""
         return sum(not (task.done or task.deleted) for task in self.tasks.values())
 
     def ask(self) -> list[WorkerTasksEffect]:
@@ -130,8 +131,8 @@ class WorkerTasks:
         return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
-        """Note the dispatcher's reply: (its state, tasks to begin, tasks to drop). None: a later request of this worker has replaced this
-        one.
+        """Note the dispatcher's reply: (its state, tasks to begin, tasks to drop). `reply` is None if a later request of this worker has
+        replaced this one.
         """
         if request != self._request:
             return []
@@ -148,15 +149,15 @@ class WorkerTasks:
         return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
-        """Note that the last element of a task was taken, or that it has given back what it had not begun."""
+        """Note that the last element of a task was taken, or that the task has given back the positions that it had not begun."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
-            return []  # a request for it gets an error, and the dispatcher drops tasks without readers
+            return []  # requests for a deleted task get an error, and the dispatcher drops tasks without readers
         task.done = True
         return self.ask()
 
     def drain(self) -> list[WorkerTasksEffect]:
-        """Leave as soon as all tasks have ended."""
+        """End the DYNAMIC tasks (T4), so that the worker can leave when all tasks have ended."""
         dynamic = [task for task in self.tasks.values() if task.terms.mode == DYNAMIC and not task.done]
         for task in dynamic:
             task.done = task.terms.portioned

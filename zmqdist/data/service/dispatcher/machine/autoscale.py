@@ -1,9 +1,10 @@
-"""How many workers would be enough for the readers: a figure for the operator of a cluster. No worker is started here.
+"""Estimate how many workers would be enough for the readers. The figure is for the operator of a cluster; this module starts no worker.
 
 Theory
-    An iteration needs as many workers as make elements as fast as its readers could take them: the sum of the readers' rates, divided by
-    the mean rate of a worker, rounded up. A reader's rate is the one that it would have if it never waited. A rate further than one
-    standard deviation from the mean counts as the median, so that one slow start does not ask for a hundred machines.
+    An iteration needs enough workers to make elements as fast as its readers could take them: the sum of the readers' rates, divided by
+    the mean rate of a worker, rounded up. The rate of a reader is the rate at which it would take elements if it never waited. A rate
+    further than one standard deviation from the mean is replaced by the median, so that one slow start does not ask for a hundred
+    workers.
     The figure is the largest of all iterations, and at most FACTOR_MAX times the current number of workers, and MORE_MAX above it.
 """
 
@@ -59,7 +60,7 @@ class AutoScalers:
 
     @property
     def iterations(self) -> list[int]:
-        """The iterations of which a worker or reader has reported."""
+        """The iterations for which a worker or reader has reported."""
         return list(self._scalers)
 
     def discard(self, iteration: int) -> None:

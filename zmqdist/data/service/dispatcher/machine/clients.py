@@ -17,10 +17,10 @@ from zmqdist.data.service.dispatcher.machine.coordinated import is_coordinated, 
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 WATCH_S_MAX: Final = 10.0
-"""The longest time until a watch request gets its reply, even without news: the client's next request shows that it is alive."""
+"""Seconds after which a watch request gets its reply even without news. The client's next request then shows that the client is alive."""
 
 WATCHES_PER_TIMEOUT: Final = 3
-"""Watch requests that a live client sends within `client_timeout_s`, at least."""
+"""A live client sends at least this number of watch requests within `client_timeout_s`."""
 
 
 class Clients:
@@ -34,7 +34,7 @@ class Clients:
         return min(WATCH_S_MAX, self._tables.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
     def registered_client(self, state: int, number: int) -> r.ClientEntry:
-        """Return the client that sent a request. Raises Refusal with the reason if it is no client, or none any more."""
+        """Return the client that sent a request. Raises Refusal, with the reason, if the sender is not a client or has been released."""
         client = self._tables.state.clients.get(number)
         if state == self._tables.state.number and client is not None:
             return client
@@ -91,7 +91,8 @@ class Clients:
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
                     continue
-                address = ""  # the task is about to be served: its reader has not come to the end yet
+                # The worker has not reported the address yet, but the reader must know that the task exists.
+                address = ""
             tasks.append((number, worker.address, address, worker.incarnation, worker.tags, task.starting_round))
         portions = iteration.portions
         if portions is None:
@@ -110,7 +111,9 @@ class Clients:
                 self._tables.reply_news(watch[0].token, self._news_for(iteration, watch[0]))
 
     def release(self, call: ev.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release a client that has closed its reader. Its iteration ends with it if it was the last client and no other can join."""
+        """Release a client that has closed its reader. If it was the last client of an anonymous job, which no other client can join, end
+        the iteration too.
+        """
         client = self._tables.state.clients.get(call.client)
         if call.state == self._tables.state.number and client is not None:
             self._release(client, now, end)
@@ -127,7 +130,7 @@ class Clients:
         if iteration.clients:
             return
         self._tables.unread_since[iteration.id] = now
-        # No other client can join an anonymous job: without an end its tasks would compute elements that no reader takes.
+        # No other client can join an anonymous job. If the iteration did not end, its tasks would compute elements that no reader takes.
         if anonymous and not (iteration.finished or iteration.collected):
             end(iteration)
 
@@ -140,7 +143,7 @@ class Clients:
             self._tables.reply(self._tables.portion_requests.pop(key).token, [])
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Drop a watch request whose caller is gone. Return whether it was one."""
+        """Drop the watch request with this token, because its caller is gone. Return False if no watch request has the token."""
         for number, (watch, _) in self._tables.watches.items():
             if watch.token == token:
                 del self._tables.watches[number]
@@ -169,7 +172,7 @@ class Clients:
             if iteration.finished or iteration.collected:
                 del tables.unread_since[number]
                 continue
-            # A later client of a DYNAMIC iteration gets the rest of it; one of a new iteration would get all positions once more.
+            # A later client of a DYNAMIC iteration gets the positions that are left; in a new iteration it would get all positions again.
             keeps = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
             if since + tables.rules.gc_timeout_s <= now and not keeps:
                 del tables.unread_since[number]

@@ -20,7 +20,7 @@ def is_pending(task: r.TaskEntry) -> bool:
 
 
 def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
-    """Return whether a task has not ended, and its worker is in the incarnation that the task belongs to, if it belongs to one."""
+    """Return whether a task can run: it has not ended, and its worker is still in the incarnation to which the task is bound, if any."""
     worker = tables.state.workers.get(task.worker)
     return not task.finished and (
         not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
@@ -36,7 +36,8 @@ def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
 def news_for_consumer(
     tables: DispatcherTables, iteration: r.Iteration, call: ev.WatchRequest
 ) -> tuple[list[Any], bool, dict[int, int]]:
-    """Return the news for a consumer: (tasks, whether it is to stop, the end of each task that it has lost).
+    """Return the news for a consumer: (tasks, hold, ended). `hold` tells the consumer to stop at its next round. `ended` has the end round
+    of each task in `call.lost` that has ended.
 
     A task whose worker the dispatcher has lost as well has incarnation -1; a task that is not served yet has no address.
     """

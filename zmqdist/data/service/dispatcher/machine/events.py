@@ -14,7 +14,7 @@ from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.events import Ticked
 
 Token: TypeAlias = Hashable
-"""Identifies the caller of a request; the runtime's own, returned with the reply."""
+"""Identifies the caller of a request. The runtime chooses it, and the machine returns it with the reply."""
 
 
 # -- events without a reply -----------------------------------------------------------------------------------------------
@@ -28,7 +28,7 @@ class WorkerJoined:
       name: its job and index.
       address: the address at which readers connect to it.
       incarnation: the number of its process.
-      named: the worker brought its index; False: a dispatcher assigned it, this one or an earlier one.
+      named: True if the worker was started with its index; False if a dispatcher, this one or an earlier one, assigned the index.
     """
 
     name: str
@@ -87,7 +87,8 @@ class SavedRequest:
 
     Attributes:
       state, iteration, client: the numbers of the dispatcher's state, the iteration and the client that saved it.
-      cut, lanes: (positions, repetitions, length of a portion) and number of lanes of its iteration; a reader with others is refused.
+      cut, lanes: (positions, repetitions, length of a portion) and number of lanes of its iteration. The machine refuses a reader whose
+        iteration has other values.
       done: runs of finished steps of its lane.
       open: (number of the portion, elements received) of each unfinished portion.
     """
@@ -123,7 +124,7 @@ class OpenRequest:
     terms: Terms
     sources: tuple[int, ...] = ()
     unnamed: str = ""
-    """A name that no other job has, for a job without one."""
+    """The name of the job if `job_name` is None. No other job has it."""
     consumer: int = -1
     grain: tuple[int, int, int] | None = None
     saved: SavedRequest | None = None
@@ -131,17 +132,17 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks: the reply comes at once if the client's version is old, otherwise at the next change or after
-    a while.
+    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, otherwise at the next change or
+    after a while.
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
-    starting round). `failed` says why the iteration cannot continue. `hold` and `ended` are for coordinated reads: whether the consumer is
-    to stop, and task -> the first round in which it takes no part. See rounds.py.
+    starting round). `failed` says why the iteration cannot continue. `hold` and `ended` are set in coordinated reads only: `hold` tells the
+    consumer to stop, and `ended` is task -> the first round in which the task takes no part. See rounds.py.
 
     Attributes:
-      version: of the news that the client has.
-      stopped: of coordinated reads: the round that the consumer does not begin before the reply; -1: none.
-      lost: of coordinated reads: tasks that do not reply -> the first round that the consumer has not received.
+      version: the version of the news that the client has.
+      stopped: in coordinated reads, the round that the consumer does not begin before the reply arrives; -1: none.
+      lost: in coordinated reads, each task that does not reply -> the first of its rounds that the consumer has not received.
     """
 
     token: Token
@@ -186,12 +187,12 @@ class MissedRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """Wait for a change of a worker's tasks: the reply comes at once if the worker has not exactly the tasks that it should have.
+    """Wait for a change of a worker's tasks. The machine replies at once if the worker's tasks differ from those that it should have.
 
     -> (state number, new tasks, tasks to drop).
 
     Attributes:
-      has: task -> the address at which the worker serves it; "" before it does.
+      has: task -> the address at which the worker serves it; "" until the worker serves it.
       done: the tasks that have ended.
     """
 
@@ -223,9 +224,9 @@ class SplitsRequest:
 
 @dataclass(frozen=True, slots=True)
 class PortionsRequest:
-    """Get up to `count` portions to compute for a client; the reply comes when there are some.
+    """Get up to `count` portions to compute for a client. The reply waits until there is a portion.
 
-    -> [(number, repetition, start, length, elements to skip)]; empty: no further portion comes.
+    -> [(number, repetition, start, length, elements to skip)]; an empty list: no further portion will come.
     """
 
     token: Token
@@ -239,9 +240,9 @@ class PortionsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """The process in which a worker ran a task has died, and its elements with it. The next process starts after the reply. -> None.
+    """The process in which a worker ran a task has died, and its elements are lost. The next process starts after the reply. -> None.
 
-    `how` says how it died; "": through no fault of the pipeline, so that no portion is charged.
+    `how` describes the death. It is "" if the pipeline is not at fault; then no portion is charged.
     """
 
     token: Token
@@ -275,7 +276,7 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Decide whether compression "AUTO" is off for a dataset. -> the decision of the first request; `off` is the caller's wish."""
+    """Decide whether compression "AUTO" is off for a dataset. -> the decision, which is `off` of the first request for this dataset."""
 
     token: Token
     dataset: str
@@ -330,7 +331,7 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitJournal:
-    """Write these records, and report JournalCommitted or JournalFailed. The next group comes only after that."""
+    """Write these records, and report JournalCommitted or JournalFailed. The machine returns no other CommitJournal before the report."""
 
     records: tuple[bytes, ...]
 

@@ -38,7 +38,7 @@ class Figures:
         self._scalers = AutoScalers()
 
     def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
-        """Note the reports of a worker's tasks, by task."""
+        """Note the reports of a worker: the number of each task -> its figures."""
         for number, report in tasks.items():
             task = self._tables.state.tasks.get(number)
             if task is None:

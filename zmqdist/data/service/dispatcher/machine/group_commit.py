@@ -1,9 +1,10 @@
-"""Effects that wait until the changes behind them are in the journal.
+"""Effects that wait until the changes on which they depend are in the journal.
 
 Theory
     The machine applies the changes of an event at once, but no effect leaves before these changes are durable. One group of records is
-    being written at a time. The changes made meanwhile form the next group, so that a slow disk makes groups larger and the queue no
-    longer. An effect of an event that changed nothing also waits while a group is being written, because it may show the group's changes.
+    being written at a time. The changes made meanwhile form the next group, so that a slow disk makes groups larger and not more
+    numerous. An effect of an event that changed nothing also waits while a group is being written, because it may show the group's
+    changes.
 
     When the journal fails, every waiting reply becomes an error, and the state is read back from the journal. A caller with a pending
     request for news sends it again, because the facts that it reported may be among the lost changes.
@@ -27,7 +28,7 @@ class GroupCommit:
         self._held: list[ev.Effect] = []
         """Effects that leave when the group that is being written is durable."""
         self._next: list[ev.Effect] = []
-        """Effects that leave when the group after it is durable."""
+        """Effects that leave when the group after the one that is being written is durable."""
         self._committing = False
 
     def record(self, record: bytes) -> None:

@@ -1,5 +1,5 @@
-"""The machine of a data service's dispatcher: which client reads which iteration, which worker runs which task, and which task gets which
-positions.
+"""The machine of a data service's dispatcher. It decides which client reads which iteration, which worker runs which task, and which task
+gets which positions.
 
 Theory
     A request carries a token, and gets its reply when there is news for it. A worker always has one `WorkRequest` pending, a client one
@@ -9,19 +9,19 @@ Theory
 
 Promises, checked by tests/machines/splits and tests/sim
     D1  A position of a DYNAMIC iteration is given to one task, once. A repeated request gets the same positions again.
-    D2  The n-th iterators of jobs with one name read the same iteration. A finished iteration gives no elements.
-    D3  No reply shows a change that a restart would not bring back.
-    D4  An iteration ends when its last live task has ended. The tasks of a lost worker count as ended: at once if the iteration is DYNAMIC,
-        otherwise after `worker_timeout_s`. A DYNAMIC iteration does not end before one of its tasks has found no position left, because a
-        live worker computes the positions that lost workers gave back. After a restart of the dispatcher, a worker that it knew counts as
-        live for RETURN_S.
-    D5  Numbers only grow, also over restarts.
+    D2  Readers that open a job of one name for the same repetition read the same iteration. A finished iteration gives no elements.
+    D3  A reply shows only changes that survive a restart of the dispatcher.
+    D4  An iteration ends when its last live task has ended. The tasks of a lost worker count as ended: at once if the iteration is
+        DYNAMIC, otherwise after `worker_timeout_s`. A DYNAMIC iteration ends only after one of its tasks has found no position left, so
+        that a live worker computes the positions that lost workers gave back. After a restart of the dispatcher, a worker that it knew
+        counts as live for RETURN_S.
+    D5  The numbers of datasets, jobs, iterations, tasks and clients only grow, also across restarts.
     D6  Every connected worker has a place, even after the journal failed; a worker that has left for good has none.
 
 For jobs that are read in portions, exactly once or in order, see portions.py.
 
-Here are datasets, jobs and the dispatch of events to the parts, which share one tables.py: clients.py, workers.py, split_assignment.py,
-rounds.py, portions.py.
+This file handles datasets and jobs, and dispatches events to the parts: clients.py, workers.py, split_assignment.py, rounds.py and
+portions.py. All parts share one DispatcherTables (tables.py).
 Not here: sockets, files, the content of a pipeline.
 """
 
@@ -49,7 +49,8 @@ from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.events import Ticked
 
 LOOK_AGAIN_S: Final = 0.5
-"""Seconds between reading the state back and repairing it. Not at once, because a journal that has failed may fail again."""
+"""Seconds between `restore` and the repair of the restored state. The repair waits, because it writes to the journal, and a journal that
+has just failed may fail again."""
 
 FIRST_WATCH_S: Final = 3600.0
 """Seconds that a reader has for its first watch request after it opened its iteration. A reader that was killed in between sends none, and
@@ -75,11 +76,11 @@ class DataDispatcherMachine:
 
     @property
     def state(self) -> DurableState:
-        """The durable state, which a restart brings back. Read it only."""
+        """The durable state, which a restart brings back. Do not change it."""
         return self._tables.state
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Take the state of a journal. All clients count as heard now; workers are missing until they register."""
+        """Take the state of a journal. Each client counts as heard from at `now`; each worker is missing until it registers."""
         self._tables.restore(snapshot, records, now)
         self._look_at = now + LOOK_AGAIN_S
 
@@ -128,7 +129,7 @@ class DataDispatcherMachine:
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event, and return the effects in order. Never raises because of the content of a request: its caller gets the error."""
+        """Apply one event, and return the effects in order. A wrong request raises nothing: its caller gets the error as a reply."""
         self._tables.now = now
         match event:
             case ev.JournalCommitted():
@@ -252,9 +253,8 @@ class DataDispatcherMachine:
 
     def _open(self, call: ev.OpenRequest, now: float) -> None:
         known = self._tables.client_by_request.get(call.request)
-        if (
-            known is not None and known in self._tables.state.clients
-        ):  # the reply was lost, and the client repeats its request
+        # The client repeats a request whose reply was lost.
+        if known is not None and known in self._tables.state.clients:
             self._tables.reply(call.token, self._opened(self._tables.state.clients[known]))
             return
         if call.terms.dataset not in self._tables.state.datasets:
@@ -265,7 +265,7 @@ class DataDispatcherMachine:
                 errors.FAILED_PRECONDITION,
                 f"Requesting data for consumer index {call.consumer}, but the job has only {consumers} consumers",
             )
-        # Static shards go by a worker's index in the fixed list: without the list no worker has one.
+        # A static shard is chosen by the worker's index in the fixed list of workers, so without a list no worker has a shard.
         if call.terms.mode not in (r.OFF, r.DYNAMIC) and not self._tables.worker_list.entries:
             worker = next((each.address for each in self._tables.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
@@ -319,7 +319,9 @@ class DataDispatcherMachine:
         return job
 
     def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
-        """Refuse a reader whose dataset has another compression than the job's dataset, which decides."""
+        """Refuse a reader whose dataset has another compression than the job's dataset: elements are compressed as the job's dataset
+        says.
+        """
         used, expected = (self._tables.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
         if not _fit(used, expected, "compression"):
             raise Refusal(

@@ -17,10 +17,14 @@ Promises, checked by tests/machines/splits/test_portions.py
     E1  A portion belongs to one client at a time, and one incarnation of a worker computes it for that client.
     E2  An iteration ends when each portion is acknowledged as done, and not before.
     E3  When a worker is lost, its unfinished portions are given out again at once, before new ones, without the acknowledged elements.
-    E4  When a client is released, its unfinished portions go to other clients; a client that takes over from another gets all of them.
-    E5  A client that continues from a saved state gets the elements that were acknowledged after it, and none from before.
-    E6  Lanes and lengths of portions do not depend on the workers. In ordered reading no portion is given out a window ahead.
-    E7  A portion over which DEATHS_MAX workers, or processes of workers, died ends the iteration with an error that names both.
+    E4  When a client is released, its unfinished portions go to other clients. A client that takes over from another client gets all
+        unfinished portions of that client.
+    E5  A client that continues from a saved state gets the elements that were acknowledged after the state was saved, and none that
+        were acknowledged before.
+    E6  Lanes and lengths of portions do not depend on the workers. In ordered reading, each portion that is given out is less than a
+        window ahead of the lowest unfinished one.
+    E7  A portion over which DEATHS_MAX workers, or processes of workers, died ends the iteration with an error that names the portion
+        and the workers.
 
 Not here: how the state of an iteration's portions changes (range_math.py), the content of a portion.
 """
@@ -42,11 +46,11 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Ref
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
-"""Deaths charged to one portion after which the pipeline itself counts as their cause."""
+"""When so many deaths are charged to one portion, the pipeline itself counts as their cause."""
 
 WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
-"""The window of ordered reading: portions for each task, and at least so many."""
+"""The window of ordered reading has WINDOW_PER_TASK portions for each task, and at least WINDOW_MIN in all."""
 
 
 class PortionAssignment:
@@ -60,7 +64,7 @@ class PortionAssignment:
     # -- clients ------------------------------------------------------------------------------------------------------------
 
     def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
-        """Give a new client the portions that it takes over: by its saved state, or from the client that read its lane before."""
+        """Give a new client the portions that it takes over: those of its saved state, or those of the client that read its lane before."""
         iteration, portions = self._of(client)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
@@ -89,7 +93,7 @@ class PortionAssignment:
         """Return the iteration of a saved state; None if this dispatcher does not have it.
 
         Raises:
-          Refusal: the client cannot continue there without losing elements.
+          Refusal: the client cannot continue in that iteration without losing elements.
         """
         iteration = self._tables.state.iterations.get(saved.iteration)
         if saved.state != self._tables.state.number or iteration is None or iteration.collected:
@@ -117,7 +121,7 @@ class PortionAssignment:
         return iteration
 
     def check(self, saved: ev.SavedRequest, iteration: r.Iteration) -> None:
-        """Check that a saved state fits an iteration. Raises Refusal."""
+        """Check that a saved state fits an iteration. Raises Refusal if it does not."""
         portions = iteration.portions
         cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
         lanes = 0 if portions is None else len(portions.next)
@@ -141,7 +145,8 @@ class PortionAssignment:
             or any(not (0 <= number < last and elements >= 0) for number, elements in saved.open)
         ):
             raise Refusal(
-                errors.INVALID_ARGUMENT, "the state is damaged: no reader of this dataset can have been there"
+                errors.INVALID_ARGUMENT,
+                "the state is damaged: no reader of this dataset can have been at this position",
             )
 
     def _successor(self, client: int) -> int:
@@ -192,20 +197,22 @@ class PortionAssignment:
 
     def lost(self, event: ev.WorkerGone) -> None:
         """Free the portions that a lost incarnation of a worker was computing, and refuse its pending requests."""
-        # First repeat the revocations that a failed journal may have lost: with them left out, this loss could be one charge too many.
+        # First repeat the revocations that a failed journal may have lost. Without them, a portion could reach DEATHS_MAX with this loss.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
         for iteration in self._active():
             self._lose(iteration, event.incarnation, 0, name or "")
         for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
-            # Tasks send requests over a connection of their own, which may still stand: without a reply they would wait for ever.
+            # A task sends its requests over its own connection, which may still be open. Without a reply the task would wait for ever.
             call = self._tables.portion_requests.pop(key)
             why = f"the worker of task {call.task} has no connection"
             self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
     def check_incarnations(self) -> None:
-        """Free the portions of incarnations that ended while no dispatcher ran, and revoke the charges because of connected ones."""
+        """Free the portions of incarnations that ended while no dispatcher ran, and revoke the deaths of incarnations that are
+        connected.
+        """
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
         for iteration in self._active():
@@ -214,7 +221,7 @@ class PortionAssignment:
                 self._lose(iteration, incarnation, 0, "")
 
     def _revoke_charges(self) -> None:
-        """Revoke the charges because of incarnations that are connected again: they have not died."""
+        """Revoke the deaths that were charged for incarnations that are connected again: these have not died."""
         for iteration in self._active():
             assert iteration.portions is not None
             charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}
@@ -246,7 +253,7 @@ class PortionAssignment:
                         iteration.id,
                         f"{len(charged)} processes died while they computed positions {start} to {start + length - 1} of the "
                         f"source (repetition {repetition}; {portion.acked} elements of it had been delivered): "
-                        f"{', '.join(charged)}. What the pipeline does there ends its process: look at the logs and the "
+                        f"{', '.join(charged)}. The pipeline ends its process at these positions: look at the logs and the "
                         "memory of these workers.",
                     )
                 )
@@ -277,8 +284,8 @@ class PortionAssignment:
         if worker.incarnation != call.incarnation:
             raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
         if worker.number in self._tables.confirmed_gone:
-            # The request came over another connection than the one that broke. `lost` has taken the worker's portions already, and no event
-            # would take one that it gets now. The task repeats the request, which succeeds when the worker is back.
+            # The request came over another connection than the broken one. `lost` has already freed the worker's portions, and no later
+            # event would free a portion that the worker gets now. The task repeats the request, which succeeds when the worker is back.
             raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {call.task} has no connection")
         return task, worker
 
@@ -309,7 +316,7 @@ class PortionAssignment:
         return number, *range_math.place_of(portions, number), portions.open[number].acked
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Drop a request for portions whose caller is gone. Return whether it was one."""
+        """Drop the request for portions with this token, because its caller is gone. Return False if no such request has the token."""
         for key, call in self._tables.portion_requests.items():
             if call.token == token:
                 del self._tables.portion_requests[key]
@@ -362,9 +369,8 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        if (
-            alone is not None
-        ):  # while this worker computes a charged portion it gets no others, except one that has to come before it
+        # While this worker computes a charged portion it gets no others, except a portion that has to be acknowledged before it.
+        if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
             return [first] if waits else []

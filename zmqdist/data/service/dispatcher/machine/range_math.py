@@ -21,7 +21,7 @@ from zmqdist.data.service.dispatcher.machine.runs import Runs
 
 PORTIONS_WANTED: Final = 256
 LENGTH_MAX: Final = 1024
-"""The most positions in a portion, unless the grain is larger. A larger portion would lose more work with a worker."""
+"""The most positions in a portion, unless the grain is larger. With larger portions, the loss of a worker would lose more work."""
 
 ENDLESS_LENGTH: Final = 256
 
@@ -38,7 +38,7 @@ Change: TypeAlias = (
 
 
 def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsEntry:
-    """Return the portions of a new iteration; `grain`: the length of a portion is a multiple of it."""
+    """Return the portions of a new iteration. The length of a portion is a multiple of `grain`."""
     wanted = ENDLESS_LENGTH if positions == r.INFINITE else min(LENGTH_MAX, positions // PORTIONS_WANTED)
     length = max(1, wanted // grain) * grain
     return r.PortionsEntry(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
@@ -103,7 +103,7 @@ def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int,
 
 
 def _advance(portions: r.PortionsEntry, lane: int) -> None:
-    """Move a lane's next step behind the steps that an earlier iteration had."""
+    """Move a lane's next step past the steps that an earlier iteration has delivered."""
     while (end := sets.end_of(portions.skip[lane], portions.next[lane])) is not None:
         portions.next[lane] = end
 
@@ -127,8 +127,8 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
 def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
     """Free the portions that an incarnation was computing, and charge them if it died.
 
-    A reader may report a lost reply before the dispatcher sees that the worker has died. The portions of that reply were free already, and
-    are charged as well.
+    A reader may report a lost reply before the dispatcher sees that the worker has died. The portions of that reply are free already when
+    the death becomes known, and are charged as well.
     """
     for portion in portions.open.values():
         if portion.incarnation == incarnation and client in (0, portion.client):
@@ -147,7 +147,7 @@ def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
 
 
 def leave(portions: r.PortionsEntry, client: int) -> None:
-    """Leave the unfinished portions of a client to others."""
+    """Leave the unfinished portions of a client to other clients."""
     for number, portion in portions.open.items():
         if portion.client == client:
             portion.client = portion.incarnation = portion.request = 0
@@ -165,7 +165,7 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
 
 
 def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Go back to a saved state: portions that were acknowledged after it are open again."""
+    """Return a client to its saved state: portions that it acknowledged after the state was saved are open again."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     elements = dict(open_)
     had = portions.done.pop(client.id, [])
@@ -188,7 +188,7 @@ def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, 
 
 
 def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Skip the portions that a saved state of another iteration has finished. Portions that other clients have stay with them."""
+    """Skip the portions that are finished in a saved state of another iteration. Portions that belong to other clients stay theirs."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     begun = portions.next[lane]
     mine = portions.done.setdefault(client.id, [])

@@ -7,7 +7,7 @@ Theory
 
     A newer version reads the journal of an older one: new fields come at the end, with a default, and tags are never reused.
 
-Not here: the decisions (machine.py), the facts of the moment, as connections, pending requests and times (tables.py).
+Not here: the decisions (machine.py), the facts of the moment, such as connections, pending requests and times (tables.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DatasetEntry(Row):
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """How a job is read. All readers of a job have to give the same terms."""
+    """The way in which a job is read. All readers of a job have to give the same terms."""
 
     dataset: str
     mode: int
@@ -75,7 +75,9 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
 
 
 class JobEntry(Row):
-    """A named reading of a dataset, or of one reader. `anonymous`: the dispatcher made up the name, so that no other client can join."""
+    """A named reading of a dataset, which readers can join, or the reading of a single reader. `anonymous`: the dispatcher made up the
+    name, so that no other client can join.
+    """
 
     id: int
     name: str
@@ -107,12 +109,13 @@ class Portion(Row):
 
     Attributes:
       client: the client that it belongs to; 0: none, because its client was released.
-      incarnation: the incarnation of the worker that computes it; 0: none, it is to be given out.
+      incarnation: the incarnation of the worker that computes it; 0: the portion is to be given out.
       acked: the number of its elements that the client has acknowledged.
-      request: the request that it was the reply to.
+      request: number of the request for portions to which this portion was in the reply.
       deaths: processes of live workers that died while they computed it.
       missed: the incarnation that computed it before and whose reply was lost, perhaps because that worker was about to die.
-      lost: incarnations that were lost while they computed it -> the worker's name. If one comes back, it has not died, and is removed.
+      lost: incarnations that were lost while they computed it -> the worker's name. An incarnation that registers again has not died, and
+        is removed.
     """
 
     client: int
@@ -125,7 +128,7 @@ class Portion(Row):
 
     @property
     def charged(self) -> list[str]:
-        """The names of all processes and workers that have died while they computed it, as far as the dispatcher knows."""
+        """The names of all processes and workers that have died while they computed the portion, as far as the dispatcher knows."""
         return [*self.deaths, *self.lost.values()]
 
 
@@ -133,8 +136,8 @@ class PortionsEntry(Row):
     """The portions of an iteration; range_math.py says how they change.
 
     Attributes:
-      positions, repetitions: of the source; INFINITE: no end.
-      length: of a portion, in positions.
+      positions, repetitions: the numbers of the source's positions and repetitions; INFINITE: no end.
+      length: the length of a portion, in positions.
       next: for each lane, the step that is given out next.
       skip: for each lane, runs of later steps that are not given out, because an earlier iteration has delivered them.
       open: the portions that were given out and are not done, by number.
@@ -170,12 +173,12 @@ class TaskEntry(Row):
     """One worker's part of an iteration.
 
     Attributes:
-      starting_round: of coordinated reads: the first round that the task takes part in; PENDING: the consumers have not agreed on it.
+      starting_round: in coordinated reads, the first round in which the task takes part; PENDING: the consumers have not agreed on it.
       interrupted: its worker left before the task's end; other tasks compute the rest.
       handed_back: the requests that returned positions, so that a repeated one changes nothing.
-      last_given: source -> (request, repetition, start, length), the last reply, for a repeated request.
-      incarnation: of coordinated reads: the incarnation of the worker that it belongs to.
-      end_round: of coordinated reads: the first round in which the task, once ended, takes no part.
+      last_given: source -> (request, repetition, start, length), the last reply, which a repeated request gets again.
+      incarnation: in coordinated reads, the incarnation of the worker to which the task is bound; 0 in other reads.
+      end_round: in coordinated reads, the first round in which the task, once ended, takes no part.
     """
 
     id: int
@@ -322,7 +325,7 @@ class LosePortions(Record, tag=32):
 
     Attributes:
       client: only the portions of this client; 0: those of all clients.
-      died: the name of the dead process, to be charged to the portions; empty: there is no charge.
+      died: the name of the dead process, with which the portions are charged; empty: there is no charge.
       crashed: a process of the worker has died, and the worker is alive.
     """
 
@@ -346,7 +349,9 @@ class TakeOver(Record, tag=34):
 
 
 class RestoreSaved(Record, tag=35):
-    """A client continues from a saved state of this iteration: runs of done steps, and (number, elements) of unfinished portions."""
+    """A client continues from a saved state of this iteration. `done`: runs of its finished steps. `open`: (number of the portion, elements
+    received) of each unfinished portion.
+    """
 
     client: int
     done: list[tuple[int, int]]

@@ -1,4 +1,4 @@
-"""Coordinated reads: at which round a task begins, and before which round it ends, the same for all consumers.
+"""Coordinated reads: decide at which round a task begins and before which round it ends, so that all consumers agree.
 
 Theory
     In each round, every consumer reads all tasks of that round in the order of their numbers. So the consumers stay in step as long as they
@@ -9,10 +9,11 @@ Theory
     consumers are pending at the same time, the machine decides, from these promises only:
         A pending task, of a new worker, begins at the highest `stopped`, because no consumer has begun that round.
         A task that all consumers have lost ends before the lowest of their rounds. A consumer delivers an element only when it knows that
-        all have received it, so no consumer has delivered one of a later round.
+        all consumers have received it, so no consumer has delivered an element of that round or a later one.
     After a restart of the dispatcher the consumers report their positions again. Only decisions are in the journal.
 
-    A task belongs to one incarnation of a worker: another one would give other elements for rounds that some consumers have received.
+    A task belongs to one incarnation of a worker: another incarnation would give other elements for rounds that some consumers have
+    received.
 
 Promises, checked by tests/machines/splits/test_rounds.py
     R1  All consumers get the same first and last round of a task.

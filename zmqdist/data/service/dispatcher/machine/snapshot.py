@@ -54,7 +54,7 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class NextNumbers:
-    """The next number of each kind. Numbers only grow, also over restarts with a journal."""
+    """The next number of each kind. Numbers only grow, also across restarts if there is a journal."""
 
     dataset: int
     job: int
@@ -68,15 +68,15 @@ class DataSnapshot:
     """The state of a data service's dispatcher at one moment.
 
     Attributes:
-      state: the number of its state; a dispatcher that has lost its state has another one.
+      state: the number of the dispatcher's durable state. A dispatcher that has lost its state has another number.
       datasets: number of registered datasets.
       jobs: names of the jobs, in the order in which they were created.
       tasks, clients: numbers of tasks and clients.
       saves: folders of distributed snapshots, in the order in which they were begun.
       checks_count: how often the dispatcher has searched for silent clients and unread iterations (job_gc_check_interval_ms).
-      journal: "none" without fault_tolerant_mode; "unreadable" while the journal can be neither written nor read: until then the
-        dispatcher decides nothing.
-      journal_records: number of records in the journal behind its last copy of the whole state.
+      journal: "none" without fault_tolerant_mode; "unreadable" while the journal can be neither written nor read, and the dispatcher
+        refuses requests; otherwise "kept".
+      journal_records: number of records in the journal after its last copy of the whole state.
     """
 
     state: int

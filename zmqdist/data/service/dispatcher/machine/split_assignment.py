@@ -11,7 +11,8 @@ from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 SHARES: Final = 4
-"""A task gets at most the remaining positions divided by (tasks x this) at once, so that near the end all tasks still get some."""
+"""A task gets at once at most the remaining positions divided by (SHARES x number of tasks), so that near the end all tasks still get
+some."""
 
 
 class SplitAssignment:
@@ -44,7 +45,7 @@ class SplitAssignment:
             self._tables.reply(call.token, given[2:])
             return
         if task.worker in self._tables.confirmed_gone:
-            # The request came over another connection than the one that broke. No reader reads the task now: other tasks get the positions.
+            # The request came over another connection than the broken one. No reader reads the task now, so other tasks get the positions.
             raise Refusal(errors.UNAVAILABLE, f"the worker of task {task.id} has no connection")
         start, length = next_run(
             iteration.cursors[call.source], call.repetition, self._share(iteration, call.source, call.count)
@@ -53,8 +54,8 @@ class SplitAssignment:
         self._tables.reply(call.token, (start, length))
 
     def _share(self, iteration: r.Iteration, source: int, count: int) -> int:
-        """Return how many positions to give at once. A pipeline with several sources gets one, because it reads them in step: positions of
-        one source that a task holds in reserve would be missing beside the other source's positions at another task.
+        """Return how many positions to give at once. A pipeline with several sources gets one, because it reads its sources in step: if a
+        task held positions of one source in reserve, another task would miss them beside the positions of the other source.
         """
         cursor = iteration.cursors[source]
         if len(iteration.cursors) > 1:
@@ -79,17 +80,17 @@ class SplitAssignment:
 def reassigned_text(task: int) -> str:
     """Return the error text for a worker whose place another worker has now.
 
-    The error is UNAVAILABLE, because the state may pass: when the worker has registered again, it has the place back, or has to drop
-    the task. With NOT_FOUND it would take the task for ended, and report it as done although none of it is.
+    The error is UNAVAILABLE, because the worker may register again: then it gets the place back, or the dispatcher has it drop the task.
+    With NOT_FOUND the worker would take the task for ended, and report it as done although it is not.
     """
-    return f"task {task} is another worker's now"
+    return f"task {task} belongs to another worker now"
 
 
 def next_run(cursor: r.Cursor, repetition: int, count: int) -> tuple[int, int]:
     """Return the next positions of a source as (start, length); length 0: the repetition has none left.
 
-    A request for a later repetition starts over, and one for an earlier repetition gets none. So the shorter source of a zip can be in a
-    later repetition than the longer one.
+    A request for a later repetition starts over, and a request for an earlier repetition gets no positions. So the shorter source of a zip
+    can be in a later repetition than the longer one.
     """
     if repetition < cursor.repetition:
         return 0, 0

@@ -98,7 +98,9 @@ class DurableState(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """Forget an iteration that has ended, that no client reads and that none can join: in months a service has millions of these."""
+        """Forget an iteration that has ended, if no client reads it and none can join it. A service has millions of these in some
+        months.
+        """
         over = iteration.finished or iteration.collected
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
             del self.iterations[iteration.id]

@@ -55,9 +55,9 @@ class DispatcherTables:
       iterations_to_serve: iterations in portions that this event has changed: a request may be served, or the iteration may have ended.
       leaving: incarnations of workers that leave for good once their tasks have ended.
       worker_numbers: incarnation -> number of its worker.
-      confirmed_gone: the missing workers whose end the machine has seen. A worker that registered before a restart is only missing,
-        until `return_deadline`.
-      return_deadline: when every worker that is still missing after a restart of the dispatcher counts as gone.
+      confirmed_gone: the missing workers whose end the machine has seen. A worker that registered before a restart of the dispatcher counts
+        as missing only, until `return_deadline`.
+      return_deadline: the time from which every worker that is still missing after a restart of the dispatcher counts as gone.
       missing: the workers without a connection, and the time since which they are missing.
       now: the time of the current event.
       last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
@@ -67,7 +67,7 @@ class DispatcherTables:
       client_by_request: number of the request that opened an iteration -> client.
       dataset_by_request: number of the request that registered a dataset -> dataset.
       iteration_by_key: (name of the job, repetition) -> iteration, for jobs that other clients can join.
-      job_by_name: name -> job, for the same jobs.
+      job_by_name: name -> job, for jobs that other clients can join.
       tasks_of: worker -> its tasks that have not ended.
     """
 
@@ -122,10 +122,10 @@ class DispatcherTables:
 
     def change(self, record: r.Change) -> None:
         """Apply a change to the state, and add its record to the journal's next group."""
-        encoded = r.encode(record)  # encode first: the record's rows become the state's, which later changes modify
-        self.state.apply(
-            record
-        )  # before the journal gets it: a record that cannot be applied would make every restart fail
+        # Encode first: `apply` puts the record's rows into the state, where later changes modify them.
+        encoded = r.encode(record)
+        # Apply before the journal gets the record, because a record that cannot be applied would make every restart fail.
+        self.state.apply(record)
         self.commits.record(encoded)
 
     def is_forgotten(self, iteration: int) -> bool:
@@ -158,9 +158,9 @@ class DispatcherTables:
         ]
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Take the state of a journal. All clients count as heard now; workers are missing until they register.
+        """Take the state of a journal. Each client counts as heard from at `now`; each worker is missing until it registers.
 
-        Workers have at least `RETURN_S` for that, because it was the dispatcher that was away. A worker whose end the machine saw before
+        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A worker whose end the machine saw before
         the journal failed stays confirmed as gone.
         """
         gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}

@@ -1,16 +1,16 @@
-"""The fixed list of workers: which entry of `worker_addresses` each worker has. Its index there is the worker's static shard.
+"""The fixed list of workers: which entry of `worker_addresses` each worker has. The index of the entry is the worker's static shard.
 
 Rules
     An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host
-    stands in brackets; the text behind the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
+    is written in brackets; the text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
     every other entry fits exactly its port, and a name counts as a port.
 
     Each entry has one worker. A worker gets the first of these that fits it:
         1. the entry that it has had before
         2. the entry with exactly its port
-        3. a free entry for any port of its host. The entries of workers that have left stand before unused ones, because the list is filled
+        3. a free entry for any port of its host. The entries of workers that have left come before unused ones, because the list is filled
            from its beginning; so a worker that was started again with another port takes its old entry.
-    A worker that comes back after another has got its entry is refused, unless another entry fits it.
+    A worker that comes back after another worker has got its entry is refused, unless another entry fits it.
 
 The state depends on the calls of `join` and `leave` alone: the same calls give the same entries. Not here: when a worker counts as gone
 (membership, lease).
@@ -58,17 +58,17 @@ class WorkerList:
         self._places = [_Place(*host_and_port(entry)) for entry in self.entries]
 
     def join(self, worker: str) -> None:
-        """Give a worker with this address an entry, when it comes or comes back.
+        """Give the worker with this address an entry. Call it when the worker registers, for the first time or again.
 
         Raises:
-          FailedPreconditionError: no entry fits it, or other workers have those that do.
+          FailedPreconditionError: no entry fits the worker, or other workers have all entries that fit.
         """
         place = self._place_for(worker)
         if place is not None:
             place.holder, place.present = worker, True
 
     def admit(self, worker: str) -> None:
-        """Check that a worker could `join`, without a change. Raises as `join` does."""
+        """Check that a worker could `join`, and change nothing. Raises as `join` does."""
         self._place_for(worker)
 
     def _place_for(self, worker: str) -> _Place | None:
@@ -91,7 +91,9 @@ class WorkerList:
         return None
 
     def leave(self, worker: str) -> None:
-        """Note that a worker is gone. Its entry waits for it, and may go to another worker of its host. Harmless without an entry."""
+        """Note that a worker is gone. It gets its entry back when it joins again, unless another worker of its host has taken the entry.
+        Does nothing for a worker without an entry.
+        """
         for place in self._places:
             if place.holder == worker:
                 place.present = False
@@ -100,7 +102,7 @@ class WorkerList:
         """Return the index of a worker's entry, counted from 0.
 
         Raises:
-          NotFoundError: the worker has no entry, as every worker of an empty list.
+          NotFoundError: the worker has no entry; in an empty list no worker has one.
         """
         for index, place in enumerate(self._places):
             if place.holder == worker:
@@ -112,7 +114,9 @@ class WorkerList:
         return tuple((place.holder, place.present) for place in self._places)
 
     def restore(self, snapshot: Sequence[Sequence[object]]) -> None:
-        """Continue from a state of `snapshot`, also of another process. If the list has changed, workers keep the entries that fit them."""
+        """Continue from a state that `snapshot` returned, perhaps in another process. If the list has changed, workers keep the entries
+        that fit them.
+        """
         for place, (holder, present) in zip(self._places, snapshot, strict=False):
             host, port = host_and_port(str(holder))
             if host == place.host and place.port in ("", port):

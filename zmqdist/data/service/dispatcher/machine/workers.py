@@ -25,9 +25,8 @@ class WorkerTable:
         for incarnation in [
             incarnation for incarnation, each in members.items() if each.address == event.address and event.address
         ]:
-            del members[
-                incarnation
-            ]  # it has ended, although the machine has not seen its loss: another process has its port
+            # This incarnation has ended, although the machine has not seen its loss: another process has its port.
+            del members[incarnation]
         members[event.incarnation] = event
         worker = self._place_for(event)
         if self._tables.worker_list.entries:
@@ -45,7 +44,7 @@ class WorkerTable:
         self._assign_tasks(worker)
 
     def _assign_tasks(self, worker: r.WorkerEntry) -> None:
-        """Give a connected worker a task of each iteration that has none for it."""
+        """Give a connected worker a task of each iteration in which it has none."""
         for iteration in list(self._tables.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
@@ -65,8 +64,9 @@ class WorkerTable:
     def _place_for(self, event: ev.WorkerJoined) -> r.WorkerEntry:
         """Return the place of this incarnation, or else of the worker at this address, or of a missing worker with this name, or a new one.
 
-        After a restart of the dispatcher workers come back in any order. A name that this dispatcher has assigned may be the one that a
-        live worker, which is still to register, got from the earlier dispatcher: that worker keeps its place.
+        After a restart of the dispatcher, workers register in any order. So this dispatcher may assign a name that the earlier dispatcher
+        gave to a live worker, which has not registered yet and must keep its place. Therefore a worker whose name was assigned takes over
+        only a place whose worker is confirmed as gone.
         """
         workers = self._tables.state.workers
         same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
@@ -217,8 +217,8 @@ class WorkerTable:
         self.notify(number)
 
     def _note_serving(self, call: ev.WorkRequest, number: int) -> None:
-        """Note the addresses at which a worker serves tasks. Ignore tasks of other places: a worker that came back after another had got
-        its place still has that place's tasks.
+        """Note the addresses at which a worker serves tasks. Ignore tasks of other places: a worker whose place another worker has taken
+        may still have tasks of that place.
         """
         for task, address in call.has.items():
             known = self._tables.state.tasks.get(task)
@@ -248,7 +248,7 @@ class WorkerTable:
 
     def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
         """Return a task as its worker gets it: (task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting
-        round, number of workers in the fixed list, this worker's index there, the job's name).
+        round, number of workers in the fixed list, this worker's index in it, the job's name).
         """
         iteration = self._tables.state.iterations[task.iteration]
         job = self._tables.state.jobs[iteration.job]
