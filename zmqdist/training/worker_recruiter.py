@@ -1,12 +1,12 @@
-"""The thread that keeps the tasks of a cluster working for a dispatcher, as long as the program wants them.
+"""The recruiter: a thread that invites tasks of a cluster to work for a dispatcher, again and again as long as the program wants them.
 
 Theory of operation
-    The program gives a table of wanted workers, by index and address. The dispatcher reports which workers are present, after each
-    registration and loss. The thread invites each wanted worker that is not present (tasks/worker_role.py). An invitation is one call,
-    which waits until the task appears. So a task that crashed and was restarted works again at once, and no task waits for another. When
-    an invitation ends in an error, the next one follows a little later.
+    The program maintains a table of wanted workers, by index and address. After each registration and loss, the dispatcher reports the
+    workers that are present. The thread invites each wanted worker that is not present (tasks/worker_role.py). An invitation is one call,
+    which waits until the task appears. So a restarted task works again at once, and no task waits for another task. When an invitation ends
+    in an error, the thread sends another one after AGAIN_S.
     Each worker is invited once even if it is present, because an earlier program with the same dispatcher address may have invited it.
-    No invitation is given up here: a task that never appears costs one connection that keeps trying, with back-off.
+    The thread gives up no invitation: a task that never appears costs one connection that is tried again and again, with back-off.
 
 Not here: which tasks must be present before a program begins (cluster_connection.py).
 """
@@ -32,16 +32,16 @@ from zmqdist.transport.credentials import Credentials
 log = logging.getLogger("zmqdist.training")
 
 AGAIN_S: Final = 0.25
-"""Pause before the next invitation of a worker that has not joined, in seconds."""
+"""Pause between two invitations of a worker that has not accepted, in seconds."""
 
 PASSING: Final = (errors.UNAVAILABLE, errors.ABORTED, errors.CANCELLED, errors.DEADLINE_EXCEEDED)
-"""Errors after which another invitation may succeed. ALREADY_EXISTS is one as well, for INVITE_PATIENCE_S."""
+"""Errors after which another invitation may succeed. So it may after ALREADY_EXISTS, until that has lasted for INVITE_PATIENCE_S."""
 
 _own: tuple[int, int] = (0, 0)
 
 
 def program() -> int:
-    """Return the number of this program: random, and the same while its process lives. A forked child has another one."""
+    """Return the random number of this process, drawn at the first call. A forked child draws another number."""
     global _own
     if _own[0] != os.getpid():
         _own = os.getpid(), secrets.randbits(62) | 1
@@ -53,11 +53,13 @@ class _Wanted:
     """One wanted worker.
 
     Attributes:
-      client, invitation, invited_at: the call in flight, and when it was sent.
+      client, invitation, invited_at: the client and the call of the invitation in flight, and the time when it was sent.
       retry_at: no invitation is sent before this time.
-      last_error: what the last invitation ended with; None after a success.
-      failing_since: when `last_error` first occurred; on the clock of `time.monotonic`.
-      accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
+      last_error: the error of the last invitation; None after a success.
+      failing_since: the time since which all invitations have ended with the code of `last_error`.
+      accepted: whether the worker has accepted the last invitation. The dispatcher may list the worker a little later.
+
+    Times are on the clock of `time.monotonic`.
     """
 
     address: str
@@ -71,20 +73,22 @@ class _Wanted:
 
 
 class WorkerRecruiter:
-    """Invites workers until it is closed; the module's docstring says how."""
+    """Invites wanted workers, in a thread of its own, until it is closed; see the module's docstring."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
     ) -> None:
         """Args:
         slots: number of functions that a worker runs at a time, unless its server has a number of its own.
-        wake: event that the thread waits for; None: one of its own. A test passes one that shows when the thread waits.
+        wake: event that the thread waits for; None: a new event. A test passes an event that shows when the thread waits.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials
         self._slots = slots
         self._changed = threading.Condition()
-        self._wake = wake or threading.Event()  # not `_changed`, because a client's thread must not wait for that lock
+        self._wake = (
+            wake or threading.Event()
+        )  # a client's thread sets it; that thread must not wait for the lock of `_changed`
         self._wanted: dict[int, _Wanted] = {}
         self._dropped: list[_Wanted] = []
         self._present: frozenset[tuple[str, int]] = frozenset()
@@ -94,7 +98,7 @@ class WorkerRecruiter:
         dispatcher.watch_members(self._members)
 
     def want(self, index: int, address: str) -> None:
-        """Have the task at `address` be worker:`index`, in place of any other."""
+        """Begin to invite the task at `address` as worker:`index`. It replaces the task that had this index before."""
         with self._changed:
             self._remove(index)
             self._wanted[index] = _Wanted(address)
@@ -108,21 +112,21 @@ class WorkerRecruiter:
 
     @property
     def wanted(self) -> dict[int, str]:
-        """Addresses by index, sorted."""
+        """The addresses of the wanted workers by index, in ascending order."""
         with self._changed:
             return {index: task.address for index, task in sorted(self._wanted.items())}
 
     def wait(self, until: float) -> list[int]:
-        """Wait until all wanted workers work for the dispatcher.
+        """Wait until all wanted workers have accepted their invitations and are present at the dispatcher.
 
         Args:
           until: when to stop waiting; on the clock of `time.monotonic`.
 
         Returns:
-          The indices of those that do not yet.
+          The indices of the workers that have not, ascending; empty if all have.
 
         Raises:
-          OpError: a worker has refused for a reason that waiting cannot change.
+          OpError: a worker has refused an invitation with an error that does not pass by waiting.
         """
         with self._changed:
             while missing := [index for index, task in sorted(self._wanted.items()) if not self._works(index, task)]:
@@ -135,7 +139,7 @@ class WorkerRecruiter:
             return missing
 
     def close(self) -> None:
-        """Stop inviting. Present workers go on. A second call does nothing."""
+        """Stop inviting. Workers that are present continue to work. A second call does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -160,7 +164,7 @@ class WorkerRecruiter:
         raise errors.from_code(error.error_code, f"worker:{index} at {task.address}: {error.message}")
 
     def _members(self, present: frozenset[tuple[str, int]]) -> None:
-        """Note the workers that are present. Called in the dispatcher's loop."""
+        """Note the workers that are present. The dispatcher's loop calls this."""
         with self._changed:
             self._present = present
             self._changed.notify_all()
@@ -171,7 +175,9 @@ class WorkerRecruiter:
     def _run(self) -> None:
         while True:
             self._wake.clear()
-            if self._closed:  # read after `clear`, or the wake-up of a `close` in between would be lost
+            if (
+                self._closed
+            ):  # checked after `clear`: a `close` between the check and a later `clear` would go unnoticed
                 break
             now = time.monotonic()
             try:
@@ -179,7 +185,9 @@ class WorkerRecruiter:
                     due, ended = self._step(now)
                 for client in ended:
                     client.close()
-            except BaseException:  # no file descriptor left, say: without this thread no worker would rejoin
+            except (
+                BaseException
+            ):  # for example no file descriptor is left; the thread goes on, or no restarted worker would be invited
                 log.exception("workers could not be invited to this program; the next attempt follows in %s s", AGAIN_S)
                 due = now + AGAIN_S
             self._wake.wait(None if due is None else max(0.0, due - time.monotonic()))
@@ -189,7 +197,9 @@ class WorkerRecruiter:
             client.close()
 
     def _step(self, now: float) -> tuple[float | None, list[ZmqClient]]:
-        """Invite every worker that is due. Return when the next one is due (None: after the next change), and the clients to close."""
+        """Invite every worker that is due. Return the time when the next worker is due (None: after the next change), and the clients to
+        close.
+        """
         ended = [task.client for task in self._dropped if task.client is not None]
         self._dropped.clear()
         due = None
@@ -197,7 +207,7 @@ class WorkerRecruiter:
             if task.invitation is not None and task.client is not None and task.invitation.done():
                 ended.append(task.client)
                 self._note_reply(index, task, now)
-            # A worker that is present but has not accepted gets an invitation as well: an earlier program may have invited it.
+            # A worker that is present but has not accepted is invited, too, because an earlier program may have invited it.
             if self._works(index, task):
                 continue
             if task.invitation is None:
@@ -212,7 +222,7 @@ class WorkerRecruiter:
         try:
             security = self._credentials.client(task.address, "submit")
             task.client = ZmqClient(task.address, f"invites worker:{index}", security=security)
-        except errors.OpError as error:  # a malformed address, or missing keys
+        except errors.OpError as error:  # the address is malformed, or keys are missing
             self._failed(index, task, error, now)
             return
         task.invited_at = now
@@ -240,7 +250,7 @@ class WorkerRecruiter:
             task.failing_since = now
             log.log(
                 logging.INFO if error.error_code in PASSING else logging.WARNING,
-                "worker:%d at %s has not accepted the invitation to this program, which is repeated: %s",
+                "worker:%d at %s has not accepted the invitation to this program, which will be repeated: %s",
                 index,
                 task.address,
                 error.message,
