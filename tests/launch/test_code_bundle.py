@@ -139,7 +139,7 @@ def test_an_archive_that_leads_outside_is_refused(archive: bytes, tmp_path: Path
 
 
 def test_an_archive_of_another_digest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataLossError, match="damaged on its way"):
+    with pytest.raises(DataLossError, match="was damaged during the transfer"):
         unpack(forged("a.py"), "0" * 64, tmp_path)
 
 
