@@ -187,7 +187,7 @@ def test_weights_below_zero_count_in_a_sum() -> None:
         ([[0], [1]], [[1.0], []], "sum", ValueError, "weights need the form"),
         (sparse([[0], [1]]), [[1.0], [1.0]], "sum", ValueError, "weights need the form"),
         (sparse([[0], [1]]), sparse([[1.0, 1.0], []], F32), "sum", ValueError, "weights need the form"),
-        ([0, 1], None, "sum", TypeError, "a list of ids for each"),
+        ([0, 1], None, "sum", TypeError, "a list of ids for each bag"),
         (np.array([[0, 1]]), None, "sum", TypeError, "Sparse with at least two axes, Ragged, or a list of lists"),
         (Sparse(np.array([[0]]), np.array([0]), np.array([1])), None, "sum", TypeError, "at least two axes"),
         ([[0.5]], None, "sum", InvalidArgumentError, "whole numbers"),

@@ -184,7 +184,7 @@ def test_options_that_cannot_be_are_refused(made: Any, options: dict[str, Any]) 
 
 def test_steps_of_more_workers_than_there_are_are_warned_of(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     made(aggregate="sync", workers_per_step=5)
-    assert "a step takes the gradients of 5 workers and there are 2" in caplog.text
+    assert "a step takes the gradients of 5 workers, but there are 2" in caplog.text
 
 
 def test_what_cannot_be_applied_is_told_before_anything_is_sent(made: Any) -> None:

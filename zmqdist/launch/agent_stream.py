@@ -1,4 +1,4 @@
-"""The byte stream between a launcher and an agent: the interface `AgentStream`, and `ProcessStream`, which is a process such as ssh."""
+"""The stream of lines between a launcher and an agent: the interface `AgentStream`, and `ProcessStream` over a process such as ssh."""
 
 from __future__ import annotations
 

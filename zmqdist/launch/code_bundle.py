@@ -75,7 +75,7 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     absolute = [Path(os.path.abspath(path)) for path in paths]
     for written, path in zip(paths, absolute, strict=True):
         if not path.exists():
-            raise NotFoundError(f"code: {written!r} is not there")
+            raise NotFoundError(f"code: {written!r} does not exist")
     here = Path.cwd()
     inside = all(path.is_relative_to(here) for path in absolute)
     folders = [path if path.is_dir() else path.parent for path in absolute]

@@ -33,7 +33,7 @@ class RunFolder:
         remove_left_behind(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = -1
-        with contextlib.suppress(OSError):  # on a file system without locks the folder stays after a kill
+        with contextlib.suppress(OSError):  # without locks in the file system, the folder of a killed launcher stays
             lock_path = self.path / f".{OWNER}"
             self._lock = os.open(lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -188,7 +188,7 @@ class AgentPool:
                     raise errors.CancelledError("stopped while the hosts were being reached")
                 if time.monotonic() > until:
                     raise errors.UnavailableError(
-                        f"{link.host}: no agent has said hello within {limits.AGENT_HELLO_S:g} s"
+                        f"{link.host}: its agent has not sent its hello within {limits.AGENT_HELLO_S:g} s"
                     )
             hello = _checked(link)
             ahead_s = hello.clock_s - time.time()

@@ -351,7 +351,7 @@ class Launch:
             self._program = subprocess.Popen(self._command, env=environment, preexec_fn=prepare)
             if self._signals and not self._by_terminal(
                 self._signals[-1]
-            ):  # it arrived while the program was being started
+            ):  # the signal arrived while the program was being started
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
         return 128 - code if code < 0 else code

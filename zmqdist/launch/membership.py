@@ -42,7 +42,7 @@ def joined(
     if ticket_file is None and ticket_fd is None:
         yield None
         return
-    from zmqdist.transport.ticket import join, read_ticket  # here, because few roles have a ticket
+    from zmqdist.transport.ticket import join, read_ticket  # imported here, because few roles have a ticket
     from zmqdist.transport.voucher import voucher_for
 
     ticket = read_ticket(ticket_file, ticket_fd)

@@ -209,7 +209,7 @@ def _run_server(
     lifeline: int,
     announce: Announce,
 ) -> int:
-    from zmqdist.tasks.server import Server  # here, because workers also start through this module and do not need it
+    from zmqdist.tasks.server import Server  # imported here, because workers also run this module and do not need it
 
     with _Signals() as signals:
         try:

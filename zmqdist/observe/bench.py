@@ -144,7 +144,9 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         if not hasattr(client, "bare_port_blocking"):
             client.methods()  # raises if the server cannot be reached; otherwise the address has another kind of server
-            raise ValueError(f"{peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` there")
+            raise ValueError(
+                f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` on that host"
+            )
         bare_port = int(client.call("bare_port").get_value()[0])
         with BareClient(join(split(peer)[0], bare_port)) as bare:
             methods: Any = client
@@ -266,7 +268,7 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
         assert array.nbytes == size
         return size / took / 1e9
 
-    coordinator.fetch(coordinator.map(large, [size] * 4))  # each slot makes its array
+    coordinator.fetch(coordinator.map(large, [size] * 4))  # a warm-up, in which each slot makes its array
     name = f"result of {size // MIB} MiB" if size >= MIB else f"result of {size:,} bytes"
     return rates(name, "GB/s", ours, "bare pyzmq", lambda: size / bare.fetch(size) / 1e9, transfers)
 

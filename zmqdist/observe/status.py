@@ -216,7 +216,9 @@ def troubles(status: Status) -> list[str]:
         notes.append(slot_deaths(status))
     if status.get("relayed"):
         pieces = plural(status["relayed"], "piece")
-        notes.append(f"{pieces} of large payloads came by the dispatcher: a data port could not be reached")
+        notes.append(
+            f"{pieces} of large payloads passed through the dispatcher, because a data port could not be reached"
+        )
     if status["refused_handshakes"]:
         notes.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
     dropped = {printable(str(kind)): count for kind, count in status["dropped"].items() if count}

@@ -1,4 +1,4 @@
-"""How the values of several replicas become one: sums, means, and TensorFlow's names for them."""
+"""Combines the values of several replicas into one, by sums and means, with TensorFlow's names for them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
-            text = f"{self.label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
+            text = f"{self.label} of shape {self.shape}: indices of shape {places.shape} are not positions in it"
             raise InvalidArgumentError(text)
         for axis in range(places.shape[-1]):
             checked_numbers(self.label, places[..., axis], self.shape[axis])

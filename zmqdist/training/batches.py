@@ -58,7 +58,9 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
     for _, variable in pairs:
         if not isinstance(variable, (Variable, ShardedVariable)):
-            raise TypeError(f"apply() takes pairs (gradient, variable), and {type(variable).__name__} is no variable")
+            raise TypeError(
+                f"apply() takes pairs (gradient, variable), but {type(variable).__name__} is not a variable"
+            )
     replica = thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         _apply(optimizer, pairs, step)

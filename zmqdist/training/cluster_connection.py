@@ -87,7 +87,7 @@ class ClusterConnection:
     # -- states ---------------------------------------------------------------------------------------------------------------
 
     def task_states(self) -> list[errors.UnavailableError | None]:
-        """Return the states of the workers by index, then those of the ps. Blocks up to TASK_PROBE_S for silent tasks.
+        """Return the states of the workers by index, then those of the ps. Blocks for up to TASK_PROBE_S if a task does not answer.
 
         Returns:
           For each task None if it is alive, otherwise an UnavailableError that names it.
@@ -117,7 +117,7 @@ class ClusterConnection:
                 states.append(None)
                 continue
             why = "its connection has ended" if name in rows else losses.get(name, "it has not registered")
-            states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not there: {why}"))
+            states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not available: {why}"))
         return states
 
     # -- members ------------------------------------------------------------------------------------------------------------------
@@ -249,7 +249,9 @@ class _LocalCluster(ClusterConnection):
     def add_worker(self, address: str = "", index: int | None = None) -> int:
         """Start a worker, and return its index when it has registered."""
         if address or index is not None:
-            raise ValueError("a local_cluster starts its workers itself: add_worker() without an address or an index")
+            raise ValueError(
+                "a local_cluster starts its workers itself: call add_worker() without an address and an index"
+            )
         return int(self._cluster.add_worker())
 
     def _dismiss(self, index: int) -> None:
@@ -381,7 +383,7 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
         )
         try:
             return DispatchServer(config)
-        except errors.UnknownError:  # the chief's Server, or another strategy, has bound the port
+        except errors.UnknownError:  # the port is in use, for example by the chief's Server or by another strategy
             if endpoint is endpoints[-1]:
                 raise
     raise AssertionError("the last endpoint either serves or raises")
@@ -429,7 +431,7 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
             elif call.get_value()["task"] != task_name(task):
                 found_task = call.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    f"at {clients[task].address} is {found_task}, and the cluster says {task_name(task)}"
+                    f"the server at {clients[task].address} is {found_task}, but the cluster has {task_name(task)} at this address"
                 )
     finally:
         for client in clients.values():
@@ -477,7 +479,7 @@ def _is_launched(source: Any) -> bool:
 def _launched(timeout_s: float) -> ClusterConnection:
     config = _config()
     if config is None:
-        raise ValueError(f"no cluster was given and {CONFIG_ENV} names none that runs: wanted {ACCEPTED}")
+        raise ValueError(f"no cluster was passed, and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
     runtime, jobs = config.runtime, config.jobs
     ps = {} if jobs.ps is None else jobs.ps.addresses()
     if not ps:

@@ -70,8 +70,8 @@ class ReplicaContext:
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return the sum or the mean of the replicas' values (arrays, or structures of them), the same in each replica. Blocks as
-        `merge_call`.
+        """Return the sum or the mean of the replicas' values, which are arrays or structures of arrays. The result is the same in each
+        replica. Blocks as `merge_call`.
         """
         return self.merge_call(lambda strategy, values: reduce_replicas(reduce_op, values, None), (value,))
 
@@ -97,7 +97,7 @@ _DEFAULT_CONTEXT = ReplicaContext(None, 0, 1)
 
 
 def get_strategy() -> Any:
-    """Return the strategy of the innermost scope or `run` that the calling thread is in; None outside."""
+    """Return the strategy of the innermost scope or `run` that the calling thread is in; None if it is in neither."""
     if thread_state.replica is not None:
         return thread_state.replica.strategy
     return thread_state.scopes[-1] if thread_state.scopes else None

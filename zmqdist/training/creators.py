@@ -78,7 +78,7 @@ def make(
     strategy = get_strategy()
     if strategy is None:
         raise ValueError(
-            f"variable {name!r} is to go to {device}, and there is no strategy: make it inside its scope()"
+            f"variable {name!r} is to be placed on {device}, but there is no strategy: make it inside strategy.scope()"
         )
     return handle(strategy.make_variable(name, initial, target.task or 0), *described)
 

@@ -142,7 +142,7 @@ def _bags(ids: Any, weights: Any) -> Bags:
     if isinstance(ids, list | tuple) and not isinstance(ids, Sparse | Ragged):
         ids, weights = _ragged(ids), None if weights is None else _ragged(weights)
     if weights is not None and not _same_form(ids, weights):
-        raise ValueError("weights need the form of the ids: one for each of them, in the same bags")
+        raise ValueError("weights must have the form of the ids: one weight for each id, in the same bags")
     bag_weights = None if weights is None else np.asarray(weights.values)
     numbers = np.asarray(ids.values) if isinstance(ids, Sparse | Ragged) else np.empty(0)
     if isinstance(ids, Ragged):
@@ -158,7 +158,7 @@ def _bags(ids: Any, weights: Any) -> Bags:
 def _ragged(rows: Any) -> Ragged:
     arrays = [np.asarray(row) for row in rows]
     if any(array.ndim != 1 for array in arrays):
-        raise TypeError(f"a list of bags has a list of ids for each, not {rows!r}")
+        raise TypeError(f"a list of bags must have a list of ids for each bag, not {rows!r}")
     full = [array for array in arrays if array.size]
     values = np.concatenate(full) if full else np.empty(0, np.int64)
     return Ragged(values, np.array(list(accumulate((len(array) for array in arrays), initial=0)), np.int64))

@@ -25,7 +25,7 @@ Lost = Callable[[PSUnavailableError], object]
 
 
 def watch(session: StrategySession, lost: Lost) -> None:
-    """Have `lost(error)` called in a thread, once for each server of the session that is lost before the session is closed."""
+    """Watch the servers of a session. For each server that is lost before the session is closed, a thread calls `lost(error)` once."""
     for started in session.start_watches():
         started.when_done(partial(_begin, started, lost))
 

@@ -81,7 +81,7 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
     ellipses = sum(item is Ellipsis for item in expanded)
     if taken > len(shape):
         raise IndexError(
-            f"too many indices: a variable of shape {tuple(shape)} has {len(shape)} axes, indexed were {taken}"
+            f"too many indices: a variable of shape {tuple(shape)} has {len(shape)} axes, but {taken} were indexed"
         )
     if ellipses > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
@@ -129,7 +129,7 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
 
 
 def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Return row numbers from 0 on for NumPy's row numbers, of which negative ones count from the end. Raises IndexError for a row out of
+    """Convert NumPy's row numbers, of which negative ones count from the end, to numbers from 0 on. Raises IndexError for a row out of
     range."""
     outside = rows[(rows < -size) | (rows >= size)]
     if outside.size:

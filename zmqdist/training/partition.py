@@ -99,7 +99,9 @@ class Initial:
             return cls(name, initial_value, tuple(int(size) for size in shape), np.dtype(dtype))
         value = _array(name, initial_value() if callable(initial_value) else initial_value, dtype)
         if shape is not None and tuple(shape) != value.shape:
-            raise ValueError(f"variable {name!r} was to have shape {tuple(shape)}, its initial_value has {value.shape}")
+            raise ValueError(
+                f"variable {name!r} has the argument shape={tuple(shape)}, but its initial_value has shape {value.shape}"
+            )
         return cls(name, value, value.shape, value.dtype)
 
     def rows(self, start: int, stop: int) -> NDArray[Any] | RowsOfInitial:
@@ -152,8 +154,8 @@ class RowsOfInitial:
         if value.shape == initial.shape:
             return value[self.start : self.stop]
         raise ValueError(
-            f"the initial_value of variable {initial.name!r} made shape {value.shape}: wanted {part.shape}, rows {self.start} to "
-            f"{self.stop} of it, or all of it, {initial.shape}"
+            f"the initial_value of variable {initial.name!r} returned shape {value.shape}: wanted {part.shape} for rows {self.start} to "
+            f"{self.stop}, or {initial.shape} for the whole variable"
         )
 
 

@@ -95,7 +95,9 @@ class _Rendezvous:
                 self._notify_if_incomplete()
                 self._changed.wait_for(lambda: self._round != my_round or self._cannot_complete)
             if self._round == my_round:
-                raise _Abandoned("another replica ended, or raised, without this merge_call or assignment")
+                raise _Abandoned(
+                    "another replica ended, or raised an error, without making this merge_call or assignment"
+                )
             value, error = self._merged
         if error is not None:
             raise error

@@ -199,7 +199,7 @@ class StrategySession:
                 try:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
-                    pass  # a server that was lost has no variables any more
+                    pass  # a lost server has lost its variables as well
                 except BaseException:  # the thread goes on, because it also drops variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",

@@ -107,7 +107,7 @@ class ShardedVariable(ArrayLike):
 
     @property
     def trainable(self) -> bool:
-        """Whether an optimizer is to train it."""
+        """Whether optimizers should train the variable."""
         return bool(self._variables[0].trainable)
 
     @property
@@ -143,11 +143,11 @@ class ShardedVariable(ArrayLike):
         return self.numpy()
 
     def start_read(self) -> Gathered:
-        """Request the values of all shards."""
+        """Request the values of all shards. Return a future of the whole value."""
         return start_read(self._variables)
 
     def start_rows(self, rows: Rows) -> Gathered:
-        """Request rows from the shards that hold them."""
+        """Request rows from the shards that hold them. Return a future of an array of these rows."""
         return start_rows(self._variables, self._offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:

@@ -255,7 +255,7 @@ class ParameterServerStrategy(OnWorkers):
             steps = 0 if aggregate == "async" else workers_per_step or workers
             if steps > workers:
                 log.warning(
-                    "a step takes the gradients of %d workers and there are %d: a step ends only if workers send several gradients for it, "
+                    "a step takes the gradients of %d workers, but there are %d: it ends only if workers send several gradients for it, "
                     "or more workers join",
                     steps,
                     workers,
@@ -283,7 +283,7 @@ class ParameterServerStrategy(OnWorkers):
 
     @property
     def credentials(self) -> Credentials:
-        """The places of the cluster's secrets."""
+        """The places where processes of the cluster find its secrets."""
         return self.cluster.credentials
 
     @property
@@ -394,7 +394,9 @@ class ParameterServerStrategy(OnWorkers):
     def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
         """Make a variable on a ps, and record it in the placement. The end of the chain of creators (`creators.make`) calls this."""
         if not 0 <= ps < len(self.cluster.ps):
-            raise ValueError(f"variable {name!r} is to go to ps:{ps}; there are {len(self.cluster.ps)}")
+            raise ValueError(
+                f"variable {name!r} is to be placed on ps:{ps}, but the cluster has {len(self.cluster.ps)} ps"
+            )
         storage = self.ps_session.create_variable(name, initial, ps)
         self._placement.placed(name, initial.shape, initial.dtype, ps)
         return storage

@@ -429,7 +429,7 @@ class PsClient:
         refs = [ref for ref, _ in changes]
         functions = tuple(
             change[1] for _, change in changes if change[0] == "call"
-        )  # `changes_on_wire` has their digests
+        )  # the request itself has only the digests of these functions
         id = self._ids.next()
         changes_on_wire = [
             (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)

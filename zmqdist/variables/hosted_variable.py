@@ -10,8 +10,7 @@ Rules
 Changes, in the form in which they are sent: (kind, ...)
     ("assign" | "add" | "sub", value)           of the variable's shape and dtype
     ("scatter", op, indices, rows)              op is one of storage.SCATTERS
-    ("swap", version, expected, value)          assign if the version is this one (-1: any) and the value equals `expected` (None:
-    any)
+    ("swap", version, expected, value)          assign if the version is `version` (-1: any) and the value equals `expected` (None: any)
     ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
     ("call", digest, gradient)                  a step of a user's update function, which the client has sent before
     ("restore", value, slots)                   set value and slots to those of `saved`; () for slots: remove the existing slots
@@ -273,7 +272,7 @@ class HostedVariable:
         """Return `value` as a gradient for this variable. Raises InvalidArgumentError if it does not fit."""
         if isinstance(value, (tuple, list)):
             if len(value) != 2:
-                raise self.wrong("a sparse gradient is indices and rows")
+                raise self.wrong("a sparse gradient must be a pair (indices, rows)")
             return self._rows(*value)
         return self._value(value)
 

@@ -49,8 +49,8 @@ def apply_missing(
     changes: Changes,
     function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
-    """Execute changes as `apply_changes`, but skip the variables in `applied`, which have the update already. Return their earlier
-    outcomes.
+    """Execute changes as `apply_changes`, but skip the variables in `applied`, which contain the update already; for these, return the
+    earlier outcomes.
     """
     missing = [index for index, change in enumerate(changes) if change[0] not in applied]
     outcomes = iter(

@@ -486,7 +486,7 @@ class VariableHost:
                 raise AbortedError(f"{each.label} {each.drop_reason}")
             each.steps.check(step, wanted)
             if step in each.sums and not each.sums[step].fits(gradient):
-                raise each.wrong(f"step {step} has dense gradients and sparse ones")
+                raise each.wrong(f"step {step} has dense gradients and sparse gradients: they must be of one kind")
             gradients.append(gradient)
         effects: list[_Effect] = []
         for index, gradient in enumerate(gradients):

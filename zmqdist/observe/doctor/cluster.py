@@ -47,7 +47,7 @@ def examine_config(config: ClusterConfig, explicit: Credentials, timeout_s: floa
     found = []
     for job, section in config.jobs.task_jobs().items():
         if section.tasks is None:
-            found.append(ok(job, f"{len(section.indices())} of them; the launcher chooses their addresses"))
+            found.append(ok(job, f"{len(section.indices())} tasks; the launcher chooses their addresses"))
     if config.runtime is not None:
         address = config.runtime.dispatcher.removeprefix("zmq://")
         found += examine_server(address, credentials, timeout_s, subject=f"dispatcher {address}").findings

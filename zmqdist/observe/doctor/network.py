@@ -205,7 +205,7 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
             found.append(problem(subject, message, advice))
         elif failed is not None:
             message, advice = port_probe.explain_failure(address, seen[name], timeout_s)
-            found.append(warning(subject, f"{message}; large results will come by the dispatcher", advice))
+            found.append(warning(subject, f"{message}; large results will pass through the dispatcher", advice))
         else:
             reached += 1
     if addresses and not found:
@@ -279,7 +279,7 @@ def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: floa
 def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float) -> Finding:
     """Return a finding why a ZeroMQ server did not reply. If the server refused this process, it quotes the client's error."""
     if isinstance(error, errors.DeadlineExceededError):
-        message = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
+        message = f"it accepts connections, but does not answer within {timeout_s:g} s: its Python is busy or stuck"
         process = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
         return problem(
             subject, message, f"look at its log and its threads{process} (py-spy dump), or wait longer (--timeout)"

@@ -31,11 +31,11 @@ def user_token(path: str | None) -> Finding:
     try:
         own = token.default_path()
         if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
-            return ok("token", f"{own} is not there yet; the first start makes it")
+            return ok("token", f"{own} does not exist yet; the first start makes it")
         _, used = token.user_token(path)
     except FailedPreconditionError as error:
         return problem("token", error.message, _TOKEN_ADVICE)
-    return ok("token", f"{used} is private and whole; it has no end of validity")
+    return ok("token", f"{used} is private and complete; it does not expire")
 
 
 def key_folder(folder: Path) -> list[Finding]:
@@ -54,7 +54,7 @@ def key_folder(folder: Path) -> list[Finding]:
         found.append(problem(subject, "it has no keys", advice))
     if not found:
         server = ["server"] if (folder / "server.key").exists() else []
-        message = f"{', '.join(server + roles)}: private, whole, and fitting each other; they have no end of validity"
+        message = f"{', '.join(server + roles)}: private, complete and matching; they do not expire"
         found.append(ok(subject, message))
     return found
 

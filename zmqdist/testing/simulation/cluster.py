@@ -394,7 +394,7 @@ class SimCluster:
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
-        if isinstance(message, Registered):  # the worker has lost its functions, so they may be sent again
+        if isinstance(message, Registered):  # after a registration the dispatcher may send functions again
             self._known[connection].clear()
         if isinstance(message, StealRequest):
             self._check_steal(connection, message)

@@ -44,7 +44,7 @@ WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
-"""How often a task with a full buffer polls for room, in seconds."""
+"""Time between two polls of a task with a full buffer for room, in seconds."""
 
 TOGETHER = 3
 """The most elements in a reply."""

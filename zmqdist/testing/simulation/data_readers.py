@@ -317,7 +317,7 @@ class SimReader:
             self.sim.end_link(self._link)
 
     def lose_queue(self) -> None:
-        """Note the elements in the queue as lost."""
+        """Note that the consumer does not get the elements in the queue."""
         for _, batch, _ in self.queue:
             self.sim.lose_answer(self, batch)
 
@@ -386,7 +386,7 @@ class SimPortionReader(SimReader):
         self._next_element()
 
     def _next_element(self) -> None:
-        """Have the consumer take the next element of its piece, and spend time on it."""
+        """Have the consumer take the next element of its piece, and need some time for it."""
         if self._hand is None or not self.alive:
             return
         piece, elements = self._hand

@@ -106,7 +106,7 @@ class WorkerSurroundings(Protocol):
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """End a connection. Messages on the way are lost; each side notices at its own time."""
+        """End a connection. Messages in flight are lost; each side notices the end at a time of its own, or never if its flag is False."""
 
     def worker_exited(self, worker: SimWorker) -> None:
         """Note that a worker's process has ended by itself."""
@@ -115,7 +115,7 @@ class WorkerSurroundings(Protocol):
         """Kill a worker's process as SIGKILL does."""
 
     def new_run(self, coordinator: int, work: int) -> int:
-        """Return the number of a run that begins."""
+        """Return the number of a new run of a function."""
 
     def is_held(self, run: int) -> bool:
         """Return whether a live worker holds the result of this run."""
@@ -124,7 +124,7 @@ class WorkerSurroundings(Protocol):
         """Raise AssertionError if the message by which a worker registers breaks a promise."""
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
-        """Raise AssertionError if a worker begins careful work before the dispatcher knows of its start."""
+        """Raise AssertionError if work whose start has to be reported first begins before the dispatcher has the report."""
 
 
 class SimWorker:

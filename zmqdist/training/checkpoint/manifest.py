@@ -150,7 +150,7 @@ class Manifest:
             whole = json.loads(data)
             if isinstance(whole["format"], int) and whole["format"] > FORMAT:
                 raise FailedPreconditionError(
-                    f"{file} is of format {whole['format']}, this zmqdist reads up to {FORMAT}: install a newer one here",
+                    f"{file} is of format {whole['format']}, and this zmqdist reads formats up to {FORMAT}: install a newer zmqdist",
                 )
             body = whole["checkpoint"]
             if whole["format"] != FORMAT or zlib.crc32(_canonical(body)) != whole["crc32"]:

@@ -165,8 +165,8 @@ class Recovery:
                 logged = str(error)
 
     def _look(self, ps: int) -> None:
-        """Check one parameter server: recover its variables if it has lost the session, and note their versions. Raises UnavailableError if
-        it is lost.
+        """Check one parameter server. If it does not have the session, recover its variables. Note the versions of its variables. Raises
+        UnavailableError if the server is lost.
         """
         self._due[ps] |= not self._session.open_at(ps)
         if self._due[ps]:

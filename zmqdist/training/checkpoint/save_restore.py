@@ -58,7 +58,7 @@ def whole(step: SupportsIndex) -> int:
 
 
 def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> str:
-    """Save as `save` does. `serial` orders the checkpoints of one directory."""
+    """Write a checkpoint as `save` does, with a serial number that orders the checkpoints of one directory. Return its path."""
     arrays: list[ToWrite] = []
     values: dict[str, Plain] = {}
     for name, leaf in leaves(variables).items():
