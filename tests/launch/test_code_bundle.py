@@ -95,7 +95,7 @@ def test_too_much_is_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_path_that_is_not_there_is_named(project: Path) -> None:
-    with pytest.raises(NotFoundError, match="code: 'gone' is not there"):
+    with pytest.raises(NotFoundError, match="code: 'gone' does not exist"):
         bundle_of(["gone"], None)
 
 

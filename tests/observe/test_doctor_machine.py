@@ -194,7 +194,7 @@ def _of_another(folder: Path, name: str) -> None:
 
 
 BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
-    ("well", lambda folder: None, "server, client, submit, worker, admin: private, whole", ""),
+    ("well", lambda folder: None, "server, client, submit, worker, admin: private, complete and matching", ""),
     (
         "a part",
         lambda folder: [

@@ -223,7 +223,7 @@ def test_an_initializer_that_makes_another_shape_is_told_what_was_wanted() -> No
     ("value", "shape", "told"),
     [
         (None, None, "needs an initial_value"),
-        (np.zeros(3), (4,), r"shape=\(4,\), but its initial_value has shape \(3,\)"),
+        (np.zeros(3), (4,), r"has the argument shape=\(4,\), but its initial_value has shape \(3,\)"),
         ([object()], None, "cannot hold"),
     ],
 )
