@@ -1,6 +1,4 @@
-"""Checks whether a ParameterServerStrategy can use a cluster. `connect` makes them before it contacts a task. The error texts are
-TensorFlow's.
-"""
+"""Checks whether a ParameterServerStrategy can use a cluster, before `connect` contacts its tasks. The error texts are TensorFlow's."""
 
 from __future__ import annotations
 

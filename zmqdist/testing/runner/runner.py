@@ -57,8 +57,8 @@ class MultiProcessRunner:
       auto_restart: restart a task that failed or was terminated, until the chief has ended successfully.
       share_gpu: True: each task sees all GPUs of this host. False: each task sees its share of them, by CUDA_VISIBLE_DEVICES.
       args, kwargs: the arguments of `fn`.
-      grpc_fail_fast, use_dill_for_args, daemon: arguments of TensorFlow, without effect: zmqdist has no gRPC, always uses cloudpickle,
-        and no process outlives this one.
+      grpc_fail_fast, use_dill_for_args, daemon: arguments of TensorFlow, without effect: zmqdist has no gRPC, uses cloudpickle for
+        objects that plain pickle refuses, and lets no process outlive this one.
       chief_grace_s: seconds that the other tasks may run after the chief has ended.
       term_grace_s: seconds from SIGTERM, on which a task writes its stacks, to SIGKILL.
 
