@@ -249,7 +249,7 @@ def test_the_doctor_finds_a_data_port_that_is_closed_where_the_dispatcher_can_be
     lines = net.command("program", "doctor", "--timeout", "2", net.target).splitlines()
     ip = net.hosts["worker"].ip
     (line,) = [line for line in lines if "data port of worker:0" in line]
-    assert f"a firewall at {ip} rejects TCP port 5051 of {ip}; large results will come by the dispatcher" in line
+    assert f"a firewall at {ip} rejects TCP port 5051 of {ip}; large results will pass through the dispatcher" in line
     assert end(worker) == end(dispatcher) == 0
 
 

@@ -47,7 +47,7 @@ def swap_files(saved: Path) -> None:
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (lambda saved: shard(saved, 1).unlink(), r"No such file.*shard 1 of 3 of 'emb' \(rows 2 to 4\)"),
-    "cut off": (cut_off, r"it has 100 bytes, and \d+ were written; it holds shard 1 of 3 of 'emb'"),
+    "cut off": (cut_off, r"it has 100 bytes, but \d+ were written; it holds shard 1 of 3 of 'emb'"),
     "empty": (lambda saved: shard(saved, 1).write_bytes(b""), "it has 0 bytes.*shard 1 of 3 of 'emb'"),
     "one bit": (flip, r"not those that were written \(checksum\); it holds shard 1 of 3 of 'emb'"),
     "another shard's": (swap_files, "checksum.*shard 1 of 3 of 'emb'"),
@@ -81,11 +81,11 @@ def change(saved: Path, **changed: Any) -> None:
 
 MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
     "not there": (lambda saved: shutil.rmtree(saved), NotFoundError, "checkpoint .*/c: not found"),
-    "unfinished": (lambda saved: (saved / "manifest.json").unlink(), NotFoundError, "no manifest.json in it"),
+    "unfinished": (lambda saved: (saved / "manifest.json").unlink(), NotFoundError, "it has no manifest.json"),
     "a folder of some": (
         lambda saved: shutil.move(saved / "manifest.json", (saved / "ckpt-1").mkdir() or saved / "ckpt-1"),
         NotFoundError,
-        "it is a folder of checkpoints, of which one is wanted, as ckpt-1",
+        "this is a folder of checkpoints: pass one of them, such as ckpt-1",
     ),
     "newer": (
         lambda saved: change(saved, format=99),
@@ -95,7 +95,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
     "empty": (lambda saved: (saved / "manifest.json").write_text(""), DataLossError, "manifest.json is damaged"),
     "no JSON": (lambda saved: (saved / "manifest.json").write_bytes(b"\xff\xfe{"), DataLossError, "is damaged"),
     "a list": (lambda saved: (saved / "manifest.json").write_text("[]"), DataLossError, "is damaged"),
-    "changed": (lambda saved: change(saved, crc32=1), DataLossError, "its checksum is not that of what it says"),
+    "changed": (lambda saved: change(saved, crc32=1), DataLossError, "its contents do not match its checksum"),
 }
 
 

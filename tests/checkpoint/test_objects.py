@@ -50,7 +50,7 @@ def test_numbers_and_nested_objects_are_restored_now_and_later(tmp_path: Path) -
     later.model.layers = [Checkpoint()]
     later.model.layers[0].b = variable(np.float32(0))
     assert later.model.layers[0].b.numpy() == 2
-    with pytest.raises(AssertionError, match="no attribute here has taken it: run/seed"):
+    with pytest.raises(AssertionError, match="restored to no attribute: run/seed"):
         later.assert_consumed()
     later.run = {"seed": 0}
     assert later.run == {"seed": 3}

@@ -95,7 +95,7 @@ def test_too_much_is_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_path_that_is_not_there_is_named(project: Path) -> None:
-    with pytest.raises(NotFoundError, match="code: 'gone' is not there"):
+    with pytest.raises(NotFoundError, match="code: 'gone' does not exist"):
         bundle_of(["gone"], None)
 
 
@@ -139,7 +139,7 @@ def test_an_archive_that_leads_outside_is_refused(archive: bytes, tmp_path: Path
 
 
 def test_an_archive_of_another_digest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataLossError, match="damaged on its way"):
+    with pytest.raises(DataLossError, match="was damaged during the transfer"):
         unpack(forged("a.py"), "0" * 64, tmp_path)
 
 

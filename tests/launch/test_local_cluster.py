@@ -75,9 +75,9 @@ def test_with_processes_false_functions_run_in_threads_of_this_process() -> None
     ):
         assert cluster.dispatcher.num_workers == 2
         assert pids(coordinator, 4) == {os.getpid()}
-        with pytest.raises(ValueError, match="no worker process 0 here; there are 0"):
+        with pytest.raises(ValueError, match="has no process worker:0; the number of its worker processes is 0"):
             cluster.kill_worker(0)
-        with pytest.raises(ValueError, match="no ps process 0 here; there are 0"):
+        with pytest.raises(ValueError, match="has no process ps:0; the number of its ps processes is 0"):
             cluster.restart_ps(0)
 
 
@@ -111,7 +111,7 @@ def test_parameter_servers_are_servers_at_addresses_that_stay_theirs() -> None:
         after = about(1)
         assert (after["task"], after["address"]) == ("ps:1", before["address"])
         assert after["pid"] != before["pid"]
-        with pytest.raises(ValueError, match="no ps process 2 here; there are 2"):
+        with pytest.raises(ValueError, match="has no process ps:2; the number of its ps processes is 2"):
             cluster.kill_ps(2)
 
 

@@ -148,7 +148,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_token_that_is_not_there_yet_is_made_by_the_first_start_and_not_by_the_doctor(state: Path) -> None:
-    one(secrets.examine(Credentials()), "ok", "is not there yet; the first start makes it", "")
+    one(secrets.examine(Credentials()), "ok", "does not exist yet; the first start makes it", "")
     assert not state.exists()
 
 
@@ -157,7 +157,7 @@ def test_no_security_is_a_warning() -> None:
 
 
 BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
-    ("well", lambda path: None, "is private and whole"),
+    ("well", lambda path: None, "is private and complete"),
     (
         "readable",
         lambda path: path.chmod(0o644),
@@ -194,7 +194,7 @@ def _of_another(folder: Path, name: str) -> None:
 
 
 BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
-    ("well", lambda folder: None, "server, client, submit, worker, admin: private, whole", ""),
+    ("well", lambda folder: None, "server, client, submit, worker, admin: private, complete and matching", ""),
     (
         "a part",
         lambda folder: [

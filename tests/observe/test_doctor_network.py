@@ -225,7 +225,7 @@ def test_a_server_whose_python_is_stuck() -> None:
         call = internal_client.start(client, "stuck")
         assert entered.wait(PATIENCE_S)
         try:
-            told = "it greets, and does not answer within 0.3 s: its Python is busy or stuck"
+            told = "it accepts connections, but does not answer within 0.3 s: its Python is busy or stuck"
             one(look(server.address, timeout_s=0.3), "problem", told, f"of pid {os.getpid()} (py-spy dump)")
         finally:
             go.set()

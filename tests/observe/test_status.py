@@ -96,7 +96,7 @@ def test_slots_that_died_and_payloads_that_took_the_long_way_are_told() -> None:
     told = status.troubles(record(workers=workers, slot_deaths=4, last_slot_death=last, relayed=1))
     assert told == [
         "4 slot processes died while running a function (worker:0 2, worker:1 1): the last 12 s ago at worker:1, killed by SIGKILL",
-        "1 piece of large payloads came by the dispatcher: a data port could not be reached",
+        "1 piece of large payloads passed through the dispatcher, because a data port could not be reached",
     ]
 
 

@@ -72,7 +72,7 @@ def test_what_is_no_cluster_is_told_what_is(source: Any) -> None:
 
 def test_without_a_cluster_in_the_environment_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZMQDIST_CONFIG", raising=False)
-    with pytest.raises(ValueError, match="no cluster was given and ZMQDIST_CONFIG names none that runs"):
+    with pytest.raises(ValueError, match="no cluster was passed, and ZMQDIST_CONFIG names no running cluster"):
         connect()
 
 

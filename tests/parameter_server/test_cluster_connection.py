@@ -197,7 +197,9 @@ def test_addresses_that_are_mixed_up_are_told(cluster: Clusters) -> None:
     workers, ps = servers.spec["worker"], servers.spec["ps"]
     with pytest.raises(errors.FailedPreconditionError, match=r"worker:0 at .*: ps:0 at .* runs no functions"):
         connect({"worker": [ps[0]], "ps": [ps[1]]}, connect_timeout_s=20)
-    with pytest.raises(errors.InvalidArgumentError, match=f"at {ps[1]} is ps:1, and the cluster says ps:0"):
+    with pytest.raises(
+        errors.InvalidArgumentError, match=f"at {ps[1]} is ps:1, but the cluster has ps:0 at this address"
+    ):
         connect({"worker": workers, "ps": [ps[1]]}, connect_timeout_s=20)
 
 

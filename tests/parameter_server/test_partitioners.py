@@ -214,7 +214,7 @@ def test_an_initializer_that_knows_no_parts_makes_the_whole_and_the_shard_keeps_
 
 def test_an_initializer_that_makes_another_shape_is_told_what_was_wanted() -> None:
     with pytest.raises(
-        ValueError, match=r"'w' made shape \(7,\): wanted \(3,\), rows 0 to 3 of it, or all of it, \(5,\)"
+        ValueError, match=r"'w' returned shape \(7,\): wanted \(3,\) for rows 0 to 3, or \(5,\) for the whole variable"
     ):
         rows_made(Initial.of("w", lambda: np.zeros(7), (5,), F32), 2)
 
@@ -223,7 +223,7 @@ def test_an_initializer_that_makes_another_shape_is_told_what_was_wanted() -> No
     ("value", "shape", "told"),
     [
         (None, None, "needs an initial_value"),
-        (np.zeros(3), (4,), r"was to have shape \(4,\), its initial_value has \(3,\)"),
+        (np.zeros(3), (4,), r"has the argument shape=\(4,\), but its initial_value has shape \(3,\)"),
         ([object()], None, "cannot hold"),
     ],
 )

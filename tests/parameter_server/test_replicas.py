@@ -153,7 +153,7 @@ def test_a_replica_that_ends_without_the_others_merge_is_an_error_and_no_hang(tw
         if _replica() == 0:
             get_replica_context().merge_call(lambda strategy: None)  # type: ignore[union-attr]
 
-    with pytest.raises(RuntimeError, match="without this merge_call"):
+    with pytest.raises(RuntimeError, match="without making this merge_call"):
         two.run(replica)
 
 
@@ -316,6 +316,6 @@ def test_replicas_change_different_shards_of_a_variable_in_one_update(made: Any)
 def test_replicas_that_change_different_variables_at_the_same_time_are_told_so(two: zd.ParameterServerStrategy) -> None:
     with two.scope():
         both = [zd.Variable(0.0, aggregation="sum", name=name) for name in ("left", "right")]
-    with pytest.raises(RuntimeError, match="at the same time: all of them"):
+    with pytest.raises(RuntimeError, match="at the same time: all replicas"):
         two.run(lambda: both[_replica()].assign_add(1.0))
     assert two.read(both) == [0, 0]

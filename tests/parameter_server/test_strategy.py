@@ -159,7 +159,7 @@ def test_a_function_may_place_variables_and_is_told_the_loads(made: Any) -> None
 
 @pytest.mark.parametrize("index", [3, -1, "0", None])
 def test_a_placement_that_names_no_server_is_refused(made: Any, index: Any) -> None:
-    with made(placement=lambda *_: index).scope(), pytest.raises(ValueError, match=r"placement gave .* below 3"):
+    with made(placement=lambda *_: index).scope(), pytest.raises(ValueError, match=r"placement returned .* below 3"):
         zd.Variable(0.0)
 
 
@@ -184,7 +184,7 @@ def test_options_that_cannot_be_are_refused(made: Any, options: dict[str, Any]) 
 
 def test_steps_of_more_workers_than_there_are_are_warned_of(made: Any, caplog: pytest.LogCaptureFixture) -> None:
     made(aggregate="sync", workers_per_step=5)
-    assert "a step takes the gradients of 5 workers and there are 2" in caplog.text
+    assert "a step takes the gradients of 5 workers, but there are 2" in caplog.text
 
 
 def test_what_cannot_be_applied_is_told_before_anything_is_sent(made: Any) -> None:
@@ -323,7 +323,7 @@ def test_a_second_construction_with_other_options_is_refused(strategy: zd.Parame
     first = ClusterCoordinator(strategy, queue_max=5)
     assert ClusterCoordinator(strategy) is first
     assert ClusterCoordinator(strategy, queue_max=5) is first
-    with pytest.raises(errors.InvalidArgumentError, match=r"has its coordinator already, made with .*'queue_max': 5"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"already has its coordinator, made with .*'queue_max': 5"):
         ClusterCoordinator(strategy, queue_max=6)
 
 
@@ -337,7 +337,7 @@ def test_a_second_construction_with_other_options_is_refused(strategy: zd.Parame
     ],
 )
 def test_options_of_tensorflows_compilers_are_refused(call: Callable[[Any], object]) -> None:
-    with pytest.raises(errors.InvalidArgumentError, match=r"has no options here: .*Leave `options` out, got 3"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"has no options: .*Leave `options` out, got 3"):
         call(3)
 
 

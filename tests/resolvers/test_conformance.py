@@ -86,7 +86,7 @@ def test_a_right_resolver_passes_and_is_as_before() -> None:
     ("wrong", "expected"),
     [
         (NoSpec, "cluster_spec() is a ClusterSpec"),
-        (Changing, "cluster_spec() gives the same cluster"),
+        (Changing, "cluster_spec() returns the same cluster"),
         (OtherMaster, "master('ps', 0, rpc_layer='other')"),
         (DeafMaster, "rpc_layer wins in master('ps', 0"),
         (AnyMaster, "master('ps', 2) is a ValueError"),

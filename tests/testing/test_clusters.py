@@ -116,7 +116,7 @@ def test_an_in_process_cluster_serves_on_when_only_its_addresses_were_kept() -> 
 
 
 def test_an_in_process_cluster_has_one_layer() -> None:
-    with pytest.raises(ValueError, match="rpc_layer is 'zmq' here, not 'grpc'"):
+    with pytest.raises(ValueError, match="rpc_layer must be 'zmq', not 'grpc'"):
         create_in_process_cluster(1, 0, rpc_layer="grpc")
 
 

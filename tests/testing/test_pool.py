@@ -284,7 +284,7 @@ def test_a_value_for_which_the_parent_has_no_memory_is_an_error_and_the_pool_goe
 
     pids = pool.run(os.getpid)
     monkeypatch.setattr(pipe, "bytearray", small_only, raising=False)
-    with pytest.raises(errors.ResourceExhaustedError, match="what came of it: 8 MiB"):
+    with pytest.raises(errors.ResourceExhaustedError, match="or its result: 8 MiB"):
         pool.run(np.zeros, (8 * MIB, np.uint8))
     assert [value.size for value in pool.run(np.zeros, (8, np.uint8))] == [8, 8]
     assert pool.run(os.getpid) == pids

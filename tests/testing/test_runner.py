@@ -350,9 +350,9 @@ def test_a_barrier_that_waits_too_long_fails_for_all_who_wait_and_who_come_later
 
     texts = run(work, create_cluster_spec(num_workers=3)).return_value
     assert len(set(texts)) == 1
-    assert "when the time of worker-0 was over" in texts[0]
+    assert "when the time-out of worker-0 passed" in texts[0]
     assert texts[0].endswith(
-        ("2/3 tasks have come; missing: worker-2", "1/3 tasks have come; missing: worker-1, worker-2")
+        ("2/3 tasks have arrived; missing: worker-2", "1/3 tasks have arrived; missing: worker-1, worker-2")
     )
 
 
@@ -613,7 +613,7 @@ def test_not_share_gpu(devices: str, seen: list[str], monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("fn", "cluster", "error", "told"),
     [
-        ("fn", {"worker": ["localhost:1"]}, ValueError, "cannot be called"),
+        ("fn", {"worker": ["localhost:1"]}, ValueError, "fn must be a function"),
         (me, {"chief": ["localhost:1", "localhost:2"]}, ValueError, "2 chiefs"),
         (me, {}, ValueError, "no tasks"),
         (me, {"worker": []}, ValueError, "no tasks"),
@@ -641,7 +641,7 @@ def test_start_and_join_are_for_one_time() -> None:
         runner.join()
     with pytest.raises(ValueError, match="evaluator-0 is not in this cluster; it has worker-0"):
         runner.start_in_process_as("evaluator", 0)
-    with pytest.raises(ValueError, match="fn is what the task runs"):
+    with pytest.raises(ValueError, match="fn must be a function"):
         runner.start_single_process("worker", 0, fn="fn")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 chiefs"):
         runner.start_single_process("worker", 0, cluster_spec={"chief": ["localhost:1", "localhost:2"]})

@@ -152,7 +152,7 @@ def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(clien
         (lambda ref: c.assign(ref, [1, 2, 3]), r"has shape \(2,\)"),
         (lambda ref: c.assign(ref, np.array([1j, 2j])), "complex128"),
         (lambda ref: c.assign(ref, ["a", "b"]), "does not fit"),
-        (lambda ref: c.add(ref, 1.0), r"given one of shape \(\)"),
+        (lambda ref: c.add(ref, 1.0), r"a value of shape \(\) does not fit"),
         (lambda ref: ("add", np.ones(3, "f4")), r"given float32 of shape \(3,\)"),
         (lambda ref: ("assign", np.ones(2)), "given float64"),
         (lambda ref: ("nothing", 1), "there is no update 'nothing'"),
@@ -197,7 +197,7 @@ def test_one_update_changes_several_variables_and_each_once(client: PsClient, ma
     first, second = make([1, 2]), make([3, 4])
     told = client.update([(first, c.add(first, [1, 1])), (second, c.assign(second, [0, 0]))], want=True).get_value()
     assert [outcome.value.tolist() for outcome in told] == [[2, 3], [0, 0]]
-    with pytest.raises(InvalidArgumentError, match="changes a variable once"):
+    with pytest.raises(InvalidArgumentError, match="names a variable twice"):
         client.update([(first, c.add(first, [1, 1])), (first, c.add(first, [1, 1]))]).get_value()
 
 

@@ -186,7 +186,7 @@ def test_a_ps_that_was_started_again_has_lost_its_variables_and_works_with_new_o
     client, ref = variable(mortal)
     mortal.kill_ps(0)
     mortal.restart_ps(0)
-    with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .* is lost: .* was started again"):
+    with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .* is lost: .* was restarted"):
         client.read([ref]).get_value()
     _, ref = variable(mortal)
     assert client.update([(ref, c.add(ref, [1, 1]))]).get_value() == [(2, True, None)]

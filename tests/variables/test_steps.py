@@ -106,9 +106,9 @@ def test_what_cannot_belong_to_a_step_is_refused_and_counts_for_nothing(client: 
     ref = make([[10]])
     waiting = push(client, ref, [[2]], 0)
     wrong: list[tuple[c.Change, int, int, str]] = [
-        (c.assign(ref, [[1]]), 0, 2, "cannot be made by a step"),
-        (c.apply(ref, SGD(1.0), [[1]]), 0, 3, "waits for 2 gradients, and this one says 3"),
-        (c.apply(ref, SGD(1.0), IndexedSlices([[1]], [0])), 0, 2, "dense gradients and sparse ones"),
+        (c.assign(ref, [[1]]), 0, 2, "cannot be part of a synchronous step"),
+        (c.apply(ref, SGD(1.0), [[1]]), 0, 3, "waits for 2 gradients, and this request says 3"),
+        (c.apply(ref, SGD(1.0), IndexedSlices([[1]], [0])), 0, 2, "dense gradients and sparse gradients"),
         (c.apply(ref, SGD(1.0), IndexedSlices([[1]], [5])), 0, 2, "index 5 is out of range"),
     ]
     for change, step, k, text in wrong:

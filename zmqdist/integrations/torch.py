@@ -1,4 +1,4 @@
-"""zmqdist's datasets as datasets of PyTorch, for a DataLoader. Needs the extra `torch`."""
+"""IterableDataset: a dataset of zmqdist as a dataset of PyTorch, for a DataLoader. Needs the extra `torch`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
 
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
-    The processes of a DataLoader share the elements of an epoch. They read a distributed dataset as one job, so that each element goes to
-    one of them; of any other dataset, each of n processes computes all elements and takes every n-th. The DataLoader converts arrays to
-    tensors by its own rules. Read-only arrays are copied before that, because a tensor can be written to.
+    The processes of a DataLoader share the elements of an epoch. They read a distributed dataset as one job, so that each element is read
+    by one of them. Of any other dataset, each of n processes computes all elements and yields every n-th. The DataLoader converts arrays to
+    tensors by its own rules. Read-only arrays are copied before the conversion, because programs can write to tensors.
 
     Args:
-      dataset: batch it before, and pass `batch_size=None` to the DataLoader: then batches are not copied again.
+      dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -41,7 +41,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         if info is None:
             return iter(self.dataset)
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            # A number that all processes of one epoch share, and that differs from epoch to epoch.
+            # All processes of one epoch have the same number, and the number differs from epoch to epoch.
             epoch = info.seed - info.id
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
         return iter(self.dataset.shard(info.num_workers, info.id))

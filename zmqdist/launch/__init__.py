@@ -1,1 +1,1 @@
-"""Starting processes: one role in the foreground, a cluster for a with-statement, or all jobs of a cluster file."""
+"""Launchers: they start one role in the foreground, a cluster for a with-statement, or all jobs of a cluster file."""

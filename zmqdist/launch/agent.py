@@ -1,15 +1,15 @@
-"""The agent of a host: starts roles there for a launcher elsewhere, and ends them with its standard input.
+"""The agent of a host: a process that starts roles on its host for a launcher on another host, and ends them when its standard input ends.
 
-It reads orders from its standard input and writes events to its standard output (agent_protocol.py). Its roles are children of it, as those
-of a local launcher are (`Children`), so a kill -9 of the agent ends them by their lifelines.
+The agent reads orders from its standard input and writes events to its standard output (agent_protocol.py). Its roles are its child
+processes, like those of a local launcher (`Children`), so their lifelines end them even if the agent is killed with SIGKILL.
 
 Promises
-  A1  When its standard input ends, a signal ends it, or no order came for its silence limit, its roles are killed and its folder is
-      removed: no process is left that needs their results.
-  A2  For each StartRole there is exactly one RoleEnded or OrderRefused, after the role's last line.
-  A3  Nothing but events goes to its standard output: what modules print goes to standard error.
+  A1  When its standard input ends, a signal ends it, or no order has arrived for its silence limit, the agent kills its roles and removes
+      its folder, because no process is left that needs their results.
+  A2  For each StartRole the agent sends exactly one RoleEnded or OrderRefused, after the role's last line.
+  A3  Only events are written to its standard output. Output that modules print is redirected to standard error.
 
-`main` runs without NumPy and ZeroMQ, so that it says hello soon; the zygote imports those meanwhile.
+`main` runs without NumPy and ZeroMQ, so that it sends its hello soon; the zygote imports both at the same time.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 MEMORY_FOLDER: Final = "/dev/shm"
 READ_BYTES: Final = 65536
 LINES_UNSENT_MAX: Final = 1000
-"""Lines of output that wait for a launcher that does not read."""
+"""The most lines of roles' output that the agent holds while the launcher does not read."""
 LAST_EVENTS_S: Final = 2.0
-"""Seconds for the last events to be written at the end: the pipe is full if the launcher does not read."""
+"""Limit for writing the last events before the agent ends, in seconds. If the launcher does not read, the pipe stays full."""
 
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -85,21 +85,21 @@ sys.exit(main())
 
 
 def agent_command(python: str, silence_limit_s: float) -> list[str]:
-    """Return the command that runs an agent with this Python; it is safe to pass through a shell once it is quoted.
+    """Return the command that runs an agent with this Python. Quote its words to pass it through a shell.
 
-    The command needs no zmqdist to report that zmqdist is missing, and nothing from the working directory is imported.
+    If the host has no zmqdist, the command still runs and reports that. It imports no module from the working directory.
     """
     return [python, "-c", f"exec({_BOOT!r})", str(silence_limit_s)]
 
 
 class HostAgent:
-    """The agent.
+    """The agent of this host.
 
     Args:
-      orders: the descriptor of its orders.
-      events: where its events go.
-      folder: for the files of its roles.
-      silence_limit_s: without an order for so long, it ends.
+      orders: the descriptor from which the agent reads orders.
+      events: the stream to which the agent writes events.
+      folder: the folder for the files of its roles.
+      silence_limit_s: if no order arrives for this many seconds, the agent ends.
     """
 
     def __init__(self, orders: int, events: IO[bytes], folder: RunFolder, silence_limit_s: float) -> None:
@@ -109,24 +109,24 @@ class HostAgent:
         self._silence_limit_s = silence_limit_s
         self._unsent: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(LINES_UNSENT_MAX)
-        """For lines that are not written yet: while the launcher does not read, roles wait in their writes, and this agent does not."""
+        """Counts the lines that may still be held. While the launcher does not read, roles block in their writes; the agent does not."""
         self._writer = threading.Thread(target=self._write, name="zmqdist-events", daemon=True)
         self._reserved: list[Reserved] = []
         self._tickets: dict[Child, int] = {}
         self._by_ticket: dict[int, Child] = {}
         self._naming = threading.Lock()
-        """Held while a role is started, so that its end is not reported before its ticket is known."""
+        """Held while a role is started, so that `_exited` waits until the role's ticket is in the tables."""
         self._children = Children(self._exited)
         self._code = ReceivedCode()
         self._closing: threading.Thread | None = None
         self._over_read, self._over_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        """Readable once a signal ends the agent, or all roles were closed as ordered."""
+        """A pipe that becomes readable when a signal ends the agent, or when all roles have been stopped on the order CloseAgent."""
 
     def serve(self) -> None:
-        """Carry out orders until the agent has to end; when this returns, no role runs any more."""
+        """Carry out orders until the agent has to end. When this returns, no role runs any more."""
         self._writer.start()
-        # The handlers do nothing, because an exception from one could interrupt code that holds a lock. The interpreter writes into the
-        # pipe when a signal comes, and `_received` ends then.
+        # The handlers do nothing, because an exception from a handler could interrupt code that holds a lock. When a signal arrives, the
+        # interpreter writes into the pipe, and `_received` returns.
         for number in _ENDING_SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._over_write, warn_on_full_buffer=False)
@@ -147,7 +147,7 @@ class HostAgent:
             self._writer.join(LAST_EVENTS_S)
 
     def obey(self, order: AgentOrder) -> None:
-        """Carry out one order. What goes wrong is an event."""
+        """Carry out one order. A failure is reported as an event."""
         match order:
             case StartRole():
                 self._start(order)
@@ -215,13 +215,15 @@ class HostAgent:
 
     def _write(self) -> None:
         while (event := self._unsent.get()) is not None:
-            with contextlib.suppress(OSError):  # the launcher has gone: the end of the orders says so
+            with contextlib.suppress(
+                OSError
+            ):  # the launcher has ended; `_received` notices it by the end of the orders
                 self._events.write(encode(event))
             if isinstance(event, RoleLine):
                 self._room.release()
 
     def _received(self) -> Iterator[AgentOrder]:
-        """Yield orders until they end, for one of the reasons of A1 or because all roles were closed as ordered."""
+        """Yield orders until the agent has to end: for a reason in A1, or because all roles have been stopped on the order CloseAgent."""
         rest = b""
         while True:
             ready, _, _ = select.select([self._orders, self._over_read], [], [], self._silence_limit_s)
@@ -235,9 +237,9 @@ class HostAgent:
 
 
 def _route() -> tuple[str, str]:
-    """Return the addresses of launcher and host at the two ends of the stream; "" where they are not known.
+    """Return the addresses of the launcher and of this host at the two ends of the agent's stream; "" for an unknown address.
 
-    Slurm's variable goes first, because its jobs inherit the SSH_CONNECTION of the shell that submitted them.
+    Slurm's variable has precedence, because a job inherits the SSH_CONNECTION of the shell that submitted it.
     """
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if launcher is None:
@@ -245,7 +247,9 @@ def _route() -> tuple[str, str]:
         return reached_from, reached_at
     family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((launcher, 9))  # sends nothing: the kernel chooses the interface that leads there
+        probe.connect(
+            (launcher, 9)
+        )  # this sends nothing: the kernel only chooses the interface that leads to the launcher
         return launcher, str(probe.getsockname()[0])
 
 
@@ -275,20 +279,20 @@ def _write_private(folder: Path, name: str, text: str) -> None:
 
 
 def _folder() -> RunFolder:
-    """Make the folder, in memory where that is possible: its files are secrets. Raises OSError."""
+    """Make the agent's folder; in memory if possible, because its files are secrets. Raises OSError if no folder can be made."""
     with contextlib.suppress(OSError):
         return RunFolder(Path(MEMORY_FOLDER))
     return RunFolder(Path(tempfile.gettempdir()))
 
 
 def main() -> int:
-    """Run the agent of this host until it has to end. `sys.argv` has the silence limit in seconds."""
+    """Run the agent of this host until it has to end. Return its exit code. `sys.argv[1]` is the silence limit in seconds."""
     orders, events = os.dup(0), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher decides what ends
     try:
         folder = _folder()
     except OSError as error:
@@ -299,7 +303,7 @@ def main() -> int:
     try:
         zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
         HostAgent(orders, events, folder, float(sys.argv[1])).serve()
-    except Exception as error:  # a bug, in one line: standard error is shown to the user of another host
+    except Exception as error:  # a bug; one line, because the launcher shows standard error to its user
         print(f"the agent failed: {error!r}", file=sys.stderr)
         return 1
     finally:

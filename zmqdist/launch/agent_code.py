@@ -1,7 +1,7 @@
-"""The code of the program at the agent of a host: found there, or received, unpacked and removed at the end of the run.
+"""The code of the program on the host of an agent. The agent finds it there, or receives, unpacks and, at the end of the run, removes it.
 
-A received bundle lies in a folder of its own below $TMPDIR, not in memory as the secrets do, and is removed with the agent. A cache
-would outlive the run and have to be bounded, while code is small beside the data of a cluster: sending it again costs less than a second.
+A received bundle is unpacked into a folder below $TMPDIR, not in memory as the secrets are, and the folder is removed when the agent ends.
+There is no cache: it would outlive the run and need a bound, while sending the code again takes less than a second.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from zmqdist.launch.folders import RunFolder
 from zmqdist.limits import CODE_BYTES_MAX
 
 TAR_BYTES_MAX = 2 * CODE_BYTES_MAX
-"""Bytes of an unpacked archive, which has a header for each of many small files."""
+"""Limit of an unpacked archive, in bytes. It is above the limit of the code, because each of many small files has a header."""
 
 
 class ReceivedCode:
     """The code of one run on this host.
 
     Attributes:
-      imports: the folders for the module path of roles; empty until there is code.
+      imports: the folders for the module path of roles; empty until the code is ready.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class ReceivedCode:
         self._folder: RunFolder | None = None
 
     def answer(self, order: OfferCode | SendCode) -> AgentEvent | None:
-        """Carry out an order; return the event that answers it; None until the last part of the code has come."""
+        """Carry out an order. Return the event that answers it, or None for a part of the code that is not the last one."""
         try:
             return self._offered(order) if isinstance(order, OfferCode) else self._received(order)
         except (OpError, OSError, ValueError, zlib.error, binascii.Error) as error:
@@ -45,7 +45,7 @@ class ReceivedCode:
             return OrderRefused(order.ticket, f"the code of the program cannot be unpacked there: {reason}")
 
     def close(self) -> None:
-        """Remove the received code. Idempotent."""
+        """Remove the received code. A second call does nothing."""
         if self._folder is not None:
             os.chdir("/")
             self._folder.close()
@@ -75,13 +75,13 @@ class ReceivedCode:
 
     def _ready(self, ticket: int, root: Path) -> CodeReady:
         assert self._offer is not None
-        os.chdir(root)  # the roles of this agent inherit it
+        os.chdir(root)  # the agent's roles inherit this working directory
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]
         return CodeReady(ticket, str(root))
 
 
 def _is_same(root: Path, order: OfferCode) -> bool:
-    """Return whether this host has the same files in the same place, because it shares the file system."""
+    """Return whether this host has equal files below `root`, as it has if it shares the launcher's file system."""
     try:
         return pack(root, order.paths).digest == order.digest
     except (OpError, OSError):

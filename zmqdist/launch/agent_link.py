@@ -1,7 +1,7 @@
-"""The launcher's side of one agent: its hello, the roles that it runs, and the end of its stream.
+"""The launcher's side of the connection to one agent: the agent's hello, the roles that it runs, and the end of its stream.
 
-One thread reads events, one writes orders, so that no caller waits for a host that does not read. A stream that has ended is never opened
-again: the agent there ends its roles, and the roles here end with the reason of the stream.
+One thread reads events and one writes orders, so that no caller waits for a host that does not read. A stream that has ended is never
+opened again: the agent ends its roles, and the launcher reports each of these roles as ended, with the reason for the end of the stream.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from zmqdist.launch.launcher_interface import LineHandler
 log = logging.getLogger("zmqdist.launch")
 
 HOST_LOST: Final = -int(signal.SIGKILL)
-"""The exit code of a role whose host is lost: its agent kills it."""
+"""The exit code that is reported for a role whose host is lost, because its agent kills it."""
 NOT_STARTED: Final = 1
-"""The exit code of a role that its host could not start."""
+"""The exit code that is reported for a role that its host could not start."""
 ANSWER_S: Final = 20.0
 CODE_BYTES_PER_S_MIN: Final = 20_000
-"""Bytes per second below which a stream counts as cut off."""
+"""If code is sent more slowly than this, in bytes per second, the host counts as unreachable."""
 
 
 class RemoteRole:
-    """A role on another host, as in `RunningRole`."""
+    """A role on another host. Its attributes are those of `RunningRole`."""
 
     def __init__(self, name: str, host: str, on_line: LineHandler | None) -> None:
         self.name = name
@@ -76,26 +76,26 @@ class RemoteRole:
 
 
 class LinkOwner(Protocol):
-    """What a link reports to, in its reader thread."""
+    """The object to which a link reports. The link's reader thread calls its methods."""
 
     def role_ended(self, role: RemoteRole) -> None:
-        """A role has ended."""
+        """Handle the end of a role."""
 
     def link_ended(self, link: AgentLink) -> None:
-        """The stream has ended. Called once, before `role_ended` for each role that ran there."""
+        """Handle the end of the stream. Called once, before `role_ended` is called for each role that ran on the host."""
 
 
 class AgentLink:
-    """One agent.
+    """The connection to one agent.
 
     Args:
-      host: the name of its host, as its users write it.
-      stream: belongs to this object from now on.
-      on_note: called with each line before the hello that is no event: what a login shell prints.
+      host: the name of the agent's host, as the user wrote it.
+      stream: the stream to the agent. The link owns and closes it.
+      on_note: called with each line before the hello that is not an event, such as the output of a login shell.
 
     Attributes:
-      owner: set before the first role is started.
-      why_ended: once the stream has ended: a sentence that names the host.
+      owner: the object to which the link reports; set before the first role is started.
+      why_ended: a sentence that names the host and the reason why the stream has ended; "" until then.
     """
 
     def __init__(self, host: str, stream: AgentStream, on_note: Callable[[str], object]) -> None:
@@ -121,18 +121,18 @@ class AgentLink:
     # -- the hello -----------------------------------------------------------------------------------------------
 
     def wait_for_hello(self, timeout_s: float) -> bool:
-        """Wait. Return whether `greeting` is there, or the stream has ended."""
+        """Wait at most `timeout_s`. Return whether the agent has sent its hello, or the stream has ended."""
         return self._greeted.wait(timeout_s)
 
     @property
     def greeting(self) -> AgentHello | AgentUnfit | None:
-        """What the agent said first; None: nothing yet, or the stream ended before."""
+        """The agent's first event; None if it has not arrived, or the stream ended before."""
         return self._greeting
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
     def start(self, role: RemoteRole, order: StartRole) -> bool:
-        """Start a role, with a new ticket; its end is reported to the owner. Return False, and report nothing, if the stream has ended."""
+        """Start a role, with a new ticket. Its end is reported to the owner. If the stream has ended, return False and report nothing."""
         with self._lock:
             if self._ended.is_set():
                 return False
@@ -143,20 +143,22 @@ class AgentLink:
         return True
 
     def reserve(self, host: str, port: int = 0, ports: str = "") -> str:
-        """Reserve a port there and return its address. Raises UnavailableError, or UnknownError: the port is in use, for instance."""
+        """Reserve a port on the agent's host. Return its address. Raises UnavailableError if the agent does not answer, and UnknownError if
+        the port cannot be bound.
+        """
         event = self._request(lambda ticket: [ReservePort(ticket, host, port, ports)], ANSWER_S)
         assert isinstance(event, PortReserved)
         return event.address
 
     def send_code(self, bundle: CodeBundle, on_sending: Callable[[], object]) -> None:
-        """Have the roles there run with this code. It is sent unless the host has the same files in the same place.
+        """Have the roles on the agent's host run with this code. It is sent unless the host has equal files at the same path.
 
         Args:
           on_sending: called before the code is sent.
 
         Raises:
           UnavailableError: the stream has ended, or the agent does not answer.
-          UnknownError: the code cannot be unpacked there.
+          UnknownError: the agent cannot unpack the code.
         """
         paths, imports = list(bundle.paths), list(bundle.imports)
         event = self._request(
@@ -174,7 +176,9 @@ class AgentLink:
         )
 
     def _request(self, orders: Callable[[int], Sequence[AgentOrder]], timeout_s: float) -> AgentEvent:
-        """Send orders that have one answer, and return it. Raises UnavailableError, or UnknownError: the agent refused them."""
+        """Send orders that have one answer, and return this answer. Raises UnavailableError if the agent does not answer, and UnknownError
+        if it refuses an order.
+        """
         answer: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         with self._lock:
             if self._ended.is_set():
@@ -194,22 +198,24 @@ class AgentLink:
         return event
 
     def request_close(self, grace_s: float) -> None:
-        """Have the agent stop its roles and end. Does not wait."""
+        """Request that the agent stops its roles and ends. Does not wait."""
         self._orders.put(CloseAgent(grace_s))
 
     def close(self) -> None:
-        """End the stream: the agent kills what still runs. Returns when all roles were reported. Idempotent."""
+        """End the stream, so that the agent kills the roles that still run. Return when all their ends were reported. A second call does
+        nothing.
+        """
         self._stream.close()
         self._orders.put(None)
         self._reader.join()
         self._writer.join()
 
     def has_answered_close(self, timeout_s: float) -> bool:
-        """Wait. Return whether the agent stops its roles, or has ended."""
+        """Wait at most `timeout_s`. Return whether the agent has confirmed that it stops its roles, or its stream has ended."""
         return self._answered_close.wait(timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Wait. Return whether the stream has ended and all its roles were reported."""
+        """Wait at most `timeout_s`. Return whether the stream has ended and all its roles were reported."""
         self._reader.join(timeout_s)
         return not self._reader.is_alive()
 
@@ -225,7 +231,7 @@ class AgentLink:
                 return
             try:
                 self._stream.send(encode(order))
-            except OSError:  # the reader reports the end
+            except OSError:  # the reader thread reports the end of the stream
                 return
 
     def _read(self) -> None:
@@ -254,7 +260,7 @@ class AgentLink:
             answer.put(event)
             return
         role = self._roles.get(event.ticket)
-        if role is None:  # it has ended
+        if role is None:  # the role has ended already
             return
         match event:
             case RoleStarted():
@@ -275,7 +281,7 @@ class AgentLink:
         assert self.owner is not None
         try:
             self.owner.role_ended(role)
-        except BaseException:  # the thread must go on reading
+        except BaseException:  # this thread has to go on reading events
             log.exception("the exit handler of %s failed", role.name)
 
     def _end(self) -> None:
@@ -303,5 +309,7 @@ def _pass_on(role: RemoteRole, line: str) -> None:
         return
     try:
         role.on_line(line)
-    except BaseException:  # a closed terminal, say: go on reading, or the role would block in a write
+    except (
+        BaseException
+    ):  # for example the terminal is closed; this thread goes on reading, or the role would block in a write
         log.exception("a line of output of %s could not be passed on", role.name)

@@ -1,11 +1,11 @@
 """The lines between a launcher and the agent of a host: orders to the agent's standard input, events from its standard output.
 
-Each line is one JSON object; its key `is` says which of the structs here it is. A new order or event is a struct here, a branch in
-`HostAgent.obey` (agent.py) or in `AgentLink` (agent_link.py), and nothing else. Both ends are of the same version of zmqdist: the launcher
-refuses an agent whose hello names another one.
+Each line is one JSON object; its key `is` names the struct of this file that it encodes. A new order or event needs a struct here and a
+branch in `HostAgent.obey` (agent.py) or in `AgentLink` (agent_link.py). Launcher and agent have the same version of zmqdist, because the
+launcher refuses an agent whose hello names another version.
 
-A role is known by its ticket, a number that the launcher gives to each start and never again, so that a line of an ended role is not taken
-for one of its successor.
+A role is identified by its ticket. The launcher uses a new number for each start, so that a line of an ended role is not taken for a line
+of the role that has replaced it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ class StartRole(AgentMessage, frozen=True):
     """Start a role.
 
     Attributes:
-      name: the task, as "worker:0".
-      kind, fields: the class of its config, and that config's fields as JSON (roles.py).
-      environment: laid over the environment of the agent.
-      files: text by path; written below the agent's folder before the role starts, each 0600. This is how secrets travel.
+      name: the task, such as "worker:0".
+      kind, fields: the class of its config, and the fields of the config as JSON (roles.py).
+      environment: variables that are added to the environment of the agent, and replace variables of the same name.
+      files: text by path. The agent writes them below its folder before the role starts, each with mode 0600. Secrets are sent in this way
+        only.
     """
 
     ticket: int
@@ -41,19 +42,19 @@ class StartRole(AgentMessage, frozen=True):
 
 
 class SignalRole(AgentMessage, frozen=True):
-    """Send a role a signal; no effect once it has ended."""
+    """Send a signal to a role. It has no effect after the role has ended."""
 
     ticket: int
     number: int
 
 
 class ReservePort(AgentMessage, frozen=True):
-    """Reserve a port until the agent ends, so that a restarted role has the same address; answered by PortReserved or OrderRefused.
+    """Reserve a port until the agent ends, so that a restarted role has the same address. The answer is PortReserved or OrderRefused.
 
     Attributes:
       host: the address to bind, or the name of an interface of the agent's host.
-      port: 0 takes a free one.
-      ports: the range of free ports, for the roles as well; "": any.
+      port: the port; 0: a free port.
+      ports: the range from which free ports are taken, also by the roles; "": any port.
     """
 
     ticket: int
@@ -63,10 +64,11 @@ class ReservePort(AgentMessage, frozen=True):
 
 
 class OfferCode(AgentMessage, frozen=True):
-    """Name the code that roles need; answered by CodeReady if this host has it in the same place, else by CodeWanted, or OrderRefused.
+    """Describe the code that roles need. The answer is CodeReady if the agent's host has this code at the same path, otherwise CodeWanted;
+    or OrderRefused.
 
     Attributes:
-      digest, root, paths, imports: of the CodeBundle (code_bundle.py).
+      digest, root, paths, imports: those of the CodeBundle (code_bundle.py).
     """
 
     ticket: int
@@ -77,7 +79,9 @@ class OfferCode(AgentMessage, frozen=True):
 
 
 class SendCode(AgentMessage, frozen=True):
-    """A part of the archive of the last offer: compressed by zlib, in base64. CodeReady or OrderRefused answers the last part."""
+    """A part of the archive that was offered last. The archive is compressed by zlib and each part is in base64. CodeReady or OrderRefused
+    answers the last part.
+    """
 
     ticket: int
     data: str
@@ -85,11 +89,11 @@ class SendCode(AgentMessage, frozen=True):
 
 
 class LauncherBeat(AgentMessage, frozen=True):
-    """The launcher runs. An agent that hears nothing for its silence limit ends as if its standard input had ended."""
+    """Show that the launcher runs. An agent that receives no order for its silence limit ends as if its standard input had ended."""
 
 
 class CloseAgent(AgentMessage, frozen=True):
-    """Stop all roles (SIGTERM, up to `grace_s` to drain, then SIGKILL), and end; answered at once by AgentClosing."""
+    """Stop all roles (SIGTERM, up to `grace_s` seconds to drain, then SIGKILL), and end. AgentClosing answers at once."""
 
     grace_s: float
 
@@ -98,17 +102,17 @@ class CloseAgent(AgentMessage, frozen=True):
 
 
 class AgentHello(AgentMessage, frozen=True):
-    """The first event: what the launcher checks before it starts a role.
+    """The first event. The launcher checks it before it starts a role.
 
     Attributes:
-      python: "3.11.7".
-      version, path: of zmqdist there.
-      cores: that the agent may use.
-      clock_s: its wall clock, seconds since 1970.
-      host: its own name for itself.
-      folder: where it writes the files of its roles; mode 0700.
-      reached_at, reached_from: the address of this host by which it was reached, and the address of the launcher as this host sees it; ""
-        where the carrier of the stream does not say (a plain process).
+      python: version of the agent's Python, such as "3.11.7".
+      version, path: version and folder of the agent's zmqdist.
+      cores: number of cores that the agent may use.
+      clock_s: the wall clock of its host, in seconds since 1970.
+      host: the name that its host has for itself.
+      folder: the folder for the files of its roles; its mode is 0700.
+      reached_at, reached_from: the address of this host at which the launcher reached it, and the address of the launcher as this host sees
+        it; "" if the connection to the host does not tell them.
     """
 
     python: str
@@ -124,12 +128,12 @@ class AgentHello(AgentMessage, frozen=True):
 
 
 class AgentUnfit(AgentMessage, frozen=True):
-    """In place of the hello: this host cannot run roles.
+    """The first event in place of AgentHello: this host cannot run roles.
 
     Attributes:
-      python, executable: "3.9.2", and the path of that Python.
-      reason: a phrase, as "No module named 'zmqdist'".
-      remedy: what to do; "": install zmqdist.
+      python, executable: version of the agent's Python, such as "3.9.2", and its path.
+      reason: a phrase, such as "No module named 'zmqdist'".
+      remedy: what the user should do; "": install zmqdist.
     """
 
     python: str
@@ -139,21 +143,21 @@ class AgentUnfit(AgentMessage, frozen=True):
 
 
 class RoleStarted(AgentMessage, frozen=True):
-    """A role runs under this process number."""
+    """A role has been started, with this pid."""
 
     ticket: int
     pid: int
 
 
 class RoleLine(AgentMessage, frozen=True):
-    """A line of a role's output, without its end."""
+    """A line of a role's output, without the line break."""
 
     ticket: int
     text: str
 
 
 class RoleEnded(AgentMessage, frozen=True):
-    """The last event about a role: its exit code as in `subprocess`, and its last lines of output."""
+    """A role has ended. This is the last event about it, with the exit code in the form of `subprocess` and the last lines of output."""
 
     ticket: int
     pid: int
@@ -162,34 +166,38 @@ class RoleEnded(AgentMessage, frozen=True):
 
 
 class PortReserved(AgentMessage, frozen=True):
-    """The port is reserved: "host:port"."""
+    """A port has been reserved, with the address "host:port"."""
 
     ticket: int
     address: str
 
 
 class CodeWanted(AgentMessage, frozen=True):
-    """This host does not have the offered code in the same place."""
+    """The agent's host does not have the offered code at the same path, so the launcher has to send it."""
 
     ticket: int
 
 
 class CodeReady(AgentMessage, frozen=True):
-    """The code is in this folder, which is the working directory of all roles that start from now on."""
+    """The code is in this folder, which is the working directory of all roles that the agent starts after this event."""
 
     ticket: int
     folder: str
 
 
 class OrderRefused(AgentMessage, frozen=True):
-    """An order could not be carried out; for a role it is the last event. `reason`: one sentence, without the name of the host."""
+    """The agent could not carry out an order. For a StartRole this is the last event of the role. `reason` is a sentence that does not name
+    the host.
+    """
 
     ticket: int
     reason: str
 
 
 class AgentClosing(AgentMessage, frozen=True):
-    """The roles are being stopped. A host that does not say so soon is cut off, and need not be waited for."""
+    """The agent has begun to stop its roles. A launcher does not wait for an agent that does not send this soon, because the host must be
+    cut off.
+    """
 
 
 AgentOrder: TypeAlias = StartRole | SignalRole | ReservePort | OfferCode | SendCode | LauncherBeat | CloseAgent
@@ -212,15 +220,15 @@ _events: Final = msgspec.json.Decoder(AgentEvent)
 
 
 def encode(message: AgentMessage) -> bytes:
-    """Return the message as one line."""
+    """Return a message as one line of JSON, with the line break."""
     return _encoder.encode(message) + b"\n"
 
 
 def decode_order(line: bytes) -> AgentOrder:
-    """Invert `encode`. Raises msgspec.DecodeError."""
+    """Return the order in a line. Raises msgspec.DecodeError if the line is not an order."""
     return _orders.decode(line)  # type: ignore[no-any-return]
 
 
 def decode_event(line: bytes) -> AgentEvent:
-    """Invert `encode`. Raises msgspec.DecodeError."""
+    """Return the event in a line. Raises msgspec.DecodeError if the line is not an event."""
     return _events.decode(line)  # type: ignore[no-any-return]

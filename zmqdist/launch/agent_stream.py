@@ -1,4 +1,4 @@
-"""What carries the lines between a launcher and an agent: `AgentStream`, and the one over a process such as ssh."""
+"""The stream of lines between a launcher and an agent: the interface `AgentStream`, and `ProcessStream` over a process such as ssh."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 NOTES_MAX: Final = 20
-"""Last lines of standard error that are kept for the sentence about the end of a stream."""
+"""Number of last lines of standard error that are kept to explain the end of a stream."""
 END_S: Final = 5.0
-"""Seconds that the process may take to end once its standard input is closed; then it is killed."""
+"""Seconds that the process may take to end after its standard input was closed. Then it is killed."""
 
 NoteHandler = Callable[[str], object]
 Explain = Callable[[int, str], str]
-"""Returns a phrase about the end of the process, given its exit code and its last lines of standard error."""
+"""A function of the exit code and the last lines of standard error of a process that returns a phrase about its end."""
 
 
 class AgentStream(Protocol):
-    """Lines to an agent and from it. The three methods are called by different threads."""
+    """Sends lines to an agent and receives lines from it. `send`, `receive` and `close` are called by different threads."""
 
     def send(self, line: bytes) -> None:
-        """Send a line; may block while the other side does not read. Raises OSError: the stream has ended."""
+        """Send a line. May block while the agent does not read. Raises OSError if the stream has ended."""
 
     def receive(self) -> bytes:
-        """Wait for a line and return it with its end; b"": the stream has ended."""
+        """Wait for a line. Return it with its line break, or b"" if the stream has ended."""
 
     def close(self) -> None:
-        """End the agent's standard input, wait for the end of what carries it, by force in the end. Idempotent."""
+        """Close the agent's standard input, and wait until the stream has ended; end it by force if that takes too long. A second call does
+        nothing.
+        """
 
     def why_ended(self) -> str:
-        """After the end: a phrase with the cause and, where there is one, the remedy. It does not name the host."""
+        """Return a phrase with the cause of the end and the remedy, if there is one. It does not name the host. Call this after the end."""
 
 
 class ProcessStream:
-    """The standard input and output of a process.
+    """An AgentStream over the standard input and output of a process.
 
     Args:
-      command: what to start, as `ssh HOST PYTHON ...`.
+      command: the command of the process, such as `ssh HOST PYTHON ...`.
       explain: see `Explain`.
-      on_note: called with each line of its standard error.
-      environment: of the process; None: that of this process.
+      on_note: called with each line that the process writes to standard error.
+      environment: the environment of the process; None: that of this process.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class ProcessStream:
         on_note: NoteHandler,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start the process. Raises OSError."""
+        """Start the process. Raises OSError if it cannot be started."""
         self._explain = explain
         self._on_note = on_note
         self._notes: deque[str] = deque(maxlen=NOTES_MAX)
@@ -63,9 +65,9 @@ class ProcessStream:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,  # a buffer has a lock, for which `close` would wait while a write is stuck
+            bufsize=0,  # a buffer has a lock, so `close` would wait for a write that is stuck
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the launcher, which closes its agents in good order
+            start_new_session=True,  # so that Ctrl-C reaches the launcher only, which then closes its agents in order
         )
         assert self._process.stdout is not None
         self._output = os.fdopen(os.dup(self._process.stdout.fileno()), "rb")
@@ -79,7 +81,7 @@ class ProcessStream:
         try:
             while rest:
                 rest = rest[self._process.stdin.write(rest) :]
-        except ValueError:  # `close` came first
+        except ValueError:  # another thread has called `close` before
             raise BrokenPipeError from None
 
     def receive(self) -> bytes:

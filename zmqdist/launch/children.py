@@ -1,7 +1,7 @@
-"""Child processes: forked from the zygote or started by command, watched through pidfds, and stopped in good order.
+"""The child processes of a launcher: it starts them, watches them through pidfds, and stops them.
 
-A module of this package is forked from the zygote of this process (zygote.py), or started by command if the zygote cannot fork it. Other
-programs are started by command. One thread waits for the ends of all children and reports each exit code within milliseconds.
+A module of zmqdist is forked from the zygote of this process (process/zygote.py), or started by command if the zygote cannot fork it. Other
+programs are started by command. One thread waits for the ends of all children, and reports each exit code within milliseconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """In a child, before its program: have the kernel send it SIGTERM if the launcher is killed, as the rest of the cluster ends."""
+    """Have the kernel send SIGTERM to this process if the launcher is killed, because the rest of the cluster then ends, too. A child calls
+    this before it runs its program.
+    """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
@@ -48,8 +50,8 @@ class Child:
     """One child process.
 
     Attributes:
-      name: the task it runs, as "worker:0".
-      ended: set when its exit code is known.
+      name: the task that the process runs, such as "worker:0".
+      ended: set when the exit code is known.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[bytes] | ForkedProcess, lifeline: int) -> None:
@@ -64,7 +66,7 @@ class Child:
 
     @property
     def host(self) -> str:
-        """The host of its parent, as in `RunningRole`."""
+        """The empty string, which stands for the launcher's host in `RunningRole`."""
         return ""
 
     @property
@@ -73,39 +75,40 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code, as `subprocess` gives it: -9 for SIGKILL. None while the process runs."""
+        """The exit code in the form of `subprocess`: -9 for SIGKILL. None while the process runs."""
         return self.process.returncode
 
     @property
     def tail(self) -> str:
-        """Its last lines of output."""
+        """The last lines of the child's output."""
         return "\n".join(self._tail)[-LOG_TAIL_BYTES:]
 
     def open_pidfd(self) -> int:
-        """Return a descriptor that becomes readable when the process ends; the caller closes it."""
+        """Return a descriptor that becomes readable when the process ends. The caller closes it."""
         return os.dup(self.process.pidfd) if isinstance(self.process, ForkedProcess) else os.pidfd_open(self.pid)
 
     def read_lines(self, on_line: LineHandler) -> None:
-        """Start a thread that passes its output on, line by line."""
+        """Start a thread that calls `on_line` with each line of the child's output."""
         self._reader = threading.Thread(
             target=self._read, args=(on_line,), name=f"zmqdist-log-{self.name}", daemon=True
         )
         self._reader.start()
 
     def signal(self, number: int, group: bool = False) -> None:
-        """Send it a signal. With `group`, also to the processes it has started, unless they are in a session of their own."""
-        with self._lock:  # until it is reaped, no other process can have its pid
+        """Send a signal to the child. With `group`, also to the processes that it has started, unless they have a session of their own."""
+        with self._lock:  # the kernel reuses the pid only after the child has been reaped
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError):
                     if group:
                         os.killpg(self.pid, number)
-                    elif isinstance(self.process, ForkedProcess):  # its pid may be reused once the zygote has ended
+                    elif isinstance(self.process, ForkedProcess):
+                        # If the zygote has ended, the pid may belong to another process.
                         signal.pidfd_send_signal(self.process.pidfd, number)
                     else:
                         os.kill(self.pid, number)
 
     def break_lifeline(self) -> None:
-        """Close this end of its lifeline, so that it stops by itself."""
+        """Close this end of the child's lifeline, so that the child stops by itself."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
@@ -118,27 +121,27 @@ class Child:
                 self._tail.append(line)
                 try:
                     on_line(line)
-                except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
+                except BaseException:
+                    # A terminal may have been closed, for example. This thread goes on reading, or the child would block in a write.
                     log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
-        """Reap the process, which has ended, and collect its last lines of output."""
+        """Reap the process, which must have ended, and collect its last lines of output."""
         with self._lock:
             self.process.wait()
             self._reaped = True
-        if (
-            self._reader is not None
-        ):  # it closes the stream; a process that the child left behind may hold the pipe for longer
+        if self._reader is not None:
+            # It closes the pipe at its end, which a process that the child has started may keep open for longer.
             self._reader.join(2.0)
         self.break_lifeline()
 
 
 class Children:
-    """Child processes of this process, each the leader of its own session.
+    """Child processes of this process, each the leader of a session of its own.
 
     Args:
-      on_exit: called with each child that has ended, in the watching thread.
-      whole_groups: whether to kill the processes that a child leaves behind in its group.
+      on_exit: called with each child that has ended, in the thread that watches the children.
+      whole_groups: whether to kill the processes of a child's group that still run when the child has ended.
     """
 
     def __init__(self, on_exit: Callable[[Child], object], whole_groups: bool = False) -> None:
@@ -154,7 +157,7 @@ class Children:
     def start_role(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> Child:
-        """Start a worker, or a task of a cluster (roles.py), with `environment` laid over that of this process."""
+        """Start a worker, or a task of a cluster (roles.py). `environment` is added to that of this process and replaces equal names."""
         kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
         return self.start(
@@ -172,11 +175,11 @@ class Children:
         on_line: LineHandler | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start a module of this package.
+        """Start a module of zmqdist in a child process.
 
         Args:
-          command: returns the module and its arguments, given the descriptor of the child's lifeline: a pipe that breaks when this process
-            ends.
+          command: a function that gets the descriptor of the child's lifeline, a pipe that breaks when this process ends, and returns the
+            module and its arguments.
           on_line: called with each line of the child's output; None: the child shares this process's standard output and error.
           pass_fds: further descriptors that the child inherits under the same numbers.
         """
@@ -185,14 +188,17 @@ class Children:
             module, *arguments = command(child_end)
             inherited_fds = [child_end, *pass_fds]
             forked = _fork(name, module, arguments, environment, on_line is not None, inherited_fds)
-            process = forked or subprocess.Popen(
-                child_command(module, *arguments),
-                pass_fds=inherited_fds,
-                stdin=subprocess.DEVNULL,
-                stdout=None if on_line is None else subprocess.PIPE,
-                stderr=None if on_line is None else subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,  # Ctrl-C is for this process, which stops its children in good order
+            process = (
+                forked
+                or subprocess.Popen(
+                    child_command(module, *arguments),
+                    pass_fds=inherited_fds,
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if on_line is None else subprocess.PIPE,
+                    stderr=None if on_line is None else subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,  # so that Ctrl-C reaches this process only, which then stops its children in order
+                )
             )
         except BaseException:
             os.close(own_end)
@@ -204,7 +210,7 @@ class Children:
     def start_program(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: LineHandler
     ) -> Child:
-        """Start any program. It has no lifeline; the kernel sends it SIGTERM when the calling thread ends. Arguments as for `start`."""
+        """Start any program. It has no lifeline: the kernel sends it SIGTERM when the calling thread ends. Arguments as for `start`."""
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -230,7 +236,9 @@ class Children:
             return [child for child in self._children if not child.ended.is_set()]
 
     def close(self, grace_s: float) -> None:
-        """Stop all children: SIGTERM, up to `grace_s` to drain, then SIGKILL. Returns when all have ended. Idempotent."""
+        """Stop all children: SIGTERM, up to `grace_s` seconds to drain, then SIGKILL. Return when all have ended. A second call does
+        nothing.
+        """
         for child in self.running:
             child.signal(signal.SIGTERM)
         until = time.monotonic() + grace_s
@@ -265,7 +273,7 @@ class Children:
                 os.close(fd)
                 try:
                     self._ended(watched.pop(fd))
-                except BaseException:  # the thread must go on watching the other children
+                except BaseException:  # this thread has to go on watching the other children
                     log.exception("the exit handler of a child process failed")
 
     def _ended(self, child: Child) -> None:
@@ -281,10 +289,10 @@ class Children:
 def _fork(
     name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, inherited_fds: list[int]
 ) -> ForkedProcess | None:
-    """Fork a child from the zygote; return None if that is not possible.
+    """Fork a child from the zygote. Return None if that is not possible.
 
     Args:
-      piped: whether its output goes to a pipe, instead of where this process writes.
+      piped: True: the child writes its output to a pipe. False: it shares this process's standard output and error.
     """
     order = Order(name, module, arguments, dict(environment), [1, 2, *inherited_fds])
     if not piped:

@@ -1,11 +1,11 @@
 """The program's code as one archive, for hosts that do not share its file system.
 
-A bundle has the files of some paths below one folder, the root. The roles of a host have the root as their working directory, and the
-folder of the program's script on their module path, as the roles of a local launcher do. The archive is the same, byte for byte, for the
-same names and contents, so its digest tells whether a host has the same files already.
+A bundle has the files of some paths below one folder, the root. The roles on a host have the root as their working directory, and the
+folder of the program's script on their module path, as the roles of a local launcher have. Equal names and contents make an equal archive,
+byte for byte, so its digest tells whether a host has the files already.
 
-Left out are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, virtual environments, links to folders, and files
-above CODE_FILE_BYTES_MAX, which are data rather than code.
+Left out are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments, links to folders,
+and files above CODE_FILE_BYTES_MAX, which are data rather than code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class CodeBundle:
     """The files of a program as an archive.
 
     Attributes:
-      root: the folder that the names of the files are relative to.
+      root: the folder to which the names of the files are relative.
       paths: the packed files and folders, relative to the root.
       imports: the folders of the module path, relative to the root.
-      archive: a tar file.
-      files: how many files the archive has.
+      archive: the contents of a tar file.
+      files: number of files in the archive.
       too_large: files that were left out because of their size, relative to the root.
     """
 
@@ -54,7 +54,7 @@ class CodeBundle:
         return hashlib.sha256(self.archive).hexdigest()
 
     def describe(self) -> str:
-        """Return its size for a line to the user: "0.1 MiB of code, 12 files of /srv/train"."""
+        """Return a phrase about the size of the bundle for the user, such as "0.1 MiB of code, 12 files of /srv/train"."""
         text = f"{len(self.archive) / MIB:.1f} MiB of code, {self.files} files of {self.root}"
         if self.too_large:
             shown = ", ".join(self.too_large[:3]) + (", ..." if len(self.too_large) > 3 else "")
@@ -63,10 +63,10 @@ class CodeBundle:
 
 
 def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
-    """Pack files and folders, given relative to the working directory.
+    """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is on the module path; None: the root is on it.
+      script: the program's script, whose folder is put on the module path; None: the root is put on it.
 
     Raises:
       NotFoundError: a path does not exist.
@@ -75,7 +75,7 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     absolute = [Path(os.path.abspath(path)) for path in paths]
     for written, path in zip(paths, absolute, strict=True):
         if not path.exists():
-            raise NotFoundError(f"code: {written!r} is not there")
+            raise NotFoundError(f"code: {written!r} does not exist")
     here = Path.cwd()
     inside = all(path.is_relative_to(here) for path in absolute)
     folders = [path if path.is_dir() else path.parent for path in absolute]
@@ -87,7 +87,9 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
 
 
 def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> CodeBundle:
-    """Pack files and folders below `root`. Raises ResourceExhaustedError; OSError: a file cannot be read."""
+    """Pack files and folders below `root`. Raises ResourceExhaustedError if the files are too many or too large for code, and OSError if a
+    file cannot be read.
+    """
     found: dict[str, Path] = {}
     too_large: list[str] = []
     total = 0
@@ -110,7 +112,7 @@ def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> C
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(found):
             data = found[name].read_bytes()
-            entry = tarfile.TarInfo(name)  # no time, no owner: the same files make the same archive
+            entry = tarfile.TarInfo(name)  # without time and owner, so that equal files make an equal archive
             entry.size = len(data)
             entry.mode = 0o755 if found[name].stat().st_mode & stat.S_IXUSR else 0o644
             archive.addfile(entry, io.BytesIO(data))
@@ -118,7 +120,7 @@ def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> C
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the regular files of a folder, or the file itself."""
+    """Yield the files of code below a folder; for the path of a file, yield this path."""
     if path.is_file():
         yield path
         return
@@ -137,15 +139,15 @@ def _is_code(folder: Path) -> bool:
 
 
 def unpack(archive: bytes, digest: str, folder: Path) -> None:
-    """Write the files of an archive below `folder`, which is empty.
+    """Write the files of an archive below `folder`, which must be empty.
 
     Raises:
-      DataLossError: the archive is not the one of this digest, or has anything but regular files below the folder. Some files may have
-        been written.
+      DataLossError: the archive does not have this digest, or it has an entry that is not a regular file below the folder. Some files may
+        have been written.
       OSError: a file cannot be written.
     """
     if hashlib.sha256(archive).hexdigest() != digest:
-        raise DataLossError("the archive of the code has been damaged on its way")
+        raise DataLossError("the archive of the code was damaged during the transfer")
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as opened:
             for entry in opened:

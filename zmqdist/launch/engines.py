@@ -1,4 +1,4 @@
-"""Which hosts a cluster file runs on, by its `launcher:`."""
+"""Selects the hosts of a cluster file by its key `launcher`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
-    """Return the hosts whose agents start the roles; None: the roles are children of the launcher. Starts nothing.
+    """Return the hosts whose agents start the roles; None if the roles are children of the launcher. Does not start an agent.
 
     Raises:
       NotFoundError: a program or package that the launcher needs is missing.
-      FailedPreconditionError: the launcher is slurm, and this process is in no allocation.
-      UnimplementedError: there is no such launcher yet.
+      FailedPreconditionError: the launcher is slurm, and this process runs in no allocation of Slurm.
+      UnimplementedError: `zmqdist launch` does not have this launcher.
     """
     orphan_limit_s = limits.ORPHAN_LIMIT_S if config.jobs.worker is None else config.jobs.worker.orphan_limit_s
     silence_limit_s = max(orphan_limit_s, limits.AGENT_SILENCE_S_MIN)

@@ -1,8 +1,8 @@
-"""Folders for the files of one run of a cluster (token, keys, resolved cluster file), removed when their owner ends.
+"""Folders for the files of one run of a cluster (token, keys, resolved cluster file). Their owner removes them when it ends.
 
-A locked file in the folder marks it as in use. The kernel releases the lock when the last process that has the file open ends. So a
-killed launcher can be distinguished from a running one without process ids, which the system reuses. The next launcher to make a
-folder removes the folders that killed launchers left behind.
+A locked file in the folder shows that it is in use. The kernel releases the lock when the last process that has the file open ends. So a
+launcher can distinguish the folder of a killed launcher from that of a running one without process ids, which the system reuses. When a
+launcher makes a folder, it removes the folders that killed launchers have left behind.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ class RunFolder:
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Create the folder in `parent`, by default that of temporary files. Raises OSError."""
+        """Create the folder in `parent`, by default the folder for temporary files. Raises OSError if that fails."""
         parent = parent or Path(tempfile.gettempdir())
         remove_left_behind(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = -1
-        with contextlib.suppress(OSError):  # on a file system without locks the folder stays after a kill
+        with contextlib.suppress(OSError):  # without locks in the file system, the folder of a killed launcher stays
             lock_path = self.path / f".{OWNER}"
             self._lock = os.open(lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            lock_path.rename(self.path / OWNER)  # now that it is locked, so that no other launcher sees it unlocked
+            lock_path.rename(
+                self.path / OWNER
+            )  # only after it is locked, so that no other launcher sees the file unlocked
 
     def close(self) -> None:
-        """Remove the folder. Idempotent."""
+        """Remove the folder. A second call does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -48,7 +50,7 @@ class RunFolder:
 
 
 def remove_left_behind(parent: Path | None = None) -> list[Path]:
-    """Remove the folders of this user in `parent` whose owners ended without doing so. Return their paths."""
+    """Remove the folders of this user in `parent` whose owners have ended without removing them. Return their paths."""
     removed = []
     with contextlib.suppress(OSError):
         for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*"):
@@ -64,7 +66,7 @@ def _is_left_behind(path: Path) -> bool:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return False
         fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # without the file it belongs to another program, or is just being made
+    except OSError:  # a folder without the file belongs to another program, or a launcher is just making it
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""Which host a role is placed on.
+"""Decides on which host a role is placed.
 
 Rules
-    A role goes to the host that has the fewest roles; of several, to the first in the order of the file.
-    A host with `slots` has at most so many roles. A role keeps its slot while it is down, so that it returns to its host.
-    A host that is lost has no roles from then on; each of them is placed anew when it is started again.
+    A new role is placed on the host that has the fewest roles, and on the first of several such hosts in the order of the file.
+    A host with `slots` has at most this number of roles. A role keeps its place while it does not run, so that it is restarted on its host.
+    A lost host has no roles any more. Each of them gets a new place when it is restarted.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ class HostSlots:
     """The places of roles on hosts.
 
     Args:
-      slots: for each host, in the order of the file, how many roles it may have; None: no bound.
+      slots: the largest number of roles of each host, in the order of the file; None: no bound.
 
     Attributes:
-      hosts: the hosts that are not lost, in that order.
+      hosts: the hosts that are not lost, in the order of the file.
     """
 
     def __init__(self, slots: Mapping[str, int | None]) -> None:
@@ -30,19 +30,21 @@ class HostSlots:
         return list(self._roles)
 
     def place(self, role: str) -> str | None:
-        """Return the host of a role, after choosing one where it has none; None: no host has a free slot."""
+        """Return the host of a role. If the role has no place yet, choose a host; return None if no host has a free slot."""
         for host, roles in self._roles.items():
             if role in roles:
                 return host
         free = [host for host, roles in self._roles.items() if not self._is_full(host, roles)]
         if not free:
             return None
-        host = min(free, key=lambda each: len(self._roles[each]))  # of equal ones, `min` returns the first
+        host = min(
+            free, key=lambda each: len(self._roles[each])
+        )  # of several hosts with as many roles, `min` returns the first
         self._roles[host].append(role)
         return host
 
     def lose(self, host: str) -> list[str]:
-        """Place nothing on this host any more; return the roles that had a place there."""
+        """Note that a host is lost, so that no role is placed on it any more. Return the roles that had a place there."""
         return self._roles.pop(host, [])
 
     def _is_full(self, host: str, roles: list[str]) -> bool:

@@ -1,8 +1,8 @@
-"""The launcher that places roles on hosts, each with an agent: `AgentPool` has the agents, `Hosts` is the `Launcher`.
+"""The launcher that places roles on hosts with agents. `AgentPool` holds the connections to the agents, and `Hosts` is the `Launcher`.
 
-The pool exists before the dispatcher does, because the dispatcher binds an address that the hosts reach and the addresses of parameter
-servers are reserved before the first role starts. What opens the stream to a host (`AgentHost.open`) is all that differs between ssh, Slurm
-and Ray.
+The pool is made before the dispatcher, because the pool knows the address at which the hosts reach the dispatcher, and because it reserves
+the addresses of parameter servers before the first role starts. ssh, Slurm and Ray differ only in `AgentHost.open`, which opens the stream
+to the agent of a host.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Say = Callable[[str], object]
 
 LOOPBACK: Final = "127.0.0.1"
 ANSWER_S: Final = 5.0
-"""Seconds that an agent has to answer a request to close, and, beyond the grace, to report the ends of its roles."""
+"""Seconds in which an agent has to answer the order to close and, after the grace, to report the ends of its roles."""
 POLL_S: Final = 0.1
 ANY_PORT: Final = 9
-"""A port for an address whose port does not matter, because nothing is sent."""
+"""The port of an address to which nothing is sent, so that its port does not matter."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class AgentHost:
     """A host that can have an agent.
 
     Attributes:
-      name: as its users write it.
-      slots: how many roles it may have; None: no bound.
-      open: starts the agent and returns the stream to it, given a handler for its standard error. Raises OSError.
+      name: the name of the host, as the user wrote it.
+      slots: the largest number of roles on the host; None: no bound.
+      open: a function that starts the agent and returns the stream to it. Its argument is called with each line of the agent's standard
+        error. It raises OSError if the agent cannot be started.
     """
 
     name: str
@@ -63,26 +64,26 @@ class AgentHost:
 
 
 class AgentPool:
-    """The agents of all hosts, and which role is placed where.
+    """The agents of all hosts, and the host of each role.
 
     Args:
-      hosts: each with a name of its own, at least one.
-      say: called with each line of an agent's standard error, with a prefix, and with warnings.
+      hosts: at least one host; no two have the same name.
+      say: called with warnings, and with each line of an agent's standard error, with a prefix.
 
     Raises:
       UnavailableError: a host cannot be reached.
-      FailedPreconditionError: a host cannot run roles, because its Python or zmqdist is another one, for instance.
-      CancelledError: `cancelled` became true.
+      FailedPreconditionError: a host cannot run roles, for example because its Python or zmqdist has another version.
+      CancelledError: `cancelled` returned True.
     """
 
     def __init__(self, hosts: Sequence[AgentHost], say: Say, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Open the streams to all hosts at the same time, and return when each has said hello and fits."""
+        """Start the agents of all hosts at the same time. Return when each has sent its hello and can run roles."""
         self._say = say
         self._lock = threading.Lock()
         self.slots = HostSlots({host.name: host.slots for host in hosts})
         self.links: dict[str, AgentLink] = {}
         self._reserved: dict[str, str] = {}
-        """The hosts of roles whose ports are reserved."""
+        """Role -> its host, for each role whose port is reserved."""
         try:
             for host in hosts:
                 note = self._noted(host.name)
@@ -97,7 +98,7 @@ class AgentPool:
             raise
 
     def close(self) -> None:
-        """End all streams; each agent kills what still runs there. Idempotent."""
+        """End all streams, so that each agent kills its roles that still run. A second call does nothing."""
         closing = [threading.Thread(target=link.close, name="zmqdist-close") for link in self.links.values()]
         for thread in closing:
             thread.start()
@@ -105,7 +106,7 @@ class AgentPool:
             thread.join()
 
     def hello(self, host: str) -> AgentHello:
-        """Return what the agent of a host said about it."""
+        """Return the hello of the agent of a host."""
         greeting = self.links[host].greeting
         assert isinstance(greeting, AgentHello)
         return greeting
@@ -116,20 +117,21 @@ class AgentPool:
             return self.slots.place(role)
 
     def lose(self, host: str) -> None:
-        """Place nothing on a host any more."""
+        """Note that a host is lost, so that no role is placed on it any more."""
         with self._lock:
             self.slots.lose(host)
 
     def reserve(self, role: str, port: int = 0, *, interface: str | None = None, ports: str = "") -> str:
-        """Place a role, reserve a port on its host and return the address: from then on the role runs on this host only.
+        """Place a role, reserve a port on its host, and return the address. After this call the role can run on this host only.
 
         Args:
-          interface: an address or interface of that host; None: the one by which it was reached.
-          ports: the range of a free port; "": any.
+          port: the port; 0: a free port.
+          interface: an address or interface of the role's host; None: the address at which the launcher has reached the host.
+          ports: the range from which a free port is taken; "": any port.
 
         Raises:
-          UnavailableError: no host has a free slot, or its agent does not answer.
-          UnknownError: the port cannot be bound there.
+          UnavailableError: no host has a free slot, or the agent does not answer.
+          UnknownError: the agent cannot bind the port.
         """
         host = self.place(role)
         if host is None:
@@ -138,7 +140,9 @@ class AgentPool:
         return self.links[host].reserve(interface or self.hello(host).reached_at or LOOPBACK, port, ports)
 
     def send_code(self, bundle: CodeBundle) -> None:
-        """Have all roles run with this code. All hosts get it at the same time. Raises as `AgentLink.send_code`, for the first host."""
+        """Have all roles run with this code, which is sent to all hosts at the same time. Raises as `AgentLink.send_code`; if several hosts
+        fail, the error is that of the first one in order.
+        """
 
         def send(link: AgentLink) -> None:
             link.send_code(bundle, lambda: self._say(f"[{link.host}] gets {bundle.describe()}"))
@@ -148,7 +152,7 @@ class AgentPool:
                 sending.result()
 
     def has_lost_port(self, role: str) -> bool:
-        """Return whether the role can run nowhere any more, because its port was reserved on a host that is lost."""
+        """Return whether the role cannot run any more because its port was reserved on a host that is lost."""
         return role in self._reserved and self._reserved[role] not in self.slots.hosts
 
     def own_address(self) -> str:
@@ -169,7 +173,9 @@ class AgentPool:
     def _noted(self, host: str) -> NoteHandler:
         def note(line: str) -> None:
             link = self.links.get(host)
-            if link is not None and link.greeting is not None:  # before, it is in the sentence about the end
+            if (
+                link is not None and link.greeting is not None
+            ):  # earlier lines are in `why_ended` if the agent does not start
                 self._say(f"[{host}] {line}")
 
         return note
@@ -182,7 +188,7 @@ class AgentPool:
                     raise errors.CancelledError("stopped while the hosts were being reached")
                 if time.monotonic() > until:
                     raise errors.UnavailableError(
-                        f"{link.host}: no agent has said hello within {limits.AGENT_HELLO_S:g} s"
+                        f"{link.host}: its agent has not sent its hello within {limits.AGENT_HELLO_S:g} s"
                     )
             hello = _checked(link)
             ahead_s = hello.clock_s - time.time()
@@ -194,11 +200,11 @@ class AgentPool:
 
 
 class Hosts:
-    """The launcher over the agents of a pool (launcher_interface.py). Its `close` closes the pool.
+    """The launcher that starts roles through the agents of a pool (launcher_interface.py). Its `close` also closes the pool.
 
     Args:
-      on_exit: called with each role that has ended, in the thread of its agent.
-      files: what travels with each role; None: nothing.
+      on_exit: called with each role that has ended, in the reader thread of its agent's link.
+      files: makes the files that are sent with each role; None: no files are sent.
     """
 
     def __init__(
@@ -222,7 +228,7 @@ class Hosts:
     def start_role(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> RemoteRole:
-        """Start a role on its host. A role that no host can have ends at once, with the reason as its tail."""
+        """Start a role on its host. A role that cannot be placed ends at once, with the reason as its tail."""
         name = f"{config.job}:{config.index}"
         lost_port = self._pool.has_lost_port(name)
         host = None if lost_port else self._pool.place(name)
@@ -244,7 +250,7 @@ class Hosts:
         return role
 
     def close(self, grace_s: float) -> None:
-        """As `Launcher.close`; what a host that is cut off reports no more counts as killed."""
+        """Stop all roles, as `Launcher.close`. Roles on a host that is cut off count as killed."""
         self._closing = True
         begun = time.monotonic()
         for link in self._pool.links.values():
@@ -269,7 +275,7 @@ class Hosts:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _order(self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]) -> StartRole:
-        """Return the order for a role, without its ticket. Raises OpError: the dispatcher makes no join ticket."""
+        """Return the order to start a role, without its ticket. Raises OpError if the dispatcher makes no join ticket."""
         name, kind = f"{config.job}:{config.index}", type(config).__name__
         variables, files = dict(environment), dict[str, str]()
         if self.files is not None:
@@ -277,18 +283,18 @@ class Hosts:
         return StartRole(0, name, kind, json.dumps(dataclasses.asdict(config)), variables, files)
 
     def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:
-        """End a role that never came up; in a thread of its own, because `on_exit` may want a lock of the caller."""
+        """Report the end of a role that was never started. A new thread calls `on_exit`, which may need a lock that the caller holds."""
         role.exit_code, role.tail = exit_code, reason
         role.ended.set()
         in_background("zmqdist-not-started", self.role_ended, role)
 
 
 def _checked(link: AgentLink) -> AgentHello:
-    """Return the hello of a host that can run what was pickled here.
+    """Return the hello of a link's agent, after checking that its host can run functions that were pickled in this process.
 
     Raises:
-      UnavailableError: the stream ended before.
-      FailedPreconditionError: the host lacks something, or has another version of it.
+      UnavailableError: the stream ended before the hello.
+      FailedPreconditionError: the host lacks zmqdist or a package, or has another version of Python or zmqdist.
     """
     greeting = link.greeting
     if greeting is None:
@@ -311,9 +317,10 @@ def _checked(link: AgentLink) -> AgentHello:
 
 
 def _own_address(hello: AgentHello) -> str:
-    """Return the address of this host that the agent's host reaches."""
+    """Return the address of this host to which the agent's host can connect."""
     if hello.reached_from and is_local_address(hello.reached_from):
         return hello.reached_from
     if not hello.reached_at:
         return LOOPBACK
-    return own_host(join(hello.reached_at, ANY_PORT))  # behind a jump host: the interface that leads to the host
+    # The agent is behind a jump host, whose address it has reported. Use the address of the interface that leads to the agent.
+    return own_host(join(hello.reached_at, ANY_PORT))

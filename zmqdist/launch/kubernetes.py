@@ -1,16 +1,17 @@
-"""The manifests of a cluster file: what Kubernetes starts in place of a launcher, as text for `kubectl apply -f -`.
+"""Translates a cluster file into manifests of Kubernetes, as text for `kubectl apply -f -`. Kubernetes takes the place of a launcher.
 
 Promises
     K1  The same file, arguments and grace give the same bytes.
-    K2  A pod mounts the keys of its role only: no worker and no program has the server's key. The manifests name a Secret and hold none.
-    K3  Every pod finds the cluster as under the local launcher: ZMQDIST_CONFIG, TF_CONFIG, ZMQDIST_KEYS_DIR. Addresses are names of
-        Services, which stay the same when a pod is replaced.
-    K4  Pods run as no root, without privileges, and without the API's token unless the file names a service account.
+    K2  A pod mounts the keys of its role only: no worker and no program has the server's key. The manifests name a Secret; they contain
+        no key.
+    K3  Every pod finds the cluster by the same variables as under the local launcher: ZMQDIST_CONFIG, TF_CONFIG, ZMQDIST_KEYS_DIR. The
+        addresses are names of Services, which do not change when a pod is replaced.
+    K4  Pods do not run as root, have no privileges, and have no token for the API unless the file names a service account.
 
-What differs from the local launcher: Kubernetes restarts workers and parameter servers without a bound (`restarts` is not used), and they
-stay when the program has ended, until the manifests are deleted.
+Two things differ from the local launcher: Kubernetes restarts workers and parameter servers without a bound (`restarts` is ignored), and
+they run until the manifests are deleted, even if the program has ended.
 
-Nothing here connects to Kubernetes.
+This module does not connect to Kubernetes.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ ROLE_FILES: Final = {
     "program": ("submit.key", keys.AUTHORIZED, "server.pub"),
     "evaluator": (),
 }
-"""The key files of each role, as SECURITY.md lists them; the dispatcher and ps have the client's, too, by which their probes ask them."""
+"""The key files of each role, as SECURITY.md lists them. The dispatcher and ps also have the client's key, because their liveness probes
+are clients."""
 
 SECRET_FILES: Final = ("server.key", "worker.key", "submit.key", "client.key", "server.pub", keys.AUTHORIZED)
-"""All that the Secret needs. The admin's key stays where it was made."""
+"""The files in the Secret. The admin's key is not among them: it stays in the folder in which it was made."""
 
 _INDEX_ENV: Final = "POD_INDEX"
 _INDEX: Final = f"$({_INDEX_ENV})"
@@ -67,12 +69,12 @@ _Object = dict[str, Any]
 
 
 def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float = limits.GRACE_S) -> str:
-    """Return the manifests of a cluster file as a YAML stream, with a head of comments that says how to apply them.
+    """Return the manifests of a cluster file as a YAML stream. Comments at its head say how to apply it.
 
     Args:
-      config: was loaded for the launcher kubernetes, so that it has nothing in it that pods cannot have (cluster/check.py).
-      arguments: added to the program's command line.
-      grace_s: how long workers and ps drain, and how long the program may take, when their pod is to end.
+      config: the file, loaded for the launcher kubernetes, so that it has no keys that pods cannot have (cluster/check.py).
+      arguments: words to add to the program's command line.
+      grace_s: seconds that workers and ps may drain, and that the program may take to end, when Kubernetes ends their pod.
     """
     cluster = _Cluster(config, arguments, grace_s)
     head = [
@@ -85,7 +87,7 @@ def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float 
 
 
 def secret_command(config: ClusterConfig) -> str:
-    """Return the shell command that makes the Secret which the manifests name, from the folder of the file, or else from new keys."""
+    """Return the shell command that makes the Secret. It takes the keys from the folder that the file names, or else makes new keys."""
     folder = config.security.keys or "keys"
     files = " ".join(f"--from-file={shlex.quote(posixpath.join(folder, name))}" for name in SECRET_FILES)
     create = f"kubectl create secret generic {config.name}-keys --namespace {config.kubernetes.namespace} {files}"
@@ -127,9 +129,9 @@ class _Cluster:
     # -- the cluster file as pods see it -----------------------------------------------------------------------------------
 
     def _with_addresses(self, config: ClusterConfig) -> ClusterConfig:
-        """Return the file with the names of Services as addresses, without what only this module reads.
+        """Return the cluster file for the pods: its addresses are names of Services, and it lacks the keys that only this module reads.
 
-        It goes without `env`, too, which a pod has of its own job only.
+        It also lacks `env`, because a pod has only the variables of its own job.
         """
         dispatcher = config.jobs.dispatcher or DispatcherJob()
         port = split_address(dispatcher.address)[1] or DISPATCHER_PORT
@@ -162,11 +164,15 @@ class _Cluster:
         return msgspec.structs.replace(section, count=None, tasks=tasks, env={})
 
     def _slots(self, worker: WorkerJob) -> int:
-        """Return the slots of a worker: `auto` would be the cores of the node, of which the pod has only a part."""
+        """Return the number of slots of a worker. For `auto` it is the number of the pod's cores, because the worker itself would count the
+        cores of the whole node.
+        """
         return math.ceil(self.section.resources.worker.cpu or 1) if worker.slots == "auto" else worker.slots
 
     def _threads_per_slot(self, worker: WorkerJob) -> int | None:
-        """Return the threads of BLAS in each slot: a share of the pod's cores, not of the node's, unless the file has its own number."""
+        """Return the number of threads of BLAS in each slot: the number in the file, or else a share of the pod's cores. Without a number,
+        the worker would share out the cores of the whole node.
+        """
         cores = self.section.resources.worker.cpu
         if worker.threads_per_slot is not None or cores is None or any(name in worker.env for name in THREAD_VARIABLES):
             return worker.threads_per_slot
@@ -194,12 +200,12 @@ class _Cluster:
             storage = {"requests": {"storage": self.section.storage}}
             claim = {"accessModes": ["ReadWriteOnce"], "resources": storage}
             made["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}, "spec": claim}]
-            # Else each mount would open the files of the work_dir to the group, and the dispatcher refuses such files.
+            # Without this policy each mount would open the files of the work_dir to the group, and the dispatcher refuses such files.
             made["spec"]["template"]["spec"]["securityContext"]["fsGroupChangePolicy"] = "OnRootMismatch"
         return made
 
     def _worker_container(self) -> _Object:
-        """Return the container of a worker. It has no liveness probe: the dispatcher's lease finds a worker that hangs."""
+        """Return the container of a worker. It has no liveness probe, because the dispatcher notices by the lease that a worker hangs."""
         command = ["zmqdist", "worker", "--config", CONFIG_FILE, "--index", _INDEX, "--port", str(WORKER_PORT)]
         variables = {**self._task("worker", _INDEX), **_importable(self._program)}
         return self._container("worker", [*command, "--grace", f"{self._grace_s:g}"], variables, WORKER_PORT)
@@ -220,7 +226,7 @@ class _Cluster:
         environment: list[_Object] = [{"name": name, "value": value} for name, value in variables.items()]
         if any(_INDEX in word for word in command):
             field = {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}
-            # The first one, because Kubernetes fills a variable into those after it only.
+            # This variable has to be the first, because Kubernetes replaces its name only in the variables after it.
             environment.insert(0, {"name": _INDEX_ENV, "valueFrom": {"fieldRef": field}})
         container: _Object = {"name": job, "image": self.section.image, "command": list(command)}
         if self.section.image_pull_policy is not None:
@@ -229,7 +235,7 @@ class _Cluster:
             container["env"] = environment
         if port:
             container["ports"] = [{"name": "zmq", "containerPort": port}]
-            # A port that is bound is ready: ZeroMQ keeps what arrives before the process serves.
+            # A pod is ready when its port is bound, because ZeroMQ keeps messages that arrive before the process serves.
             container["readinessProbe"] = {"tcpSocket": {"port": "zmq"}, "periodSeconds": limits.POD_READY_LOOK_S}
         if resources := _resources(getattr(self.section.resources, job)):
             container["resources"] = resources
@@ -240,7 +246,7 @@ class _Cluster:
         return container
 
     def _task(self, job: str, index: str) -> dict[str, str]:
-        """Return what a task finds its cluster by; its index may be a variable that Kubernetes fills in."""
+        """Return the variables by which a task finds its cluster. `index` may be a variable that Kubernetes replaces."""
         cluster = _literal(json.dumps(self._config.task_spec.as_dict()))
         tf_config = f'{{"cluster": {cluster}, "task": {{"type": "{job}", "index": {index}}}, "rpc_layer": "zmq"}}'
         return {CONFIG_ENV: CONFIG_FILE, TF_CONFIG_ENV: tf_config}
@@ -262,11 +268,13 @@ class _Cluster:
         return self._object("apps/v1", "StatefulSet", job, {"spec": spec})
 
     def _job(self, job: str, section: SingleJob, command: Sequence[str]) -> _Object:
-        """Return a Job that runs a program once: a program that failed is not started again, as under `zmqdist launch`."""
+        """Return a Job that runs a program once. As under `zmqdist launch`, a program that failed is not restarted."""
         task = "chief" if job == "program" else job
         (index,) = section.indices()
         variables = {**self._task(task, str(index)), **_importable(command)}
-        if task == "evaluator":  # as under the local launcher, it has no dispatcher: else it would train a second time
+        if (
+            task == "evaluator"
+        ):  # as under the local launcher: with a dispatcher the evaluator's program would train a second time
             del variables[CONFIG_ENV]
         container = self._container(job, [_literal(word) for word in command], variables)
         spec = {"backoffLimit": 0, "template": self._template(job, container, "Never")}
@@ -276,7 +284,7 @@ class _Cluster:
         section, user = self.section, self.section.user_id
         spec: _Object = {
             "restartPolicy": restart_policy,
-            # Longer than the role's own grace, so that it ends by itself before the kubelet kills it.
+            # Longer than the role's own grace, so that the role ends by itself before the kubelet kills it.
             "terminationGracePeriodSeconds": math.ceil(self._grace_s) + limits.POD_GRACE_MARGIN_S,
             "automountServiceAccountToken": section.service_account is not None,
             "securityContext": {
@@ -300,9 +308,10 @@ class _Cluster:
         return {"metadata": {"labels": self._labels(job)}, "spec": spec}
 
     def _service(self, job: str, port: int, headless: bool = True) -> _Object:
-        """Return the Service of a job. A headless one gives each pod a name, from the moment that the pod has an address.
+        """Return the Service of a job. A headless Service gives each pod a name as soon as the pod has an address.
 
-        The dispatcher's has an address of its own, so that its name is known at once and its address outlives its pod.
+        The dispatcher's Service is not headless: it has an address of its own, so that its name can be resolved at once and its address
+        stays the same when the pod is replaced.
         """
         spec: _Object = {"selector": self._selector(job), "ports": [{"name": "zmq", "port": port, "targetPort": "zmq"}]}
         if headless:
@@ -321,18 +330,20 @@ class _Cluster:
 
 
 def _literal(text: str) -> str:
-    """Return a text for a field in which Kubernetes would replace $(NAME)."""
+    """Return a text with `$` doubled, for a field in which Kubernetes would replace $(NAME)."""
     return text.replace("$", "$$")
 
 
 def _importable(command: Sequence[str]) -> dict[str, str]:
-    """Put the folder of the program's script on PYTHONPATH, so that functions can import modules beside the script."""
+    """Return the PYTHONPATH with the folder of the program's script, so that functions can import modules beside the script."""
     script = next((word for word in command[1:] if word.endswith(".py")), None)
     return {} if script is None else {"PYTHONPATH": _literal(str(PurePosixPath(script).parent))}
 
 
 def _resources(given: PodResources) -> _Object:
-    """Return requests and limits: cores are a request, so that a pod may use idle ones; memory and GPUs are both."""
+    """Return the requests and limits of a container. Cores are a request only, so that a pod may use idle cores. Memory is both; GPUs are a
+    limit, which Kubernetes also takes as the request.
+    """
     whole = {} if given.memory is None else {"memory": given.memory}
     bounds = {**whole, **({"nvidia.com/gpu": str(given.gpus)} if given.gpus else {})}
     requests = {**({} if given.cpu is None else {"cpu": _cores(given.cpu)}), **whole}
@@ -345,9 +356,10 @@ def _cores(cores: float) -> str:
 
 
 def _answers(command: str, port: int) -> _Object:
-    """Return a liveness probe that asks the server itself, with the client's key.
+    """Return a liveness probe that calls the server, with the client's key.
 
-    It starts a Python, which takes half a second of a core, so it is rare; and it is patient, because a restart costs more than a wait.
+    Each probe starts a Python, which takes half a second of a core, so the period is long. The number of failures that restart a pod is
+    large, because a restart costs more than a wait.
     """
     words = ["zmqdist", command, f"127.0.0.1:{port}", "--timeout", f"{limits.POD_ALIVE_ANSWER_S / 2:g}"]
     return {

@@ -1,11 +1,11 @@
-"""A whole cluster file: start every job, run the program, stop everything.
+"""Runs a whole cluster file: `Launch` starts every job, runs the program, and stops all jobs when the program has ended.
 
-The dispatcher runs in this process. Workers and parameter servers run as children of it or, through agents, on the hosts of the file's
-launcher (tasks.py, engines.py). The program, which is the chief, is a child
-that has the terminal to itself. Output of the other children is passed on with a prefix. The exit code is the program's.
+The dispatcher runs in this process. Workers and parameter servers run as children of this process or, through agents, on the hosts of the
+file's launcher (tasks.py, engines.py). The program, which is the chief, is a child that shares the terminal with no other child. The output
+of the other children is passed on with a prefix. The exit code is the program's.
 
-An evaluator runs beside them. It is not waited for while the program runs. After that it has the grace to end by itself, since it sees
-that the training is over; then it is stopped. It is not restarted.
+An evaluator runs beside them as another child. When the program has ended, the evaluator may take the grace to end by itself, because it
+can notice that the training is over; then it is stopped. It is not restarted.
 
 If the program's command begins with `python` or `python3`, the Python of this process runs it: functions and values are pickled between
 the program and the workers, so both need the same Python with the same packages.
@@ -62,12 +62,12 @@ class Launch:
 
     Args:
       config: the loaded file; this class fills in its `runtime`.
-      arguments: added to the program's command line.
-      say: called with each line of output other than the program's: lines of workers, ps and evaluator with a prefix, and their ends.
-      grace_s: how long the program and the tasks may take to stop before they are killed.
+      arguments: words to add to the program's command line.
+      say: called with each line of output of workers, ps and evaluator, with a prefix, and with a line for each of their ends.
+      grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
     Raises (from `run`):
-      OpError: `check` refuses the file, the dispatcher could not be started, or the port of a ps is in use.
+      OpError: `check` refuses the file, the dispatcher cannot be started, or the port of a ps is in use.
     """
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
@@ -80,20 +80,20 @@ class Launch:
         self._program_ended = False
         self._signals: list[int] = []
         self._shares_terminal = False
-        """Whether Ctrl-C at the terminal reaches the program directly."""
+        """Whether the terminal sends Ctrl-C to the program as well as to this process."""
         self._program: subprocess.Popen[bytes] | None = None
         self._pool: AgentPool | None = None
-        """The hosts of the roles; None: they are children of this process."""
+        """The agents of the hosts; None if the roles are children of this process."""
         self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt its holder
 
     def run(self) -> int:
-        """Start everything, run the program to its end, and stop everything.
+        """Start all jobs, run the program to its end, and stop all jobs.
 
         Returns the program's exit code; 128 + n if signal n ended it.
         """
         self.check()
         hosts = agent_hosts(self._config)
-        if hosts is None:  # the zygote's imports take as long as the rest of the start, so they run beside it
+        if hosts is None:  # the zygote's imports take as long as the rest of the start, so both run at the same time
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
             zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
@@ -129,23 +129,23 @@ class Launch:
             return code
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Signal the program to stop; `run` then stops everything else. Any thread may call this."""
+        """Send a signal to the program. When it has ended, `run` stops all jobs. Any thread may call this."""
         self._signalled(number)
 
     # -- before -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse a file that cannot be started here, as far as this can be seen without binding a port or creating a file.
+        """Refuse a file that cannot be started on this host, as far as this can be found out without binding a port or creating a file.
 
         Raises:
-          NotFoundError: a program is missing, also one that the launcher of the file needs.
+          NotFoundError: a program of the file, or a program that its launcher needs, is missing.
           InvalidArgumentError: keys of the file contradict each other.
           FailedPreconditionError: the key folder of the file lacks a key, or has an unusable one.
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
-        if self._config.launcher != "slurm":  # its hosts are known inside of a job only
+        if self._config.launcher != "slurm":  # the hosts of slurm are known only inside of a job
             agent_hosts(self._config)
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
@@ -186,7 +186,7 @@ class Launch:
         )
 
     def _write_config(self, path: Path, credentials: Credentials) -> ClusterConfig:
-        """Write the file for the program and its children; return it."""
+        """Write the cluster file, with the running cluster, for the program and the tasks. Return it."""
         runtime = RuntimeConfig(
             dispatcher=self._dispatcher.target, token_file=credentials.token_file, keys_dir=credentials.keys_dir
         )
@@ -196,7 +196,7 @@ class Launch:
         return cluster
 
     def _launcher(self, cluster: ClusterConfig, credentials: Credentials) -> MakeLauncher:
-        """Return what makes the launcher of the workers and ps."""
+        """Return the function that makes the launcher of workers and ps."""
         pool = self._pool
         if pool is None:
             return Children
@@ -226,12 +226,14 @@ class Launch:
         return tasks
 
     def _thread_variables(self) -> dict[str, str]:
-        """Return the variables that bound the threads of BLAS in workers and ps here. Both have the same, so that they share a zygote."""
+        """Return the variables that bound the threads of BLAS in workers and ps on this host. They are the same for both, so that all are
+        forked from one zygote.
+        """
         slots = len(self._workers.indices()) * self._workers.slots_here()
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
-        for index in self._workers.indices():  # they have the first choice, so that they spread over the hosts
+        for index in self._workers.indices():  # workers are placed first, so that they spread over the hosts
             pool.place(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {
@@ -240,9 +242,9 @@ class Launch:
         return {index: _advertised(section, address) for index, address in reserved.items()}
 
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
-        """Return the variables of a task beyond those of its host; `env` of the file overrides everything else."""
+        """Return the variables of a task beyond those of its host. `env` of the file overrides all others."""
         tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
-        threads = self._thread_variables() if self._pool is None else {}  # an agent adds its own host's
+        threads = self._thread_variables() if self._pool is None else {}  # an agent adds the variables for its own host
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
 
@@ -289,9 +291,10 @@ class Launch:
         return self._command if section.program is None else _with_this_python(split_command(section.program))
 
     def _start_evaluator(self, stack: contextlib.ExitStack) -> Child | None:
-        """Start the evaluator, without the variable that names the running cluster.
+        """Start the evaluator, without the variable that names the running cluster. Return None if the file has no evaluator.
 
-        It often runs the training program itself. With that variable, a program that does not check its task would train a second time.
+        The evaluator often runs the training program itself. With that variable, a program that does not check its task would train
+        a second time.
         """
         section = self._config.jobs.evaluator
         if section is None:
@@ -314,16 +317,20 @@ class Launch:
         return next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
 
     def _importable(self) -> dict[str, str]:
-        """Put the folder of the program's script on the workers' PYTHONPATH, so that functions can import modules beside the script."""
+        """Return the PYTHONPATH of the workers, with the folder of the program's script, so that functions can import modules beside it."""
         script = self._script()
-        if script is None or (self._pool is not None and self._config.code != []):  # an agent sets it to its own folder
+        if script is None or (
+            self._pool is not None and self._config.code != []
+        ):  # an agent sets PYTHONPATH to its own folder of the code
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
 
     def _code(self) -> CodeBundle | None:
-        """Return the code for hosts that do not share this file system; None if `code` is [], or there is no script."""
+        """Return the code to send to hosts that do not share this file system. None if `code` of the file is [], or if it is not given and
+        the program has no script.
+        """
         script, paths = self._script(), self._config.code
         if paths is None:
             paths = [] if script is None else [os.path.dirname(script) or "."]
@@ -344,13 +351,13 @@ class Launch:
             self._program = subprocess.Popen(self._command, env=environment, preexec_fn=prepare)
             if self._signals and not self._by_terminal(
                 self._signals[-1]
-            ):  # it arrived while the program was being started
+            ):  # the signal arrived while the program was being started
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
         return 128 - code if code < 0 else code
 
     def _wait_for_program(self) -> int:
-        """Wait for the program to end; after a signal, kill it once the grace is over."""
+        """Wait until the program has ended. After a signal, kill it when the grace is over."""
         assert self._program is not None
         killed_at: float | None = None
         while True:
@@ -365,7 +372,7 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Pass a signal on to the program, once; the second signal is SIGKILL."""
+        """Pass the first signal on to the program. For each later signal, kill the program."""
         with self._lock:
             first = not self._signals
             self._signals.append(number)
@@ -375,10 +382,10 @@ class Launch:
                 self._program.send_signal(number if first else signal.SIGKILL)
 
     def _by_terminal(self, number: int) -> bool:
-        """Return whether the terminal sends this signal to the program as well as to the launcher.
+        """Return whether the terminal sends this signal to the program as well as to the launcher. Then the launcher does not pass it on: a
+        second signal would interrupt the clean-up that the first one has started.
 
-        A second one from the launcher would break into the clean-up that the first one started. A Ctrl-C in the instant before the program
-        exists reaches only the launcher, and the program runs on until the grace is over.
+        A Ctrl-C just before the program is started reaches only the launcher; the program then runs until the grace is over.
         """
         return number == signal.SIGINT and self._shares_terminal
 
@@ -392,7 +399,7 @@ class Launch:
             self._say(f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more")
 
     def _wait_for_evaluator(self, evaluator: Child) -> None:
-        """Wait until the evaluator has ended by itself, but at most `grace_s`, and not after a signal has arrived."""
+        """Wait until the evaluator has ended by itself, `grace_s` has passed, or a signal has arrived."""
         until = time.monotonic() + self._grace_s
         while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
             pass
@@ -400,7 +407,7 @@ class Launch:
 
 
 class _Signals:
-    """Within this context, SIGINT and SIGTERM call a function. Has no effect in other threads than the main thread."""
+    """A context manager: inside it, SIGINT and SIGTERM call a function. It has no effect outside the main thread."""
 
     def __init__(self, fn: Callable[[int], object]) -> None:
         self._fn = fn
@@ -423,7 +430,7 @@ def _advertised(section: ServingJob, bound: str) -> str:
 
 @contextlib.contextmanager
 def _ports(ports: str | None) -> Iterator[None]:
-    """Within this context, servers of this process and of its children take free ports from this range."""
+    """Return a context manager. Inside it, servers of this process and of its children take free ports from this range; None: any port."""
     before = os.environ.get(PORTS_ENV)
     if ports is not None:
         os.environ[PORTS_ENV] = ports
@@ -437,7 +444,7 @@ def _ports(ports: str | None) -> Iterator[None]:
 
 
 def _in_foreground() -> bool:
-    """Return whether Ctrl-C at a terminal signals this process's group, wherever standard input comes from."""
+    """Return whether Ctrl-C at the terminal signals the group of this process. Standard input need not be the terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -451,10 +458,10 @@ def _in_foreground() -> bool:
 
 
 def _end_with_parent_apart() -> None:
-    """As `end_with_parent`, in a process group of its own.
+    """Put this process into a process group of its own, and call `end_with_parent`.
 
-    A signal to the launcher's group then reaches the program only once, when it is passed on. A second KeyboardInterrupt would break into
-    the clean-up that the first one started.
+    A signal to the launcher's group then reaches the program only once, when the launcher passes it on. A second KeyboardInterrupt would
+    interrupt the clean-up that the first one has started.
     """
     os.setpgid(0, 0)
     end_with_parent()
@@ -465,7 +472,7 @@ def _with_this_python(command: Sequence[str]) -> list[str]:
 
 
 def _print(line: str) -> None:
-    # One write per line, because the program writes to the same terminal: with PYTHONUNBUFFERED `print` makes two.
+    # One write for each line, because the program writes to the same terminal. With PYTHONUNBUFFERED, `print` would make two writes.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

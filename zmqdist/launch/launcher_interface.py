@@ -1,17 +1,17 @@
-"""What a launcher is: the one interface by which roles are placed on hosts, whatever starts them there.
+"""The interface of launchers. A launcher places roles on hosts and starts them there.
 
-A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, says where each one is, passes its output on, reports its
-end, and stops all of them. It decides neither what runs nor whether it runs again: `tasks.py` does, for every launcher alike.
+A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each, passes its output on, reports its
+end, and stops all of them. It decides neither which roles run nor whether a role is restarted: `tasks.py` does, for every launcher alike.
 
 Promises, which `tests/launch/conformance.py` checks for each launcher:
-  R1  `start_role` returns at once; `on_exit` is called exactly once for each role that was started, also for one that never came up.
-  R2  `on_line` gets each line of output once and in order, the last one before `on_exit`.
-  R3  When `close` has returned, no role runs on any host that can be reached, and `on_exit` was called for each.
-  R4  When the launching process ends in any way, SIGKILL included, its roles end by themselves: at once where their lifeline breaks, else
-      after `orphan_limit_s`.
-  R5  A role starts with exactly the environment that `start_role` was given, laid over that of its host.
+  R1  `start_role` returns at once. `on_exit` is called exactly once for each started role, even if the role could not be started.
+  R2  `on_line` is called once for each line of output, in order, and for the last line before `on_exit`.
+  R3  When `close` has returned, no role runs on any host that can be reached, and `on_exit` was called for each role.
+  R4  When the launching process ends, by SIGKILL as well, its roles end by themselves: at once if their lifeline breaks, otherwise after
+      `orphan_limit_s`.
+  R5  A role has the environment of its host, with the variables that were passed to `start_role` added or replaced.
 
-`Children` is the launcher of this host. The others place roles through a `HostAgent` (agent.py, hosts.py).
+`Children` is the launcher for this host. The other launchers place roles through a `HostAgent` (agent.py, hosts.py).
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ class RunningRole(Protocol):
     """A role that a launcher has started.
 
     Attributes:
-      ended: set when its exit code is known, before `on_exit` is called with it.
+      ended: set when the exit code is known, before `on_exit` is called with the role.
     """
 
     ended: threading.Event
 
     @property
     def name(self) -> str:
-        """The task it runs, as "worker:0"."""
+        """The task that the role runs, such as "worker:0"."""
 
     @property
     def host(self) -> str:
-        """The host it runs on, as its users name it; "" for the host of the launcher."""
+        """The host of the role, by the name that the user wrote; "" for the host of the launcher."""
 
     @property
     def pid(self) -> int:
-        """Its process number on its host; 0 while that is unknown."""
+        """The pid of the role on its host; 0 while it is unknown."""
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code, as `subprocess` gives it: -9 for SIGKILL. None while the process runs."""
+        """The exit code in the form of `subprocess`: -9 for SIGKILL. None while the process runs."""
 
     @property
     def tail(self) -> str:
-        """Its last lines of output; or, where it never came up, one sentence that says why and what to do."""
+        """The last lines of output. If the role could not be started, a sentence that says why and what to do."""
 
     def signal(self, number: int) -> None:
-        """Send it a signal; no effect once it has ended."""
+        """Send a signal to the role. It has no effect after the role has ended."""
 
 
 class Launcher(Protocol):
-    """Starts roles on hosts and watches them. Constructed with `on_exit`, called with each role that has ended."""
+    """Starts roles on hosts and watches them. It is constructed with `on_exit`, which it calls with each role that has ended."""
 
     @property
     def running(self) -> Sequence[RunningRole]:
@@ -73,7 +73,7 @@ class Launcher(Protocol):
         environment: Mapping[str, str],
         on_line: LineHandler | None = None,
     ) -> RunningRole:
-        """Start a role on the host that this launcher chooses for it; a name that ran before goes to the host where it ran."""
+        """Start a role on the host that this launcher chooses. A role that ran before has the same host, unless the host is lost."""
 
     def close(self, grace_s: float) -> None:
-        """Stop all roles: SIGTERM, up to `grace_s` to drain, then SIGKILL. Idempotent."""
+        """Stop all roles: SIGTERM, up to `grace_s` seconds to drain, then SIGKILL. A second call does nothing."""

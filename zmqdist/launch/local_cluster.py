@@ -1,7 +1,8 @@
-"""A cluster on this machine for a with-statement: the dispatcher in this process, workers and parameter servers as processes or threads.
+"""`local_cluster`: a cluster on this host for a with-statement. The dispatcher runs in this process, workers and parameter servers run in
+processes or threads.
 
-The zygote from which workers are forked starts before this process imports the dispatcher, so that both sets of imports, which take most
-of the start-up time, run at the same time on two cores.
+The zygote from which workers are forked is started before this process imports the dispatcher. The imports of both, which take most of the
+start-up time, then run at the same time on two cores.
 """
 
 from __future__ import annotations
@@ -45,42 +46,42 @@ POLL_S = 0.005
 
 
 class local_cluster:
-    """`with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher in this process, and workers. Waits until all are ready.
+    """`with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher in this process, and workers. It waits until all are ready.
 
     Args:
-      workers: how many workers.
-      slots: how many functions each worker runs at a time. The cores are shared out among the slots of all workers: NumPy's BLAS has so
-        many threads in each, unless OMP_NUM_THREADS or a variable like it is set.
-      ps: how many parameter servers, for `zmqdist.ParameterServerStrategy`.
-      processes: True: workers and their slots are processes, not forked from this one, and scripts and notebooks need no `__main__` guard.
-        False: they are threads of this process, which start faster, for examples and debugging.
+      workers: number of workers.
+      slots: number of functions that each worker runs at a time. The cores of this host are shared out among the slots of all workers:
+        NumPy's BLAS has as many threads in each slot as its share, unless OMP_NUM_THREADS or a similar variable is set.
+      ps: number of parameter servers, for `zmqdist.ParameterServerStrategy`.
+      processes: True: workers and their slots are processes. They are not forked from this process, and scripts and notebooks need no
+        `__main__` guard. False: they are threads of this process, which start faster; for examples and debugging.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
 
-    The cluster closes at the end of the with-statement, by `close`, when the program ends, or when nothing refers to it any more. A
-    coordinator or strategy that was made with the cluster object refers to it; one that was made with its `target` does not.
+    The cluster closes at the end of the with-statement, by `close`, when the program ends, or when it is garbage-collected. A coordinator
+    or strategy that was made with the cluster object refers to it; one that was made with its `target` does not.
 
     The cluster has a token of its own, so that no other process of this user joins it by accident.
 
     Attributes:
-      target: "zmq://host:port"; ClusterCoordinator and Executor also take the cluster itself.
+      target: "zmq://host:port"; ClusterCoordinator and Executor also accept the cluster itself.
       dispatcher: the DispatchServer.
-      workers: how many workers were started, killed ones included; their indices are below this number.
+      workers: number of workers that were started, including killed workers; their indices are below this number.
       ps: the addresses of the parameter servers, by index; a restart keeps them.
       spec: the ClusterSpec with the addresses of the dispatcher and the parameter servers.
       pids: pids of the running processes by task name, such as "worker:0"; empty with threads.
 
     Raises:
-      UnavailableError: a process ended before it was ready; the message has its exit code.
+      UnavailableError: a process ended before it was ready; the text has its exit code.
       UnknownError: the port could not be bound.
-      InvalidArgumentError: `workers` or `ps` is not a whole number from 0 on, or an option is invalid.
-      FailedPreconditionError: used after `close`.
+      InvalidArgumentError: `workers` or `ps` is not a whole number of 0 or more, or an option is invalid.
+      FailedPreconditionError: the cluster is used after `close`.
     """
 
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
         for name, count in (("workers", workers), ("ps", ps)):
             if type(count) is not int or count < 0:
                 raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
-        config = DispatcherConfig(**options)  # before anything is started, because it may raise
+        config = DispatcherConfig(**options)  # it may raise, so it is made before a process is started
         self._slots = slots
         self._listener = _listen(config)
         self._address = join(config.host, self._listener.getsockname()[1])
@@ -95,7 +96,7 @@ class local_cluster:
         self.workers = 0
         self._closed = threading.Lock()
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Open Executors on this cluster, which are broken before it closes."""
+        """The open Executors of this cluster. `close` breaks them before it stops the workers."""
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -138,7 +139,7 @@ class local_cluster:
 
     @property
     def servers(self) -> tuple[WorkerServer | Server, ...]:
-        """With `processes=False`: the workers, then the parameter servers, by index. Empty if they are other processes."""
+        """The workers and then the parameter servers, by index, if `processes` is False. Empty if they are other processes."""
         return tuple(self._threads)
 
     @property
@@ -157,7 +158,7 @@ class local_cluster:
         return {name: child.pid for name, child in list(self._processes.items()) if not child.ended.is_set()}
 
     def kill_worker(self, index: int) -> None:
-        """Kill a worker's process with SIGKILL, as a crash would. Its work runs elsewhere.
+        """Kill a worker's process with SIGKILL, to imitate a crash. Other workers run its work.
 
         Raises:
           ValueError: there is no such worker process.
@@ -165,23 +166,27 @@ class local_cluster:
         self._kill("worker", index)
 
     def kill_ps(self, index: int) -> None:
-        """Kill a parameter server as `kill_worker` does a worker: its variables are lost, and its port stays reserved."""
+        """Kill a parameter server with SIGKILL, to imitate a crash. Its variables are lost; its port stays reserved. Raises as
+        `kill_worker`.
+        """
         self._kill("ps", index)
 
     def restart_worker(self, index: int) -> None:
-        """Start a worker again under its index, after killing the old process if it runs. Returns when the worker has registered.
+        """Start a worker again under its index, after killing the old process if it runs. Return when the worker has registered.
 
         Raises:
           ValueError: there is no such worker process.
           UnavailableError: the new process ended before it had registered.
         """
         self._kill("worker", index)
-        # Wait for the dispatcher to drop the old worker, whose name would otherwise count as that of the new one.
+        # Wait until the dispatcher has dropped the old worker: the new one has the same name, so the old one would count as registered.
         self.dispatcher.wait_for(lambda present: ("worker", index) not in present, START_LIMIT_S)
         self._wait_for([self._start(self._worker(index, True))])
 
     def restart_ps(self, index: int) -> None:
-        """Start a parameter server again, at the same address and without variables, as `restart_worker`. Returns when it serves."""
+        """Start a parameter server again, at the same address and without variables, after killing the old process if it runs. Return when
+        it serves. Raises as `restart_worker`.
+        """
         self._kill("ps", index)
         self._wait_for([self._start(self._ps(index))])
 
@@ -194,7 +199,7 @@ class local_cluster:
         child = self._processes.get(f"{job}:{index}")
         if child is None:
             count = sum(name.startswith(f"{job}:") for name in self._processes)
-            raise ValueError(f"no {job} process {index} here; there are {count}")
+            raise ValueError(f"this cluster has no process {job}:{index}; the number of its {job} processes is {count}")
         child.signal(signal.SIGKILL)
         child.ended.wait(5.0)
 
@@ -205,11 +210,11 @@ class local_cluster:
         return self.workers - 1
 
     def close(self) -> None:
-        """Stop the workers and the dispatcher. Idempotent. Does nothing in a child forked from the program."""
+        """Stop the workers and the dispatcher. A second call, or a call in a forked child of the program, does nothing."""
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
-        # The steps run last to first; if Ctrl-C interrupts one, the others still run.
+        # The steps run in reverse order. If Ctrl-C interrupts one, the others still run.
         with contextlib.ExitStack() as steps:
             steps.callback(self._folder.close)
             steps.callback(self._listener.close)
@@ -225,7 +230,9 @@ class local_cluster:
                 steps.callback(executor.cluster_closed)
 
     def __del__(self) -> None:
-        """Close a dropped cluster (a notebook's cell that was run again, say). In a thread of its own, since a finalizer must not block."""
+        """Close a cluster that is no longer referenced, for example because a cell of a notebook was run again. A new thread closes it,
+        because a finalizer must not block.
+        """
         if "_at_exit" in self.__dict__ and os.getpid() == self._pid and not self._closed.locked():
             in_background("zmqdist-local-cluster-close", self.close)
 
@@ -249,21 +256,25 @@ class local_cluster:
         return TaskConfig({"ps": dict(enumerate(self.ps))}, "ps", index, token_file=self.credentials.token_file)
 
     def _start_processes(self, workers: int, ps: Iterable[int] = ()) -> list[Child]:
-        """Start `workers` more workers, and these parameter servers."""
+        """Start `workers` more workers, and the parameter servers with these indices. Return the processes."""
         first, self.workers = self.workers, self.workers + workers
         configs: list[WorkerConfig | TaskConfig] = [self._worker(index, True) for index in range(first, self.workers)]
         return [self._start(config) for config in [*configs, *map(self._ps, ps)]]
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
-            on_exit = functools.partial(_exited, weakref.ref(self))  # its thread must not keep the cluster alive
+            on_exit = functools.partial(
+                _exited, weakref.ref(self)
+            )  # a weak reference, so that the thread does not keep the cluster alive
             self._children = Children(on_exit)
         child = self._children.start_role(config, self._variables)
         self._processes[child.name] = child
         return child
 
     def _wait_for(self, started: list[Child]) -> None:
-        """Wait until all are ready (workers registered, parameter servers serving); raise UnavailableError if one ends before."""
+        """Wait until all workers have registered and all parameter servers serve. Raise UnavailableError if a process ends before, or after
+        START_LIMIT_S.
+        """
         until = time.monotonic() + START_LIMIT_S
         tasks = [(job, int(index)) for job, _, index in (child.name.partition(":") for child in started)]
         workers = {task for task in tasks if task[0] == "worker"}

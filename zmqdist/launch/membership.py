@@ -1,4 +1,4 @@
-"""The keys of a role that joins by a ticket: the role makes them in a private folder, which is removed when its process ends."""
+"""The keys of a role that joins by a ticket. The role makes them in a private folder, which is removed when its process ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from zmqdist.launch.folders import RunFolder
 
 @dataclass(frozen=True)
 class JoinedAs:
-    """The name under which a process has joined, and its dispatcher.
+    """The name under which a process has joined, its dispatcher, and its keys.
 
     Attributes:
-      job, index: from the name in its ticket.
-      dispatcher: "host:port".
-      keys_dir: folder of its keys, for itself and its children.
+      job, index: the name in the join ticket.
+      dispatcher: address of the dispatcher, "host:port".
+      keys_dir: the folder of its keys, for the process and its children.
     """
 
     job: str
@@ -29,10 +29,11 @@ class JoinedAs:
 def joined(
     ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None, dispatcher: str | None = None
 ) -> Iterator[JoinedAs | None]:
-    """Join by the ticket in a private file or on a descriptor, for as long as the context lasts; without a ticket it gives None.
+    """Return a context manager that joins by the ticket in a private file or on a descriptor, and yields a JoinedAs. Without a ticket it
+    yields None.
 
     Args:
-      keys_dir: the folder for the keys; None: a folder that is removed on exit.
+      keys_dir: the folder for the keys; None: a new folder, which is removed at the end of the context.
       dispatcher: the address at which this process will connect to its dispatcher; None: the address in the ticket.
 
     Raises:
@@ -41,7 +42,7 @@ def joined(
     if ticket_file is None and ticket_fd is None:
         yield None
         return
-    from zmqdist.transport.ticket import join, read_ticket  # here, because few roles have a ticket
+    from zmqdist.transport.ticket import join, read_ticket  # imported here, because few roles have a ticket
     from zmqdist.transport.voucher import voucher_for
 
     ticket = read_ticket(ticket_file, ticket_fd)

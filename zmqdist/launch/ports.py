@@ -1,8 +1,8 @@
-"""Reserved ports for child processes: known before the children start, and unchanged when they are started again.
+"""Reserved ports for child processes. The launcher knows a port before the child starts, and a restarted child has the same port.
 
-The socket is bound but never listens. The kernel therefore gives the port to no process that requests a free one, while a child that sets
-SO_REUSEADDR, as ZeroMQ does, may bind it. While no child has the port, connections are refused, so a client knows at once that the
-server is absent; a listening socket here would accept connections that no process serves.
+A reserved port is bound by a socket that never listens. The kernel then assigns the port to no process that requests a free port, but a
+child that sets SO_REUSEADDR, as ZeroMQ does, may bind it. While no child listens, connections are refused, so a client knows at once that
+the server does not run; if this socket listened, it would accept connections that no process serves.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class Reserved:
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Reserve a port; 0 takes a free one. Raises UnknownError: the port is in use, or `host` is not an address of this host.
+        """Reserve a port. Raises UnknownError if the port is in use, or `host` is not an address of this host.
 
         Args:
           host: an address, or the name of an interface.
+          port: the port; 0: a free port.
         """
         host = bindable(host)
         with socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET) as bound:
@@ -35,7 +36,7 @@ class Reserved:
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     bound.bind((host, port))
                 else:
-                    # Without the option, because with it two launchers would reserve the same port of a range.
+                    # The option is set only afterwards, because with it two launchers could reserve the same port of a range.
                     bind_free(bound, host)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError as error:
@@ -44,7 +45,7 @@ class Reserved:
             self._descriptor = bound.detach()
 
     def close(self) -> None:
-        """Release the port. Idempotent."""
+        """Release the port. A second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

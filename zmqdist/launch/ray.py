@@ -1,8 +1,8 @@
-"""Hosts that are actors of a Ray cluster which runs already: Ray places them, and each runs one agent and carries its two streams.
+"""The launcher `ray`: its hosts are actors of a running Ray cluster. Each actor runs one agent, and passes on the lines to and from it.
 
-One actor for each worker and ps, because Ray chooses the node of an actor by the resources that the actor requests: the slots of a worker
-as CPUs, GPUs, and resources of the user's own. The actor only passes lines on. It is not detached, so Ray ends it when this process has
-ended in any way; then the standard input of its agent ends, and with it the roles (agent.py, A1).
+There is one actor for each worker and ps, because Ray chooses the node of an actor by the resources that the actor requests: CPUs (for a
+worker, one for each slot), GPUs, and the user's own resources. Actors are not detached, so Ray ends them when this process has ended in any
+way. Then the standard input of each agent ends, and the agent ends its roles (agent.py, A1).
 
 The package `ray` is imported when the first stream is opened.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig
 
 ACTOR_THREADS: Final = 4
-"""Methods of an actor that run at the same time: `receive` and `send` may both block, and `end` must pass them."""
+"""Number of methods of an actor that may run at the same time. `receive` and `send` may both block, and `end` must run nevertheless."""
 
 _KEEPER: Final = """\
 import os, sys
@@ -43,24 +43,26 @@ if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) and 1)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Starts the agent as its child. Ray kills the children of an actor's process with it; the agent needs a moment to remove its folder."""
+"""A program that runs the agent as its child. Ray kills the children of an actor with the actor. The agent is a grandchild, so it survives
+for the moment that it needs to remove its folder."""
 
 _REASON_MAX: Final = 300
-"""Characters of an error of Ray, which may hold a traceback."""
+"""The most characters of an error of Ray that are shown, because its text may contain a traceback."""
 
 _OUTPUT: Final = "output"
 _NOTE: Final = "note"
 _Item = tuple[str, bytes]
-"""A line of the agent with its kind; empty at the end."""
+"""(kind, line): a line that the agent has written to standard output (_OUTPUT) or standard error (_NOTE); b"" at its end."""
 
 
 def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
-    """Return a host with one slot for each worker, and then for each ps, so that roles that are placed in this order get their own.
+    """Return one host with one slot for each worker, and then for each ps. If roles are placed in this order, each gets the host that was
+    made for it.
 
-    Starts nothing.
+    This does not start an actor.
 
     Raises:
-      NotFoundError: the package is not installed.
+      NotFoundError: the package `ray` is not installed.
     """
     if importlib.util.find_spec("ray") is None:
         raise errors.NotFoundError(
@@ -77,7 +79,7 @@ def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
 
 
 def actor_options(config: RayConfig, job: str, slots: int) -> dict[str, Any]:
-    """Return what the actor of a role asks Ray for."""
+    """Return the options of the actor of a role: the resources that it requests from Ray, and the rules for its start."""
     asked_for: RayRole = getattr(config, job)
     return {
         "num_cpus": slots if asked_for.cpus is None else asked_for.cpus,
@@ -106,7 +108,7 @@ class RayCluster:
         self._is_ours = False
 
     def enter(self) -> Any:
-        """Connect where that is needed; return the module `ray`. Raises UnavailableError."""
+        """Connect if this process is not connected, and return the module `ray`. Raises UnavailableError if that fails."""
         ray = _ray()
         with self._lock:
             if not self._streams and not ray.is_initialized():
@@ -116,7 +118,7 @@ class RayCluster:
         return ray
 
     def leave(self) -> None:
-        """Disconnect after the last stream, unless the program had connected already."""
+        """Disconnect after the last stream, unless the program had connected before."""
         ray = _ray()
         with self._lock:
             self._streams -= 1
@@ -125,7 +127,9 @@ class RayCluster:
                 self._is_ours = False
 
     def _connect(self, ray: Any) -> None:
-        """Join Ray in a thread: Ray waits for minutes for a cluster that is gone, and changes the signal handlers of the main thread."""
+        """Join Ray in a thread, because Ray waits minutes for a cluster that does not run, and would change signal handlers in the main
+        thread.
+        """
         logging.getLogger("ray").setLevel(logging.ERROR)
         joined: queue.SimpleQueue[str] = queue.SimpleQueue()
         if (reason := self._unreachable()) is None:
@@ -135,7 +139,7 @@ class RayCluster:
             except queue.Empty:
                 reason = f"it has not answered within {limits.RAY_JOIN_S:g} s"
             if threading.current_thread() is threading.main_thread():
-                # Ray's library has put a handler of its own below Python's, which prints a stack and may abort the process.
+                # Ray's C++ library has replaced the handler of SIGTERM by one that prints a stack and may abort the process. Restore it.
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         if reason:
             raise errors.UnavailableError(
@@ -144,7 +148,7 @@ class RayCluster:
             )
 
     def _unreachable(self) -> str | None:
-        """Return why no process listens at the address; None where one does, or where Ray finds the address itself."""
+        """Return why no process listens at the address; None if a process listens, or if Ray finds the address itself."""
         host, colon, port = self._address.rpartition(":")
         if not colon:
             return None
@@ -164,11 +168,11 @@ class RayCluster:
 
 
 class AgentProcess:
-    """In the process of an actor: the agent, its input, and what it writes."""
+    """The class of the actors: it runs the agent as a process, and holds its input and its output."""
 
     def __init__(self, silence_limit_s: float, launcher_address: str) -> None:
         here = _ray().util.get_node_ip_address()
-        # The agent takes the two ends of its stream from the variable of sshd, unless Slurm's are there.
+        # The agent reads the addresses of launcher and host from sshd's variable, but variables of Slurm would have precedence.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
         environment["SSH_CONNECTION"] = f"{launcher_address} 0 {here} 0"
         agent = agent_command(sys.executable, silence_limit_s)
@@ -188,7 +192,7 @@ class AgentProcess:
             pipe.close()
 
     def place(self) -> str:
-        """Return the name of this host; the caller learns that Ray has placed the actor."""
+        """Return the name of this host. The reply shows the caller that Ray has placed the actor."""
         return os.uname().nodename
 
     def send(self, line: bytes) -> None:
@@ -198,7 +202,7 @@ class AgentProcess:
             rest = rest[self._process.stdin.write(rest) :]
 
     def receive(self) -> list[_Item]:
-        """Wait for lines, and return those that are there."""
+        """Wait for a line. Return it with all further lines that have been read by then."""
         items = [self._items.get()]
         with contextlib.suppress(queue.Empty):
             while len(items) < limits.RAY_LINES_MAX:
@@ -206,7 +210,7 @@ class AgentProcess:
         return items
 
     def end(self) -> None:
-        """End the agent's input, and wait for its end, by force after END_S."""
+        """Close the agent's standard input, wait until the agent has ended, and kill it after END_S."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -224,12 +228,12 @@ class AgentProcess:
 
 
 class RayStream:
-    """The stream to the agent in an actor (`AgentStream`). Methods block in Ray, in the threads of the link."""
+    """The stream to the agent in an actor (`AgentStream`). Its methods block in Ray; the threads of the link call them."""
 
     def __init__(
         self, cluster: RayCluster, options: dict[str, Any], silence_limit_s: float, on_note: NoteHandler
     ) -> None:
-        """Request the actor. Does not wait for it. Raises UnavailableError: there is no Ray cluster."""
+        """Request the actor from Ray. Does not wait for it. Raises UnavailableError if the Ray cluster cannot be joined."""
         self._cluster = cluster
         self._ray = cluster.enter()
         self._leave_once = threading.Lock()
@@ -246,7 +250,7 @@ class RayStream:
     def send(self, line: bytes) -> None:
         try:
             self._ray.get(self._actor.send.remote(line))
-        except Exception as error:  # of Ray, of the pipe there, or because this process has left Ray
+        except Exception as error:  # an error of Ray or of the agent's pipe, or this process has disconnected from Ray
             raise BrokenPipeError(str(error)) from None
 
     def receive(self) -> bytes:
@@ -271,7 +275,7 @@ class RayStream:
             if self._is_closed:
                 return
             self._is_closed = True
-            # Each of the two raises where the actor or Ray is gone, and then there is nothing to end.
+            # Each of these calls raises if the actor or Ray has ended already; then no agent is left to end.
             with contextlib.suppress(Exception):
                 if self._is_placed:
                     self._ray.get(self._actor.end.remote(), timeout=2 * END_S)
@@ -300,7 +304,7 @@ class RayStream:
 
 
 def _ray() -> Any:
-    """Return the package, whose import takes a second."""
+    """Return the package `ray`. It is imported at the first call, because the import takes a second."""
     return importlib.import_module("ray")
 
 
@@ -310,6 +314,6 @@ def _shortened(error: Exception) -> str:
 
 
 def _asked(options: dict[str, Any]) -> str:
-    """Return what an actor asks for as words: "2 CPU, 1 GPU"."""
+    """Return the resources that an actor requests, in words: "2 CPU, 1 GPU"."""
     amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
     return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items() if amount) or "nothing"

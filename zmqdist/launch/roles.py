@@ -1,8 +1,8 @@
-"""One role in the foreground: the bodies of `zmqdist dispatcher`, `zmqdist worker` and `zmqdist server`, also started by a launcher.
+"""Runs one role in the foreground: for `zmqdist dispatcher`, `zmqdist worker` and `zmqdist server`, and in the processes of launchers.
 
-A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks: a pipe whose other end the launcher holds,
-so that no child outlives a launcher that was killed. It drains for `grace_s`, but not after its lifeline broke, because no process is
-left that needs the results. A second signal ends it at once.
+A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks. The lifeline is a pipe whose other end the
+launcher holds, so that no role outlives a killed launcher. A role drains for `grace_s`, unless its lifeline broke, because then no process
+needs the results. A second signal ends the role at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FAILED = 1
 USAGE = 2
 UNAVAILABLE = 3
 REFUSED = 4
-"""Exit codes; the command's page lists them (cli/exit_codes.py has the same)."""
+"""The exit codes of roles. cli/exit_codes.py has the same numbers, and docs/command.md lists them."""
 
 _EXITS = {
     errors.UNAVAILABLE: UNAVAILABLE,
@@ -56,7 +56,7 @@ Announce = Callable[[str], object]
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """A task of a cluster, for a child process: the arguments of `zmqdist.Server`.
+    """The arguments of `zmqdist.Server` for a task of a cluster that runs in a child process.
 
     Attributes:
       cluster: for each job its addresses by index, or a list of them.
@@ -80,12 +80,12 @@ class _Server(Protocol):
 
 
 def exit_code_for(code: int) -> int:
-    """Return the process's exit code for an error code."""
+    """Return the exit code of a process that ends with an OpError of this code."""
     return OK if code == errors.OK else _EXITS.get(code, FAILED)
 
 
 def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print) -> int:
-    """Serve until asked to stop, and return the exit code. An expected failure is one line on standard error."""
+    """Run a dispatcher until it has to stop, and return the exit code. An expected failure is written as one line to standard error."""
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
     with _Signals() as signals:
@@ -101,8 +101,8 @@ def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: An
 def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
-    """Work until asked to stop, and return the exit code. An expected failure is one line on standard error."""
-    # Before the imports, because NumPy reads the variables as it is loaded.
+    """Run a worker until it has to stop, and return the exit code. An expected failure is written as one line to standard error."""
+    # The variables are set before the imports, because NumPy reads them when it is loaded.
     are_limited = not config.processes or _limit_threads(config)
     try:
         with joined(config.ticket_file, config.ticket_fd, config.keys_dir, config.dispatcher_address) as member:
@@ -125,7 +125,7 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    # If the NumPy of this process has read other variables, slots are forked from a zygote that is started by command.
+    # If NumPy was loaded with other variables, the worker starts a zygote by command instead of forking one from this process.
     if config.processes and are_limited and threading.active_count() == 1:
         environment = config.credentials.environment()
         import_modules()
@@ -179,12 +179,12 @@ def run_server(
     ticket_file: str | None = None,
     ticket_fd: int | None = None,
 ) -> int:
-    """Run a task of a cluster until asked to stop, and return the exit code. An expected failure is one line on standard error.
+    """Run a task of a cluster until it has to stop, and return the exit code. An expected failure is written as one line to standard error.
 
     Args:
-      config: the `config` of the Server.
-      ticket_file, ticket_fd: the private file or the descriptor that has a join ticket. With one, the task makes a key of its own and
-        shows that in place of the server's.
+      config: the argument `config` of `zmqdist.Server`.
+      ticket_file, ticket_fd: the private file or the descriptor from which a join ticket is read. With a ticket, the task makes a key of
+        its own and uses it in place of the server's key.
 
     Raises:
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
@@ -209,7 +209,7 @@ def _run_server(
     lifeline: int,
     announce: Announce,
 ) -> int:
-    from zmqdist.tasks.server import Server  # here, because workers also start through this module and do not need it
+    from zmqdist.tasks.server import Server  # imported here, because workers also run this module and do not need it
 
     with _Signals() as signals:
         try:
@@ -231,9 +231,9 @@ def _run_server(
 
 
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
-    """Start the worker, which waits for the dispatcher. Return False if a signal came first."""
+    """Start the worker, which waits for its dispatcher. Return False if a signal stops the start."""
     failed: list[BaseException] = []
-    tried = threading.Event()  # set before the wake, when the thread itself is still alive
+    tried = threading.Event()  # a test of `is_alive` would not do, because the thread still runs while it calls `wake`
 
     def start() -> None:
         try:
@@ -254,7 +254,7 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
 
 
 def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, stop: Callable[[float], object]) -> None:
-    """Wait until the server ends by itself, or until a signal or the lifeline stops it. `stop` is called with the grace in seconds."""
+    """Wait until the server ends by itself. On a signal or a broken lifeline, call `stop` with the grace in seconds."""
 
     def wake_when_ended() -> None:
         try:
@@ -270,7 +270,7 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, st
             stopping.start()
             while stopping.is_alive():
                 if signals.wait(-1, 0.1):
-                    os._exit(FAILED)  # a second signal: do not wait for anything
+                    os._exit(FAILED)  # a second signal ends the process at once
             return
     stop(0.0)
 
@@ -280,7 +280,7 @@ def _lifeline_broken(lifeline: int) -> bool:
 
 
 class _Signals:
-    """SIGINT and SIGTERM as events to wait for, together with the lifeline.
+    """A context manager that lets a thread wait for SIGINT, SIGTERM and the end of the lifeline.
 
     The interpreter writes the signal's number into a pipe as soon as the signal arrives. A handler written in Python would run too late for
     a signal that arrives just before the wait, because handlers run only between two bytecode instructions, and the wait is one
@@ -301,7 +301,7 @@ class _Signals:
         signal.set_wakeup_fd(self._wakeup_before)
 
     def wait(self, lifeline: int, timeout_s: float | None = None) -> bool:
-        """Wait. Return True if a signal came or the lifeline broke; False after `wake` or the timeout."""
+        """Wait. Return True if a signal has arrived or the lifeline has broken; False after `wake` or the time-out."""
         descriptors = [self._read] if lifeline < 0 else [self._read, lifeline]
         ready, _, _ = select.select(descriptors, [], [], timeout_s)
         received = os.read(self._read, 64) if self._read in ready else b""
@@ -317,7 +317,7 @@ def _failed(role: str, error: errors.OpError) -> int:
 
 
 def prepare(lifeline: str, kind: str, text: str = "") -> None:
-    """Import the modules that `main` needs for these arguments."""
+    """Import the modules that `main` needs for these arguments. The zygote calls this before it forks roles."""
     if kind == "WorkerConfig":
         import zmqdist.scheduling.worker.runtime
         from zmqdist.scheduling.worker import children
@@ -329,9 +329,9 @@ def prepare(lifeline: str, kind: str, text: str = "") -> None:
 
 
 def main() -> int:
-    """Run a role for a launcher, without the imports of the command line. `sys.argv` has LIFELINE KIND JSON.
+    """Run a role for a launcher, without the imports of the command line. The arguments in `sys.argv` are LIFELINE KIND JSON.
 
-    KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
+    LIFELINE is a descriptor, KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
     """
     lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     worker: WorkerConfig | None = None

@@ -1,8 +1,9 @@
-"""The nodes of an allocation of Slurm as hosts: the command that opens the stream to the agent of each, and sentences about its failures.
+"""The launcher `slurm`: its hosts are the nodes of an allocation of Slurm. This module makes the command that starts the agent of each
+node, and explains its failures.
 
-This is how the launcher `slurm` runs inside of a job, whether `zmqdist launch` submitted it (slurm_job.py) or a user did, by sbatch or
-salloc. One step a node holds the agent. A step overlaps with the batch step, in which dispatcher and program run, and may use all that the
-job has on its node.
+The launcher runs inside of a job, which `zmqdist launch` has submitted (slurm_job.py), or a user by sbatch or salloc. On each node one step
+runs the agent. This step overlaps with the batch step, in which the dispatcher and the program run, and may use all resources that the job
+has on its node.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ NODELIST_ENV: Final = "SLURM_JOB_NODELIST"
 
 
 def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
-    """Return the nodes of the allocation in which this process runs. Starts nothing.
+    """Return the nodes of the allocation in which this process runs. Does not start an agent.
 
     Raises:
       NotFoundError: this host has no srun.
-      FailedPreconditionError: this process is in no allocation.
+      FailedPreconditionError: this process runs in no allocation of Slurm.
     """
     if shutil.which(SRUN) is None:
         raise errors.NotFoundError("launcher: slurm needs the program `srun`, which is not found: load Slurm's module")
@@ -53,7 +54,7 @@ def _host(node: str, silence_limit_s: float) -> AgentHost:
 
 
 def srun_command(node: str, command: list[str]) -> list[str]:
-    """Return the command that runs `command` on a node of the allocation, with its standard input and output."""
+    """Return the command that runs `command` on a node of the allocation and passes on its standard input and output."""
     return [
         *(SRUN, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--job-name=zmqdist-agent"),
         *("--export=ALL", "--mpi=none", "--cpu-bind=none", "--unbuffered"),
@@ -62,10 +63,10 @@ def srun_command(node: str, command: list[str]) -> list[str]:
 
 
 def explain(exit_code: int, notes: str) -> str:
-    """Return a phrase about the end of srun: the cause and the remedy.
+    """Return a phrase about the end of srun, with the cause and the remedy.
 
     Args:
-      notes: the last lines of its standard error.
+      notes: the last lines of srun's standard error.
     """
     for pattern, cause in _CAUSES:
         found = re.search(pattern, notes, re.IGNORECASE)

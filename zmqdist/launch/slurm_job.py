@@ -1,13 +1,13 @@
-"""One job of Slurm that holds a whole cluster, as the host sees it on which a user submits it: submit, follow, cancel.
+"""Submits, follows and cancels one job of Slurm that runs a whole cluster. This process runs on the host on which the user submits the job.
 
 Rules
-    The job runs the command of `zmqdist launch` in its batch step, on its first node. There SLURM_JOB_ID is set, so that the launcher
-    places its roles by srun (slurm.py) and does not submit again.
+    The job runs the command `zmqdist launch` in its batch step, on its first node. There SLURM_JOB_ID is set, so the launcher starts its
+    roles by srun (slurm.py) and does not submit another job.
 
-    Slurm's programs are asked, not its library, and each failure becomes one sentence.
+    This module runs Slurm's programs and does not use its library. Each failure becomes one sentence.
 
-    The job belongs to Slurm and outlives this process: only Ctrl-C and SIGTERM cancel it. Its output is a file that both hosts see; this
-    process opens it anew for each look, because a network file system shows new contents to a new open.
+    The job belongs to Slurm and continues when this process ends: only Ctrl-C and SIGTERM cancel it. Its output is a file that both hosts
+    see. This process opens the file again for each look, because a network file system shows new contents only after an open.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ Say = Callable[[str], object]
 
 JOB_ENV: Final = "SLURM_JOB_ID"
 COMMAND_S: Final = 60.0
-"""Seconds that a program of Slurm may take: its controller is slow under load, and its clients try again by themselves."""
+"""Seconds that a program of Slurm may take. The controller is slow under load, and Slurm's programs repeat their requests by themselves."""
 LOOK_S: Final = 0.2
 """Seconds between two looks at the output."""
 ASK_S: Final = 2.0
-"""Seconds between two questions to the controller, which all users of the cluster share."""
+"""Seconds between two requests to the controller. They are rare, because all users of the cluster share the controller."""
 PATIENCE_S: Final = 120.0
-"""Seconds without an answer of the controller after which following gives up; a restart of it takes less."""
+"""If the controller has not answered for this many seconds, `JobFollower.run` raises. A restart of the controller takes less."""
 READ_BYTES: Final = 1 << 20
-"""Bytes of output that are read at a time; a job may have written gigabytes before it is attached to."""
+"""Bytes of output that are read at a time, because a job may have written gigabytes before a user follows it."""
 DRAIN_MARGIN_S: Final = 40
-"""Seconds before the time limit beyond twice the grace: Slurm looks at time limits only every 30 s."""
+"""Slurm sends its signal this many seconds, and twice the grace, before the time limit. The margin is needed because Slurm checks time
+limits only every 30 s."""
 SHORT_JOB_S: Final = 300
-"""A job with less time is not told of its end in advance, because it might be told at its start."""
+"""A job with a shorter time limit, in seconds, gets no signal before its end, because the signal might arrive at its start."""
 
 _RUNNING: Final = (
     "PENDING",
@@ -69,19 +70,19 @@ _NEVER: Final = {
     "InvalidAccount": _NOT_ALLOWED,
     "InvalidQOS": _NOT_ALLOWED,
 }
-"""Reasons of a pending job that time alone does not change: what its partition lacks, and where to look."""
+"""Reasons for which a pending job never starts -> a phrase about its partition and the command that shows more."""
 
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says about a job.
+    """The state of a job, as Slurm reports it.
 
     Attributes:
-      state: as "PENDING" or "TIMEOUT".
-      reason: why it waits, as "Resources"; or why it ended.
-      exit_code: of its script; 128 + n if signal n ended it.
-      output: the file of its output.
-      partition, nodes, time_limit: as Slurm writes them; `nodes` is "" before it starts.
+      state: the state, such as "PENDING" or "TIMEOUT".
+      reason: why the job waits, such as "Resources", or why it ended.
+      exit_code: exit code of the job's script; 128 + n if signal n ended it.
+      output: the file with the job's output.
+      partition, nodes, time_limit: texts in the form of Slurm; `nodes` is "" before the job starts.
     """
 
     state: str
@@ -101,19 +102,19 @@ class JobState:
 
 
 def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int:
-    """Submit a job that runs a command on its first node, and return its number. Does not wait for the job to start.
+    """Submit a job that runs a command on its first node, and return the number of the job. Does not wait until the job starts.
 
     Args:
-      config: its section `slurm` says what the job asks for.
+      config: the cluster file; its section `slurm` has the resources that the job requests.
       command: `zmqdist launch` with its arguments; it runs in the working directory of this process, with its environment.
-      grace_s: of that command. Slurm signals it twice that time, and a margin, before the time limit.
+      grace_s: the grace of that command, in seconds. Slurm signals the command twice this time, and a margin, before the time limit.
 
     Raises:
       NotFoundError: this host has no sbatch.
-      InvalidArgumentError: Slurm refuses what the file asks for.
+      InvalidArgumentError: Slurm refuses the requested resources.
       UnavailableError: Slurm's controller does not answer.
     """
-    # A program of Python that writes to a file would keep its lines until a buffer is full.
+    # A Python program that writes to a file keeps its lines in a buffer until that is full.
     script = f"#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec {shlex.join(command)}\n"
     done = _run(_sbatch(config, grace_s), input=script)
     if done.returncode != 0:
@@ -129,7 +130,7 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
     words += [
         "--open-mode=append",
         "--no-kill",
-    ]  # a job that was requeued goes on in its file; a lost node ends only its roles
+    ]  # a requeued job appends to its output file; the loss of a node ends only the roles on it
     nodes = section.nodes or 1
     words += [f"--nodes={nodes}", "--ntasks-per-node=1"]
     if worker is None or worker.slots != "auto":
@@ -147,7 +148,9 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
 
 
 def _seconds(time_limit: str) -> int | None:
-    """Return a time limit in seconds: "90" are minutes, "1:30" minutes and seconds, "2-4" days and hours; None for another form."""
+    """Return a time limit of Slurm in seconds; None for an unknown form. "90" means minutes, "1:30" minutes and seconds, "2-4" days and
+    hours.
+    """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
     if match is None:
         return None
@@ -201,7 +204,7 @@ _NO_ANSWER: Final = (
 
 
 def _refused(said: str) -> errors.OpError:
-    """Return the error for what sbatch wrote on its standard error."""
+    """Return the error that explains the text that sbatch has written to standard error."""
     quoted = _last_line(said)
     if re.search(_NO_ANSWER, said):
         return errors.UnavailableError(f"Slurm's controller does not answer ({quoted}): see whether `sinfo` works here")
@@ -217,11 +220,11 @@ def _refused(said: str) -> errors.OpError:
 
 
 def job_state(number: int) -> JobState:
-    """Return what Slurm says about a job.
+    """Return the state of a job, as Slurm reports it.
 
     Raises:
-      NotFoundError: Slurm does not know it, or no longer; or this host has no scontrol.
-      UnavailableError: its controller does not answer.
+      NotFoundError: Slurm does not know the job, or has forgotten it; or this host has no scontrol.
+      UnavailableError: Slurm's controller does not answer.
     """
     done = _run(["scontrol", "show", "job", str(number)])
     if done.returncode != 0:
@@ -236,7 +239,7 @@ def job_state(number: int) -> JobState:
 
 
 def _parsed(text: str) -> JobState:
-    """Return the state in the output of `scontrol show job`, one or more `Key=value` a line."""
+    """Return the job's state from the output of `scontrol show job`, which has one or more `Key=value` on each line."""
 
     def value(key: str, pattern: str = r"\S+") -> str:
         found = re.search(rf"(?:^|\s){key}=({pattern})", text, re.MULTILINE)
@@ -255,12 +258,12 @@ def _parsed(text: str) -> JobState:
 
 
 class JobFollower:
-    """The output of a job as it comes, until the job has ended. Within its context SIGINT and SIGTERM cancel the job.
+    """Passes on the output of a job until the job has ended. Inside its context, SIGINT and SIGTERM cancel the job.
 
-    Enter the context before the job is submitted, so that a Ctrl-C at any time cancels it. Use it in the main thread.
+    Enter the context before the job is submitted, so that Ctrl-C cancels it at any time. Use it in the main thread.
 
     Args:
-      say: called with each line of the job's output, and with what becomes of the job.
+      say: called with each line of the job's output, and with a line for each change of the job's state.
     """
 
     def __init__(self, say: Say) -> None:
@@ -282,16 +285,17 @@ class JobFollower:
             signal.signal(number, handler)
 
     def run(self, number: int, submitted: bool) -> int:
-        """Follow a job and return its exit code; 128 + n if signal n cancelled it here. Call this once.
+        """Follow a job until it has ended, and return its exit code; 128 + n if signal n of this process has cancelled the job. Call this
+        once.
 
-        After the first signal this waits until the job has ended; after the second one it does not.
+        After the first signal this method waits until the job has ended; after the second signal it returns at once.
 
         Args:
-          submitted: whether this command submitted the job, so that one that can never start is cancelled.
+          submitted: whether this process has submitted the job. Then a job that can never start is cancelled.
 
         Raises:
           NotFoundError, UnavailableError: as `job_state`.
-          InvalidArgumentError: Slurm cannot start the job that was submitted, as its partition is configured.
+          InvalidArgumentError: Slurm can never start the submitted job, because of the configuration of its partition.
         """
         self._number = number
         cancelled = False
@@ -324,12 +328,12 @@ class JobFollower:
         return 128 + self._signals[0] if self._signals else self._exit_code(state)
 
     def _pass_on(self, output: Path) -> bool:
-        """Pass on lines that the job has written since the last call; return whether there were bytes to read."""
+        """Pass on the lines that the job has written since the last call. Return whether there were any bytes."""
         try:
             with output.open("rb") as file:
                 file.seek(self._read_bytes)
                 data = file.read(READ_BYTES)
-        except OSError:  # it has not started, or this host does not see the file yet
+        except OSError:  # the job has not started, or this host does not see its file yet
             return False
         self._read_bytes += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -338,7 +342,7 @@ class JobFollower:
         return bool(data)
 
     def _report(self, state: JobState, submitted: bool) -> None:
-        """Say where the job is, if that is new."""
+        """Tell the user where the job runs or why it waits, if that has changed. Cancel a submitted job that can never start."""
         if state.state == "PENDING":
             if submitted and state.reason in _NEVER:
                 cancel(self._number)
@@ -346,7 +350,9 @@ class JobFollower:
                     f"Slurm cannot start job {self._number} in partition {state.partition} ({state.reason}), "
                     f"which {_NEVER[state.reason]}; the job is cancelled"
                 )
-            where = f"waits: {state.reason}" if state.reason else ""  # without a reason it was not considered yet
+            where = (
+                f"waits: {state.reason}" if state.reason else ""
+            )  # without a reason, Slurm has not considered the job yet
         elif state.state == "RUNNING":
             where = f"runs on {state.nodes}"
         else:
@@ -377,14 +383,16 @@ _ENDS: Final = {
 
 
 def cancel(number: int) -> None:
-    """Cancel a job. Slurm sends its processes SIGTERM and, after the KillWait of its configuration, SIGKILL. Does not wait for that."""
+    """Cancel a job. Does not wait for its end: Slurm sends its processes SIGTERM and, after the KillWait of its configuration, SIGKILL."""
     done = _run(["scancel", str(number)])
-    if done.returncode != 0 and "Invalid job id" not in done.stderr:  # it has ended meanwhile
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:  # an invalid id means that the job has ended
         raise errors.UnavailableError(f"job {number} could not be cancelled: {_last_line(done.stderr)}")
 
 
 def _run(command: Sequence[str], input: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program of Slurm. Ctrl-C does not reach it."""
+    """Run a program of Slurm in a session of its own, so that Ctrl-C does not reach it. Raises NotFoundError if it is missing, and
+    UnavailableError if it takes longer than COMMAND_S.
+    """
     if shutil.which(command[0]) is None:
         raise errors.NotFoundError(
             f"launcher: slurm needs the program `{command[0]}`, which is not found: run this on a host that submits jobs of Slurm"

@@ -1,7 +1,8 @@
-"""Hosts that the system's ssh reaches: the command that opens the stream to the agent of each, and sentences about its failures.
+"""The launcher `ssh`: its hosts are reached by the system's ssh. This module makes the command that starts the agent of each host, and
+explains its failures.
 
-ssh reads the user's own config, so names, keys, agents, jump hosts and known_hosts are as for `ssh HOST` in a shell. It never asks for
-anything (BatchMode), because no user may be there to answer.
+ssh reads the user's own config, so names, keys, ssh agents, jump hosts and known_hosts are those of `ssh HOST` in a shell. ssh never asks a
+question (BatchMode), because there may be no user who could answer.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SSH: Final = "ssh"
 CONNECT_S: Final = 10
 ALIVE_S: Final = 10
 ALIVE_COUNT: Final = 3
-"""A link without a reply for ALIVE_S * ALIVE_COUNT seconds is dead: longer than most disturbances, shorter than a user waits."""
+"""ssh ends a connection without a reply for ALIVE_S * ALIVE_COUNT seconds. Most disturbances are shorter, and a user would wait longer."""
 
 
 def ssh_hosts(config: SshConfig, silence_limit_s: float) -> list[AgentHost]:
-    """Return the hosts of a file. Starts nothing.
+    """Return the hosts of a cluster file. Does not start an agent.
 
     Raises:
       NotFoundError: this host has no ssh.
@@ -51,20 +52,20 @@ def _host(given: str | SshHost, config: SshConfig, silence_limit_s: float) -> Ag
 
 
 def ssh_command(host: str, options: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` on a host. The first value of an option counts, so the user's options come first."""
+    """Return the command that runs `command` on a host. The user's options come first, because ssh uses the first value of an option."""
     return [
         *(SSH, "-T", "-o", "BatchMode=yes", *options, "-o", f"ConnectTimeout={CONNECT_S}"),
         *("-o", f"ServerAliveInterval={ALIVE_S}", "-o", f"ServerAliveCountMax={ALIVE_COUNT}"),
-        *("-o", "ControlMaster=no"),  # a master that this ssh would leave behind keeps our pipes open
+        *("-o", "ControlMaster=no"),  # a master that ssh leaves behind would keep the pipes of this process open
         *("--", host, shlex.join(command)),
     ]
 
 
 def explain(host: str, python: str, exit_code: int, notes: str) -> str:
-    """Return a phrase about the end of ssh: the cause and the remedy.
+    """Return a phrase about the end of ssh, with the cause and the remedy.
 
     Args:
-      notes: the last lines of its standard error.
+      notes: the last lines of ssh's standard error.
     """
     for pattern, cause, remedy in _CAUSES:
         found = re.search(pattern, notes, re.IGNORECASE)

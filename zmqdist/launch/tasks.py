@@ -1,10 +1,11 @@
-"""The workers and parameter servers of a cluster file, restarted when they crash, whatever launcher starts them.
+"""Starts the workers and parameter servers of a cluster file through a launcher, and restarts them when they crash.
 
-What is restarted
-    A worker or ps that was ended by a signal or by a failure of its own, as often as its job's `restarts` says, with growing pauses. Not
-    a task that stopped in good order, nor one that would be refused again (exit codes USAGE and REFUSED of roles.py).
-    A worker returns under its index; meanwhile its work has run elsewhere. A ps returns at its address without its variables, which
-    are lost.
+Rules
+    A worker or ps that was ended by a signal or by a failure of its own is restarted as often as its job's `restarts` says, after pauses
+    that grow. A task that stopped as requested is not restarted, nor one that would be refused again (exit codes USAGE and REFUSED of
+    roles.py).
+    A restarted worker has the same index; until then other workers run its work. A restarted ps has the same address, but its variables are
+    lost.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 Say = Callable[[str], object]
 ExitHandler = Callable[[RunningRole], object]
 MakeLauncher = Callable[[ExitHandler], Launcher]
-"""Returns a launcher, given its `on_exit`."""
+"""A function that makes a launcher from its `on_exit`."""
 
 
 class Restarts:
-    """Whether and when a task is restarted.
+    """Decides whether and when a task is restarted.
 
     Attributes:
-      allowed: how often it may be restarted before it has run for RESTARTS_FORGOTTEN_S.
-      used: how often it was restarted since it last ran that long. Invariant: used <= allowed.
+      allowed: how often the task may be restarted until it has run for RESTARTS_FORGOTTEN_S without an end.
+      used: how often it was restarted since it last ran that long. *Invariant*: used <= allowed.
     """
 
     def __init__(self, allowed: int) -> None:
@@ -44,7 +45,7 @@ class Restarts:
         self._since = now
 
     def pause_after(self, code: int | None, now: float) -> float | None:
-        """Return the pause in seconds before the task is restarted after it ended with this exit code. None: it is not restarted."""
+        """Return the pause in seconds before a task that has ended with this exit code is restarted. None: it is not restarted."""
         if now - self._since >= limits.RESTARTS_FORGOTTEN_S:
             self.used = 0
         if self.used >= self.allowed or code in (OK, USAGE, REFUSED):
@@ -62,16 +63,16 @@ class _Task:
     restarts: Restarts
     pause: threading.Timer | None = None
     role: RunningRole | None = None
-    """Its present incarnation, or the last one."""
+    """The current incarnation of the task, or the last one."""
 
 
 class Tasks:
     """The workers and parameter servers of one launcher.
 
     Args:
-      on_worker_exit: called with a worker that has ended, before it is restarted.
-      say: called with each line of their output, with a prefix, and with a line for each of their ends.
-      launcher: what starts them; by default as children of this process.
+      on_worker_exit: called with each worker that has ended, before it is restarted.
+      say: called with each line of the tasks' output, with a prefix, and with a line for each end of a task.
+      launcher: makes the launcher that starts the tasks; by default as children of this process.
     """
 
     def __init__(self, on_worker_exit: ExitHandler, say: Say, launcher: MakeLauncher = Children) -> None:
@@ -87,7 +88,7 @@ class Tasks:
         self._start(_Task(config, environment, Restarts(restarts)))
 
     def close(self, grace_s: float) -> None:
-        """Stop all tasks in good order, and kill those that take longer than `grace_s`. Idempotent."""
+        """Stop all tasks, and kill those that take longer than `grace_s` seconds. A second call does nothing."""
         with self._lock:
             self._stopping = True
             pauses = [task.pause for task in self._tasks.values() if task.pause is not None]
@@ -112,13 +113,13 @@ class Tasks:
                 self._say(f"[{name.replace(':', '-')}] cannot be started: {error}")
 
     def _line(self, task: _Task, line: str) -> None:
-        with self._lock:  # until `_start` knows the role, and with it the host
+        with self._lock:  # wait until `_start` has stored the role, whose host is in the label
             role = task.role
         assert role is not None
         self._say(f"[{_label(role)}] {line}")
 
     def _exited(self, role: RunningRole) -> None:
-        """Handle the end of a role. Called in a thread of the launcher."""
+        """Handle the end of a role. A thread of the launcher calls this."""
         job = role.name.partition(":")[0]
         if job == "worker":
             self._on_worker_exit(role)
@@ -131,7 +132,7 @@ class Tasks:
         self._say(f"[{_label(role)}] ended ({how}); {lost}{restart or self._workers_left(job)}")
 
     def _plan_restart(self, task: _Task, code: int | None) -> str:
-        """Start the timer for a restart and return a phrase about it; "" if the task is not restarted."""
+        """Start the timer for a restart. Return a phrase about the restart; "" if the task is not restarted."""
         pause_s = task.restarts.pause_after(code, time.monotonic())
         if pause_s is None:
             return ""
@@ -152,6 +153,6 @@ class Tasks:
 
 
 def _label(role: RunningRole) -> str:
-    """Return how a role is named before its lines: "worker-1", or "worker-1@host"."""
+    """Return the name of a role in the prefix of its lines: "worker-1", or "worker-1@host"."""
     name = role.name.replace(":", "-")
     return f"{name}@{role.host}" if role.host else name

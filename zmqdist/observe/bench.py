@@ -1,12 +1,12 @@
-"""The speed of zmqdist on this machine, as ratios to a simpler technique measured in the same run.
+"""The speed of zmqdist on this host, as ratios to simpler techniques that are measured in the same run.
 
 Rules
-    The two sides of a comparison alternate in short blocks, and the ratio is the median of the blocks' ratios, because the speed of a
-    shared machine varies from second to second, for both sides alike. Compare ratios only; absolute figures mean little.
-    Preparations are made before a block: connections are open, workers run, functions are known.
+    zmqdist and the other technique alternate in short blocks, and the ratio is the median of the blocks' ratios. The speed of a shared
+    host varies from second to second, but for both techniques alike. Compare ratios only; absolute figures mean little.
+    Preparations are made before a block: connections are open, workers run, and workers have the functions.
 
-Not here: starting a cluster (launch is not a lower layer), so the caller brings one for tasks. Start-up time, imports and memory are
-measured in benchmarks/, which is not installed.
+Not here: starting a cluster, because this folder may not import launch; the caller passes a running cluster. Start-up time, imports and
+memory are measured in benchmarks/, which is not installed.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from zmqdist.transport.pyzmq_echo import BareClient
 
 MIB: Final = 2**20
 REPLY_MS: Final = 30_000
-"""Time limit of a call to a peer."""
+"""Time limit of a call to a peer, in milliseconds."""
 
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How much to measure. Each block runs once for each side.
+    """The amount of measurement. Each block runs once for each of the two techniques.
 
     Attributes:
-      blocks: blocks of each question.
-      calls: blocking calls in a block.
-      window: calls in flight at a time.
-      windows: how many windows make a block of pipelined calls.
-      tasks: scheduled functions in a block; the process pool gets a fifth of them.
-      sizes: bytes of large results.
-      transfers: transfers of each size.
+      blocks: number of blocks for each question.
+      calls: number of blocking calls in a block.
+      window: number of calls in flight at a time.
+      windows: number of windows in a block of pipelined calls.
+      tasks: number of scheduled functions in a block; the process pool runs a fifth of them.
+      sizes: sizes of large results, in bytes.
+      transfers: number of transfers of each size.
     """
 
     blocks: int
@@ -71,12 +71,12 @@ class Figure:
     """The result of one comparison.
 
     Attributes:
-      name: the question.
-      unit: the unit of the figures; larger is better if it ends in "/s", else smaller is better.
-      ours, ours_p99: median, and 99th percentile of single calls; None if single calls are not measured.
-      against: the other technique; empty for none.
+      name: the question that the comparison answers.
+      unit: the unit of the figures. If it ends in "/s", larger figures are better, otherwise smaller ones.
+      ours, ours_p99: median of zmqdist, and 99th percentile of single calls; None if single calls are not measured.
+      against: name of the other technique; "" if there is none.
       theirs, theirs_p99: the same figures of the other technique.
-      ratio: ours to theirs, paired by block; None without another technique.
+      ratio: median over the blocks of zmqdist's figure divided by the other one; None without another technique.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Figure:
 
 
 def table(figures: list[Figure]) -> Table:
-    """Return the figures as a table, one in each row."""
+    """Return the figures as a table with one row for each."""
     columns = ("question", ">zmqdist", ">p99", "unit", "against", ">that", ">p99", ">ratio")
     return Table(
         f"{machine()}; medians, the ratio is zmqdist to the other",
@@ -112,12 +112,12 @@ def table(figures: list[Figure]) -> Table:
 
 
 def as_json(figures: list[Figure]) -> str:
-    """Return the figures and the machine as one JSON object."""
+    """Return the figures and the description of this host as one JSON object."""
     return json.dumps({"machine": machine(), "figures": [asdict(figure) for figure in figures]}, indent=2)
 
 
 def machine() -> str:
-    """Return one line that describes this machine."""
+    """Return one line that describes this host and its software."""
     cores = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     return f"{cores}, Python {platform.python_version()}, NumPy {np.__version__}"
 
@@ -134,7 +134,8 @@ def shown(number: float | None) -> str:
 
 
 def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure blocking and pipelined calls to a peer (peer.py) against a bare echo in the same process. Blocks until done.
+    """Measure blocking and pipelined calls to a peer, and compare them with a bare echo in the peer's process (peer.py). Blocks until all
+    measurements are made.
 
     Raises:
       OpError: the peer cannot be reached.
@@ -142,8 +143,10 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
     """
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         if not hasattr(client, "bare_port_blocking"):
-            client.methods()  # raises if the server is unreachable; else it is another kind of server
-            raise ValueError(f"{peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` there")
+            client.methods()  # raises if the server cannot be reached; otherwise the address has another kind of server
+            raise ValueError(
+                f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` on that host"
+            )
         bare_port = int(client.call("bare_port").get_value()[0])
         with BareClient(join(split(peer)[0], bare_port)) as bare:
             methods: Any = client
@@ -176,7 +179,7 @@ def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, pl
 
 
 def nothing() -> None:
-    """Do nothing: a scheduled function without a cost of its own."""
+    """Do nothing. Measurements schedule this function, because its own run costs nothing."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -185,13 +188,14 @@ def _cached_ones(byte_count: int) -> np.ndarray[Any, Any]:
 
 
 def large(byte_count: int) -> np.ndarray[Any, Any]:
-    """Return a large array. Each slot makes it once, so that only its transfer is measured."""
+    """Return a large array. Each slot makes the array once, so that later calls measure only its transfer."""
     return _cached_ones(byte_count)
 
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Delay Ctrl-C until the end of this context. Processes started here ignore Ctrl-C; each would otherwise print a traceback."""
+    """Return a context manager that delays Ctrl-C until its end. Processes that are started inside it ignore Ctrl-C, because each would
+    otherwise print a traceback."""
     received: list[int] = []
     main = threading.current_thread() is threading.main_thread()  # signal handlers run only in the main thread
     handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
@@ -207,14 +211,15 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
-    """Measure no-op functions per second, with all results fetched, against a process pool of two. Blocks until done.
+    """Measure how many no-op functions per second a cluster runs, with all results fetched, and compare it with a pool of two processes.
+    Blocks until all measurements are made.
 
     Args:
       cluster: a target for ClusterCoordinator, with two worker processes.
     """
     pool_tasks = max(1, plan.tasks // 5)
-    # Spawned, because a fork of a process with threads is unsafe. The children import this module, as the workers do.
-    with _interrupts_held():  # an interrupt in the middle would leave a semaphore behind
+    # The pool spawns its processes, because a fork of a process with threads is unsafe. They import this module, as the workers do.
+    with _interrupts_held():  # an interrupt of the constructor would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:
 
@@ -238,7 +243,9 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
 
 
 def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure one function at a time, from `schedule` to its result, against a bare round trip. A function takes two such round trips."""
+    """Measure the time from `schedule` to the result of a no-op function, one function at a time, and compare it with a bare round trip to
+    a peer. A function needs two round trips.
+    """
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
 
         def ours() -> list[float]:
@@ -248,7 +255,7 @@ def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]
 
 
 def measure_results(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure large results from a worker against one frame over a bare socket."""
+    """Measure the transfer of large results from a worker, and compare it with a frame over a bare socket."""
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
         return [_result(coordinator, bare, size, plan.transfers) for size in plan.sizes]
 
@@ -261,13 +268,13 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
         assert array.nbytes == size
         return size / took / 1e9
 
-    coordinator.fetch(coordinator.map(large, [size] * 4))  # each slot makes its array
+    coordinator.fetch(coordinator.map(large, [size] * 4))  # a warm-up, in which each slot makes its array
     name = f"result of {size // MIB} MiB" if size >= MIB else f"result of {size:,} bytes"
     return rates(name, "GB/s", ours, "bare pyzmq", lambda: size / bare.fetch(size) / 1e9, transfers)
 
 
 def bare_of(peer: str) -> BareClient:
-    """Return a client of the bare echo that runs beside a peer's RPC server (peer.py). Close it, or use it in a with-statement."""
+    """Return a client of the bare echo in a peer's process (peer.py). Close it, or use it in a with-statement."""
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         return BareClient(join(split(peer)[0], int(client.call("bare_port").get_value()[0])))
 
@@ -296,7 +303,7 @@ def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list
 def rates(
     name: str, unit: str, ours: Callable[[], float], against: str, theirs: Callable[[], float], blocks: int
 ) -> Figure:
-    """Compare two functions that return a rate (more is better), in alternating blocks."""
+    """Compare the rates that two functions return, in alternating blocks. A higher rate is better."""
     pairs = _alternating(ours, theirs, blocks)
     ratio = median(mine / other for mine, other in pairs)
     mine, other = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
@@ -304,7 +311,7 @@ def rates(
 
 
 def _alternating(ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int) -> list[tuple[Any, Any]]:
-    """Run `blocks` pairs of blocks, alternating which side goes first. One run of each before that is not counted (warm-up)."""
+    """Run each function once as a warm-up. Then run `blocks` pairs of the two, in alternating order, and return the pairs of results."""
     ours()
     theirs()
     pairs = []

@@ -1,7 +1,7 @@
-"""The server side of the benchmarks: an RPC server and a bare echo in one process, so that both run under the same conditions.
+"""The peer of the benchmarks: a process with an RPC server and a bare echo, so that both run under the same conditions.
 
-The process prints its address on one line and ends when its standard input closes: the process that started it holds the other end of
-that pipe. `zmqdist bench --serve` runs the same by hand.
+The process prints the address of the RPC server on one line. It ends when its standard input is closed, which is a pipe from the process
+that started it. `zmqdist bench --serve` runs the same two servers by hand.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ PATIENCE_S = 30.0
 
 
 def echo(value: object) -> object:
-    """Return the argument: the method that the benchmarks call."""
+    """Return the argument. The benchmarks call this method."""
     return value
 
 
 @contextlib.contextmanager
 def serving(address: str) -> Iterator[str]:
-    """Run both servers within this context, which gives "host:port" of the RPC server. Its method `bare_port` returns the echo's port.
+    """Return a context manager that runs both servers and yields "host:port" of the RPC server. Its method `bare_port` returns the port of
+    the bare echo.
 
     Raises:
       UnknownError: the address could not be bound.
-      FailedPreconditionError: other machines can reach the address, so it needs keys.
+      FailedPreconditionError: other hosts can reach the address, so it needs keys.
     """
     server = Server.create("zmq", address)
     server.register("echo", echo, inline=True)
@@ -47,13 +48,13 @@ def serving(address: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def peer_process() -> Iterator[str]:
-    """Run a peer in its own process on loopback within this context, which gives its "host:port".
+    """Return a context manager that runs a peer in a process of its own, on loopback, and yields its "host:port".
 
     Raises:
-      UnavailableError: the process did not start; its reason is on standard error.
+      UnavailableError: the process ended before it served; it has written the reason to standard error.
     """
     command = child_command("zmqdist.observe.peer", "127.0.0.1:0")
-    # In a session of its own: Ctrl-C at a terminal is for this process, which ends the peer by closing its standard input.
+    # The peer has a session of its own, so that Ctrl-C reaches only this process, which ends the peer by closing its standard input.
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -73,7 +74,7 @@ def peer_process() -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve at HOST:PORT (`sys.argv[1]`) until standard input closes."""
+    """Serve at HOST:PORT (`sys.argv[1]`) until standard input is closed."""
     with serving(sys.argv[1]) as address:
         with contextlib.suppress(BrokenPipeError):  # the benchmark has already ended
             print(address, flush=True)

@@ -1,11 +1,11 @@
 """The status of a dispatcher as tables of text, for `zmqdist status`, `zmqdist top` and the tests.
 
-Rule: these are pure functions of the dictionary that the dispatcher's RPC method `status` returns; nothing is requested, printed or
-coloured here. Names, hosts and reasons come from other processes, so unprintable characters are replaced and long texts cut before they
-reach a terminal.
+Rule: all functions are pure functions of the record, the dictionary that the dispatcher's RPC method `status` returns. They request, print
+and colour nothing. Names, hosts and reasons are texts of other processes, so unprintable characters are replaced and long texts are cut
+before they reach a terminal.
 
 Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, data, losses_count, losses, slot_deaths,
-last_slot_death, relayed, dropped, refused_handshakes. All durations are seconds.
+last_slot_death, relayed, dropped, refused_handshakes. All durations are in seconds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from zmqdist.data.service.dispatcher.machine.records import MODES
 from zmqdist.errors import describe_exit
 
 TEXT_CHARS_MAX: Final = 100
-"""How many characters of a text from another process one cell shows."""
+"""The most characters of a text of another process that one cell shows."""
 
 LOSSES_SHOWN_MAX: Final = 10
-"""How many losses a table shows, the latest first; the headline has their total."""
+"""The most losses that a table shows; the headline has their total number."""
 
 Status = Mapping[str, Any]
 Row = tuple[str, ...]
@@ -32,9 +32,9 @@ class Table:
     """Rows of text under a title.
 
     Attributes:
-      title: what the rows describe.
-      columns: the names of the columns; a name that begins with ">" aligns its column to the right.
-      rows: each has as many texts as there are columns.
+      title: names the subject of the rows.
+      columns: the names of the columns; the texts of a column whose name begins with ">" are aligned to the right.
+      rows: the rows; each has one text for each column.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the workers and coordinators that are present; `rate` is finished functions per second."""
+    """Sums over the workers and coordinators that are present. `rate` is the number of functions that finish per second."""
 
     workers: int
     slots: int
@@ -73,7 +73,7 @@ class Totals:
 
 
 def totals(status: Status) -> Totals:
-    """Return the sums over a record."""
+    """Return the sums over the workers and coordinators of a record."""
     workers, coordinators = status["workers"], status["coordinators"]
     return Totals(
         workers=len(workers),
@@ -89,7 +89,7 @@ def totals(status: Status) -> Totals:
 
 
 def headline(status: Status) -> str:
-    """Return the whole record as one line."""
+    """Return a summary of the record in one line."""
     sums = totals(status)
     parts = [
         f"dispatcher at {printable(status['address'])} (pid {status['pid']}): {plural(sums.workers, 'worker')}",
@@ -122,7 +122,8 @@ def lines(status: Status) -> list[str]:
 
 
 def jobs(status: Status) -> Table:
-    """Return a row for each iteration in progress of the data service. `left`: positions of its sources not assigned yet."""
+    """Return a table with a row for each running iteration of the data service. `left`: positions of its sources that are not assigned
+    yet."""
     data = status.get("data") or {"jobs": [], "workers_enough": None}
     enough = data["workers_enough"]
     title = "data jobs" if enough is None else f"data jobs ({plural(enough, 'worker')} would be enough)"
@@ -147,9 +148,10 @@ def jobs(status: Status) -> Table:
 
 
 def workers(status: Status) -> Table:
-    """Return a row for each worker.
+    """Return a table with a row for each worker.
 
-    `threads`: those of BLAS and OpenMP in each slot; `waiting`: functions it has and has not begun; `heard`: when its last message arrived.
+    `threads`: number of threads of BLAS and OpenMP in each slot. `waiting`: number of functions that the worker has and has not begun.
+    `heard`: time since its last message arrived.
     """
     return Table(
         "workers",
@@ -174,7 +176,8 @@ def workers(status: Status) -> Table:
 
 
 def coordinators(status: Status) -> Table:
-    """Return a row for each coordinator. `out`: functions that workers have; `held`: results that workers hold for it."""
+    """Return a table with a row for each coordinator. `out`: number of its functions that workers have. `held`: number of results that
+    workers hold for it."""
     return Table(
         "coordinators",
         ("id", ">queued", ">out", ">held", ">submitted", ">finished", ">functions"),
@@ -189,7 +192,7 @@ def coordinators(status: Status) -> Table:
 
 
 def losses(status: Status) -> Table:
-    """Return a row for each of the last losses, the latest first."""
+    """Return a table with a row for each of the last losses, the latest first."""
     latest = sorted(status["losses"], key=lambda row: row["ago_s"])[:LOSSES_SHOWN_MAX]
     return Table(
         f"lost workers (last {len(latest)} of {status['losses_count']})",
@@ -207,13 +210,15 @@ def losses(status: Status) -> Table:
 
 
 def troubles(status: Status) -> list[str]:
-    """Return lines about failures: crashed slots, unreachable data ports, refused connections, discarded messages. Empty if none."""
+    """Return a line for each kind of failure in the record: crashed slots, relayed payloads, refused connections, dropped messages."""
     notes = []
     if status.get("slot_deaths"):
         notes.append(slot_deaths(status))
     if status.get("relayed"):
         pieces = plural(status["relayed"], "piece")
-        notes.append(f"{pieces} of large payloads came by the dispatcher: a data port could not be reached")
+        notes.append(
+            f"{pieces} of large payloads passed through the dispatcher, because a data port could not be reached"
+        )
     if status["refused_handshakes"]:
         notes.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
     dropped = {printable(str(kind)): count for kind, count in status["dropped"].items() if count}
@@ -223,7 +228,7 @@ def troubles(status: Status) -> list[str]:
 
 
 def slot_deaths(status: Status) -> str:
-    """Return a line that says how many slot processes crashed, where, and how the last one did."""
+    """Return a line with the number of crashed slot processes, by worker, and the exit of the last one."""
     last = status["last_slot_death"]
     how = "its end was not seen" if last["exit_code"] is None else describe_exit(last["exit_code"])
     by_worker = [f"{printable(row['name'])} {row['slot_deaths']:,}" for row in status["workers"] if row["slot_deaths"]]
@@ -249,7 +254,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text from another process with unprintable characters replaced, cut to the width of a cell."""
+    """Return a text of another process with unprintable characters replaced, cut to TEXT_CHARS_MAX."""
     shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_CHARS_MAX + 1])
     return shown if len(shown) <= TEXT_CHARS_MAX else shown[: TEXT_CHARS_MAX - 3] + "..."
 
@@ -259,5 +264,5 @@ def _waiting(worker: Mapping[str, Any]) -> int:
 
 
 def _rate(worker: Mapping[str, Any]) -> float:
-    """Return a worker's rate; 0 without work, because the dispatcher measures the rate only while there is some."""
+    """Return a worker's rate. It is 0 for a worker without work, because the dispatcher updates the rate only while the worker has work."""
     return float(worker["rate"]) if worker["leases"] else 0.0

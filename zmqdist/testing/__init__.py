@@ -1,4 +1,5 @@
-"""Tools for tests of distributed programs: tasks in processes of their own, reserved ports, and a whole cluster in virtual time.
+"""Tools for tests of distributed programs: processes for the tasks of a cluster, reserved ports, and the simulation of a whole cluster in
+virtual time.
 
     from zmqdist.testing import create_cluster_spec, get_barrier, run
     run(fn, create_cluster_spec(has_chief=True, num_workers=2)).return_value    # fn ran in three processes

@@ -1,4 +1,4 @@
-"""The rules that every cluster resolver keeps, checked by one function, for the tests of zmqdist and of your own resolver."""
+"""`check_resolver` checks the rules that every cluster resolver must keep. The tests of zmqdist and of your own resolver can use it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from zmqdist.cluster.resolvers.base import ClusterResolver
 
 
 def check_resolver(resolver: ClusterResolver) -> None:
-    """Call all methods of a resolver, and check that their results agree. Use it in the tests of your own resolver. Attributes are set in a
-    copy only.
+    """Call all methods of a resolver, and check that their results agree with each other. The resolver itself is not changed: attributes
+    are set in a copy.
 
-    Pass a resolver that describes a real cluster, the larger the better. The function does not know the right addresses; it compares the
+    Pass a resolver that describes a real cluster, the larger the better. The function cannot know the right addresses: it only compares the
     results of the methods with each other.
 
     Raises:
@@ -21,7 +21,7 @@ def check_resolver(resolver: ClusterResolver) -> None:
     _rule(isinstance(resolver, ClusterResolver), "it is a zmqdist.resolvers.ClusterResolver")
     spec = resolver.cluster_spec()
     _rule(isinstance(spec, ClusterSpec), f"cluster_spec() is a ClusterSpec, not {spec!r}")
-    _rule(resolver.cluster_spec() == spec, "cluster_spec() gives the same cluster when nothing has changed")
+    _rule(resolver.cluster_spec() == spec, "cluster_spec() returns the same cluster when nothing has changed")
     for same in (ClusterSpec(spec), ClusterSpec(spec.as_cluster_def()), ClusterSpec(spec.as_dict())):
         _rule(same == spec, "the cluster survives its ClusterDef and its dict")
     _check_masters(resolver, spec)

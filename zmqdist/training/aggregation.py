@@ -1,4 +1,4 @@
-"""How the values of several replicas become one: sums, means, and TensorFlow's names for them."""
+"""Combines the values of several replicas into one, by sums and means, with TensorFlow's names for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqdist.variables.storage import mean_of
 
 
 class ReduceOp(enum.Enum):
-    """What `strategy.reduce` does. It accepts the names as well, in any case."""
+    """The operation of `strategy.reduce`, which accepts a member or its name in any case."""
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -29,7 +29,7 @@ class ReduceOp(enum.Enum):
 
 
 class VariableAggregation(str, enum.Enum):
-    """How a variable takes the values that several replicas assign to it."""
+    """How a variable combines the values that several replicas assign to it into one."""
 
     NONE = "none"
     SUM = "sum"
@@ -38,7 +38,7 @@ class VariableAggregation(str, enum.Enum):
 
 
 class VariableSynchronization(str, enum.Enum):
-    """When copies of a variable are synchronized. There is one copy here, so that the setting is kept and has no effect."""
+    """When copies of a variable are synchronized. zmqdist has one copy of each variable, so it stores this setting without any effect."""
 
     AUTO = "auto"
     NONE = "none"
@@ -47,12 +47,12 @@ class VariableSynchronization(str, enum.Enum):
 
 
 def checked_aggregation(value: Any) -> VariableAggregation:
-    """Return the member for a name in any case, a member, or None. Raises ValueError."""
+    """Return the VariableAggregation for a member or a name in any case; NONE for None. Raises ValueError for anything else."""
     return _member(VariableAggregation, "aggregation", value, VariableAggregation.NONE)
 
 
 def checked_synchronization(value: Any) -> VariableSynchronization:
-    """Return the member for a name in any case, a member, or None. Raises ValueError."""
+    """Return the VariableSynchronization for a member or a name in any case; AUTO for None. Raises ValueError for anything else."""
     return _member(VariableSynchronization, "synchronization", value, VariableSynchronization.AUTO)
 
 
@@ -72,9 +72,9 @@ def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
 
 
 def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:
-    """Return the value that replaces the values of all replicas. Raises ValueError for NONE.
+    """Return one value that combines the values of all replicas. Raises ValueError if `how` is NONE.
 
-    IndexedSlices are concatenated; for a mean they are divided by the number of replicas.
+    IndexedSlices are concatenated; for a mean their values are also divided by the number of replicas.
     """
     if how is VariableAggregation.NONE:
         raise ValueError(

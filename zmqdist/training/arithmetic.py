@@ -1,10 +1,10 @@
-"""Base of variables that makes them usable as the arrays they hold: operators, comparisons, conversions, indexing.
+"""The base class of variables. It adds operators, comparisons, conversions and indexing, so that a variable can be used like its array.
 
 Rules
-    Every operator reads the value and returns an array, never a variable. `==` compares elements; to compare handles use `is`, or their
-    hash.
-    Indexing transfers only the rows that are needed; the caller owns the result.
-    Nothing here changes a variable except `v[rows] = value`, which is one scatter update and therefore takes whole rows only.
+    Every operator reads the value and returns an array, never a variable. `==` compares elements; to compare handles, use `is` or their
+    hashes.
+    Indexing transfers only the rows that the index selects; the caller owns the result.
+    Only `v[rows] = value` changes a variable. It is one scatter update, so it can set whole rows only.
 
 Not here: how a value is read and updated (variable.py, sharded.py).
 """
@@ -25,7 +25,7 @@ from zmqdist.training.indexing import Rows, checked_numbers, select
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """Base of Variable and ShardedVariable. A subclass has `name`, `shape`, `dtype`, `numpy`, `start_rows` and `scatter_update`."""
+    """Base of Variable and ShardedVariable. A subclass provides `name`, `shape`, `dtype`, `numpy`, `start_rows` and `scatter_update`."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,18 +53,18 @@ class ArrayLike(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
-        """Set rows."""
+        """Set the rows `sparse_delta.indices` to `sparse_delta.values`."""
         raise NotImplementedError
 
     def start_rows(self, rows: Rows) -> Any:
-        """Request rows. The result's `get_value()` returns an array of them, in their order."""
+        """Request rows. `get_value()` of the returned future returns them as an array, in the order of `rows`."""
         raise NotImplementedError
 
     def sparse_read(self, indices: Any, name: str | None = None) -> NDArray[Any]:
         """Return rows, in the order of `indices`; only these rows are transferred.
 
         Args:
-          indices: numbers of rows, from 0 on, in an array of any shape. The result has that shape in place of the first axis.
+          indices: row numbers, from 0 on, in an array of any shape. In the result, this shape replaces the first axis of the variable.
 
         Raises:
           InvalidArgumentError: an index is out of range.
@@ -74,17 +74,17 @@ class ArrayLike(NDArrayOperatorsMixin):
         return rows.reshape(*numbers.shape, *self.shape[1:])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> NDArray[Any]:
-        """Return the slices at some positions of the first axes; only rows with such a position are transferred.
+        """Return the slices at the given positions, as TensorFlow's `gather_nd`. Only rows that contain such a position are transferred.
 
         Args:
-          indices: the last axis holds one number, from 0 on, for each of the first axes of the variable.
+          indices: an array whose last axis is one position: its k numbers, from 0 on, index the first k axes of the variable.
 
         Raises:
           InvalidArgumentError: a position is out of range.
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
-            text = f"{self.label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
+            text = f"{self.label} of shape {self.shape}: indices of shape {places.shape} are not positions in it"
             raise InvalidArgumentError(text)
         for axis in range(places.shape[-1]):
             checked_numbers(self.label, places[..., axis], self.shape[axis])
@@ -92,7 +92,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         return found
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the value, for NumPy.
+        """Return the value as an array. NumPy calls this method to convert a variable.
 
         Raises:
           ValueError: the value cannot be cast to `dtype` safely, such as floats to integers.
@@ -106,7 +106,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         return value.copy() if copy else value
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """Apply an operator or a function of NumPy to the value."""
+        """Apply an operator or a NumPy function to the value. NumPy calls this method."""
         if any(isinstance(target, ArrayLike) for target in kwargs.get("out", ())):
             self._refuse_in_place()
         arrays = [value.numpy() if isinstance(value, ArrayLike) else value for value in inputs]
@@ -119,10 +119,10 @@ class ArrayLike(NDArrayOperatorsMixin):
         )
 
     def __getitem__(self, key: Any) -> Any:
-        """Index the value as an array; only the rows that are needed are transferred.
+        """Index the value as if it were an array; only the rows that the key selects are transferred.
 
         Raises:
-          IndexError, TypeError, ValueError: as for an array. TypeError also for a variable as an index.
+          IndexError, TypeError, ValueError: as for an array; TypeError also when a variable is used as an index.
         """
         if not self.shape:
             return self.numpy()[key]
@@ -132,7 +132,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         return self.start_rows(rows).get_value()[rest]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set whole rows in one scatter update; of a row that is named twice the last value counts.
+        """Set whole rows in one scatter update. If the key names a row twice, the last value is set.
 
         Raises:
           TypeError: the key selects parts of rows.

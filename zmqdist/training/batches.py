@@ -1,8 +1,8 @@
 """Reads or updates several variables with one message to each parameter server; the messages are in flight at the same time.
 
-A message concerns one session, so that variables of two strategies never share one.
+A message belongs to one session, so variables of two strategies are never in one message.
 
-Not here: one variable (variable.py), all shards of one (sharded.py).
+Not here: operations on a single variable (variable.py), or on all shards of one (sharded.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from zmqdist.training.variable_storage import LocalStorage, RemoteStorage
 from zmqdist.variables import client
 
 Destination: TypeAlias = tuple[client.PsClient, int]
-"""The client of a server, and the session that a message concerns."""
+"""The client of a server, and the number of the session at it. The variables of one destination share a message."""
 
 
 def read_all(variables: Any) -> Any:
-    """Return the structure with values in place of variables; other leaves stay. Does not use the caches of `cache_variable_reads`."""
+    """Return the structure with each variable replaced by its value. Does not use the caches of `cache_variable_reads`."""
     leaves = nest.flatten(variables)
     parts = {part.storage.key: part for leaf in leaves for part in _parts(leaf)}
     by_session: dict[Destination, list[Variable]] = {}
@@ -52,13 +52,15 @@ def read_all(variables: Any) -> Any:
 
 
 def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:
-    """Carry out `ParameterServerStrategy.apply`. In a context of several replicas it is done once, with the aggregate of their gradients by
-    each variable's aggregation.
+    """Carry out `ParameterServerStrategy.apply`. In the context of several replicas the gradients are applied once: those of the replicas
+    are combined by each variable's aggregation.
     """
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
     for _, variable in pairs:
         if not isinstance(variable, (Variable, ShardedVariable)):
-            raise TypeError(f"apply() takes pairs (gradient, variable), and {type(variable).__name__} is no variable")
+            raise TypeError(
+                f"apply() takes pairs (gradient, variable), but {type(variable).__name__} is not a variable"
+            )
     replica = thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         _apply(optimizer, pairs, step)
@@ -76,7 +78,7 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
 
 
 def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
-    """Apply the gradients. All checks are made before the first message is sent."""
+    """Apply the gradients. All pairs are checked before the first message is sent."""
     by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
     local: list[tuple[LocalStorage, client.Change]] = []
     seen = set()

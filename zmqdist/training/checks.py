@@ -1,6 +1,4 @@
-"""Checks whether a cluster can have a strategy with parameter servers. They are made before a task is contacted, with TensorFlow's error
-texts.
-"""
+"""Checks whether a ParameterServerStrategy can use a cluster, before `connect` contacts its tasks. The error texts are TensorFlow's."""
 
 from __future__ import annotations
 
@@ -9,18 +7,18 @@ from typing import Final
 from zmqdist.cluster.spec import ClusterSpec
 
 JOBS: Final = ("chief", "worker", "evaluator", "ps")
-"""The names of jobs in such a cluster."""
+"""The job names that a cluster with parameter servers may have."""
 
 
 def check_cluster(spec: ClusterSpec, task_type: str | None = None, task_id: int | None = None) -> None:
     """Refuse a cluster that a strategy cannot connect to.
 
     Args:
-      task_type, task_id: the program's own task in it; None or "" if the program is outside the cluster.
+      task_type, task_id: the program's own task in the cluster; None or "" if the program is outside the cluster.
 
     Raises:
-      ValueError: the cluster is empty, has a job of another name, no worker, no ps, ps whose numbers have gaps, or more than one chief or
-        evaluator; or the program's own task is not in it.
+      ValueError: the cluster is empty, has a job that is not in JOBS, no worker, no ps, ps whose numbers have gaps, or more than one chief
+        or evaluator; or the cluster does not have the program's own task.
     """
     if not spec:
         raise ValueError("Cluster spec must be non-empty: a strategy with parameter servers needs workers and ps")

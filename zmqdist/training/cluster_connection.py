@@ -1,13 +1,13 @@
 """How a program finds the tasks of a cluster with parameter servers, and how it adds, removes and stops them.
 
-Three kinds of source lead to a `ClusterConnection`:
-    a spec, or a resolver that has one: workers and ps are servers that run already. The dispatcher is started here, and the workers are
-    invited to it (worker_recruiter.py), also after a restart, and when they start later;
+`connect` makes a `ClusterConnection` from one of three kinds of source:
+    a spec, or a resolver that has one. The workers and ps are servers that run already. `connect` starts a dispatcher in this process and
+    invites the workers to it (worker_recruiter.py); a worker that starts later or restarts is invited then;
     a `local_cluster` with ps, which has its own dispatcher and workers;
-    None: the cluster that `zmqdist launch` has described in the environment. A resolver that describes the same cluster is treated alike.
+    None: the cluster that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same effect.
 
-Evaluators are not part of the connection: the program does not wait for them. Workers and ps need not reach each other; a worker needs to
-reach all ps.
+Evaluators are not part of the connection: the program does not wait for them. Each worker must be able to reach all ps; other connections
+between workers and ps are not needed.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ ACCEPTED: Final = (
     "a cluster resolver, a ClusterSpec or a dict of jobs with workers and ps, a local_cluster(ps=...), "
     "or nothing in a program that `zmqdist launch` started"
 )
-"""The kinds of source that `connect` takes, for error texts."""
+"""The kinds of source that `connect` accepts, for error texts."""
 PROBES_AT_ONCE: Final = 16
 LEAVE_S: Final = 0.0
-"""Grace of the dispatcher's shutdown, in seconds: none, because the results of running functions have no receiver once the program ends."""
+"""Grace of the dispatcher's shutdown, in seconds. It is 0, because no process receives the results of running functions once the program
+ends."""
 
 _open: weakref.WeakSet[ClusterConnection] = weakref.WeakSet()
 
@@ -65,7 +66,8 @@ class ClusterConnection:
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
         """Args:
-        close: ends what was started for the connection; its argument says whether to stop the tasks of the cluster as well.
+        close: stops the dispatcher, threads and the like that were started for the connection. Its argument says whether to stop the
+          tasks of the cluster as well.
         """
         self.target = target
         self.credentials = credentials
@@ -79,13 +81,13 @@ class ClusterConnection:
 
     @property
     def workers(self) -> dict[int, str]:
-        """The workers that belong to the program: addresses by index, in order; "" for one that registered by itself."""
+        """The addresses of the program's workers by index, in ascending order; "" for a worker that registered without an invitation."""
         return {}
 
     # -- states ---------------------------------------------------------------------------------------------------------------
 
     def task_states(self) -> list[errors.UnavailableError | None]:
-        """Return the states of the workers by index, then those of the ps. Blocks up to TASK_PROBE_S for silent tasks.
+        """Return the states of the workers by index, then those of the ps. Blocks for up to TASK_PROBE_S if a task does not answer.
 
         Returns:
           For each task None if it is alive, otherwise an UnavailableError that names it.
@@ -115,23 +117,23 @@ class ClusterConnection:
                 states.append(None)
                 continue
             why = "its connection has ended" if name in rows else losses.get(name, "it has not registered")
-            states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not there: {why}"))
+            states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not available: {why}"))
         return states
 
     # -- members ------------------------------------------------------------------------------------------------------------------
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Make one more task a worker of this program. Does not wait for the task.
+        """Add a task as a worker of this program. Does not wait for the task.
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run.
-          index: index of the new worker; it may be that of a worker that was removed or lost. None: the highest index so far + 1.
+          index: index of the new worker; the index of a removed or lost worker may be reused. None: the highest index so far + 1.
 
         Returns:
           The index.
 
         Raises:
-          FailedPreconditionError: workers join this kind of cluster in another way; the text says how.
+          FailedPreconditionError: in this kind of cluster, workers join by themselves; the text says how.
         """
         text = (
             f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
@@ -139,8 +141,8 @@ class ClusterConnection:
         raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S) -> None:
-        """Let a worker finish the function that it runs, for at most `grace_s` seconds, and leave. What it has not begun runs on other
-        workers.
+        """Remove a worker from the cluster. It may finish the function that it runs, for at most `grace_s` seconds. Functions that it has
+        not begun run on other workers.
 
         Raises:
           ValueError: there is no such worker.
@@ -156,15 +158,15 @@ class ClusterConnection:
                 raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}") from None
 
     def _dismiss(self, index: int) -> None:
-        """Forget a worker that is removed."""
+        """Remove a worker from `workers`."""
 
     def close(self, shutdown_cluster: bool = False) -> None:
-        """Release the cluster. Invited workers are free for the next program. A second call does nothing.
+        """Release the cluster, so that another program can use the invited workers. A second call does nothing.
 
         Args:
           shutdown_cluster: stop the servers of workers and ps as well, wherever they run.
         """
-        if self._pid != os.getpid():  # in a forked child: the connection belongs to the parent
+        if self._pid != os.getpid():  # this is a forked child, and the connection belongs to its parent
             return
         with self._lock:
             if self._closed:
@@ -198,7 +200,7 @@ class ClusterConnection:
 
 
 class _RecruitedCluster(ClusterConnection):
-    """Servers that run already, with a dispatcher in this process."""
+    """A cluster of servers that run already, with a dispatcher in this process."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], recruiter: WorkerRecruiter
@@ -231,7 +233,7 @@ class _RecruitedCluster(ClusterConnection):
 
 
 class _LocalCluster(ClusterConnection):
-    """A `local_cluster`. Its maker closes it."""
+    """The connection to a `local_cluster`, which the code that made it closes."""
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(
@@ -247,7 +249,9 @@ class _LocalCluster(ClusterConnection):
     def add_worker(self, address: str = "", index: int | None = None) -> int:
         """Start a worker, and return its index when it has registered."""
         if address or index is not None:
-            raise ValueError("a local_cluster starts its workers itself: add_worker() without an address or an index")
+            raise ValueError(
+                "a local_cluster starts its workers itself: call add_worker() without an address and an index"
+            )
         return int(self._cluster.add_worker())
 
     def _dismiss(self, index: int) -> None:
@@ -286,11 +290,11 @@ def connect(
       source: see ACCEPTED.
       connect_timeout_s: how long to wait, in seconds.
       slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
-      credentials: where the secrets are; None: the usual places, or those of the cluster.
+      credentials: where the secrets are; None: those of the environment, or of the cluster if it has its own.
 
     Raises:
       ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).
-      UnavailableError: tasks did not answer in time; the text names them, and says what answers at their addresses instead.
+      UnavailableError: tasks did not answer in time; the text names them, and says what was found at their addresses.
       AlreadyExistsError: a worker works for another program.
       OpError: a secret is refused, keys are missing, or the dispatcher's port cannot be bound.
     """
@@ -313,10 +317,10 @@ def connect(
 
 
 def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:
-    """Stop the servers that answer, all at once, wherever they run. Empty addresses are skipped.
+    """Stop the servers at `addresses`, all at the same time, and skip those that do not answer. An empty address is skipped, too.
 
     Returns:
-      The addresses of the servers that have confirmed.
+      The addresses of the servers that have confirmed that they stop.
     """
     found = listening({("", number): address for number, address in enumerate(addresses) if address})
     calls = []
@@ -359,13 +363,13 @@ def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Crede
 
 
 def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credentials) -> DispatchServer:
-    """Start a dispatcher: on the chief's address if that is free and of this machine, otherwise on a free port of a host that the tasks can
-    reach.
+    """Start a dispatcher in this process. It binds the chief's address if that belongs to this host and is free, otherwise a free port of
+    an address of this host that the tasks can reach.
     """
     endpoints = [(_host_for(addresses), 0)]
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
-        with contextlib.suppress(OSError):  # the name cannot be resolved here
+        with contextlib.suppress(OSError):  # this host cannot resolve the chief's name
             number = port_probe.resolve_host(host, TASK_PROBE_S)
             if port_probe.is_local_address(number):
                 endpoints.insert(0, (number, port))
@@ -379,19 +383,21 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
         )
         try:
             return DispatchServer(config)
-        except errors.UnknownError:  # the chief's Server, or another strategy, has bound the port
+        except errors.UnknownError:  # the port is in use, for example by the chief's Server or by another strategy
             if endpoint is endpoints[-1]:
                 raise
     raise AssertionError("the last endpoint either serves or raises")
 
 
 def _host_for(addresses: list[str]) -> str:
-    """Return the address of this machine that the tasks can reach; loopback only if all tasks are on this machine."""
+    """Return an address of this host that the tasks can reach; a loopback address only if all tasks are on this host."""
     found = "127.0.0.1"
     for address in addresses:
         try:
             host = own_host(address)
-        except errors.UnavailableError:  # the name cannot be resolved: the wait for this task reports it
+        except (
+            errors.UnavailableError
+        ):  # the task's name cannot be resolved; the wait for this task reports the fault later
             continue
         if not is_loopback(host):
             return host
@@ -400,7 +406,7 @@ def _host_for(addresses: list[str]) -> str:
 
 
 def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float) -> None:
-    """Wait until all workers and ps have answered."""
+    """Wait until all workers have registered and all ps have answered, at most until `until`. Raise an error for those that have not."""
     clients = {
         ("ps", index): ZmqClient(address, "strategy", security=connection.credentials.client(address, "submit"))
         for index, address in enumerate(connection.ps)
@@ -408,7 +414,7 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
     try:
         calls = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
         for call in calls.values():
-            # With a callback the client reads replies by itself, while this thread waits for the workers.
+            # A call with a callback makes the client read replies in its own thread, while this thread waits for the workers.
             call.add_done_callback(lambda _: None)
         while missing := recruiter.wait(min(until, time.monotonic() + WAIT_LOG_S)):
             names = ", ".join(f"worker:{index} at {recruiter.wanted[index]}" for index in missing)
@@ -425,7 +431,7 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
             elif call.get_value()["task"] != task_name(task):
                 found_task = call.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    f"at {clients[task].address} is {found_task}, and the cluster says {task_name(task)}"
+                    f"the server at {clients[task].address} is {found_task}, but the cluster has {task_name(task)} at this address"
                 )
     finally:
         for client in clients.values():
@@ -436,12 +442,12 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
 
 
 def _describe_absent(absent: dict[Task, str]) -> list[str]:
-    """Return a phrase for each absent task that says what was found at its address."""
+    """Probe the address of each absent task. Return a phrase for each that says what was found there."""
 
     def look(task: Task) -> str:
         address = absent[task]
         probed = port_probe.probe(address, TASK_PROBE_S)
-        why = "it takes connections and does not answer"
+        why = "it accepts connections and does not answer"
         if probed.failure is not None:
             why = port_probe.explain_failure(address, probed, TASK_PROBE_S)[0]
         return f"{task_name(task)} at {address}: {why}"
@@ -461,7 +467,7 @@ def _config() -> Any:
 
 
 def _is_launched(source: Any) -> bool:
-    """Whether a resolver describes the cluster that the launcher has put into the environment."""
+    """Return whether `source` is a resolver of the cluster that `zmqdist launch` has described in the environment."""
     from zmqdist.cluster.resolvers.base import ClusterResolver
 
     if not isinstance(source, ClusterResolver):
@@ -473,7 +479,7 @@ def _is_launched(source: Any) -> bool:
 def _launched(timeout_s: float) -> ClusterConnection:
     config = _config()
     if config is None:
-        raise ValueError(f"no cluster was given and {CONFIG_ENV} names none that runs: wanted {ACCEPTED}")
+        raise ValueError(f"no cluster was passed, and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
     runtime, jobs = config.runtime, config.jobs
     ps = {} if jobs.ps is None else jobs.ps.addresses()
     if not ps:
@@ -496,7 +502,7 @@ def _launched(timeout_s: float) -> ClusterConnection:
 
 
 def _task_name(job: str, index: int) -> str:
-    """Return the task's name in TensorFlow's form, without the device."""
+    """Return TensorFlow's name of the task, without a device: "/job:ps/replica:0/task:1"."""
     return f"/job:{job}/replica:0/task:{index}"
 
 

@@ -1,12 +1,13 @@
-"""Which strategy's scope, and which replica, the calling thread is in.
+"""The contexts of the calling thread: the strategy whose scope it has entered, and the replica that it runs.
 
 Rules
-    Inside `strategy.scope()` is the cross-replica context. Inside a function that `strategy.run` calls is a replica context, one for each
-    replica. A program without a strategy is in the default replica context, with a single replica.
-    Scopes nest for one strategy only: inside a scope, entering another strategy's scope and scheduling for another strategy are refused.
-    The state belongs to the thread. Code that starts threads for a user function passes it on with `inherit`.
+    Inside `strategy.scope()` a thread is in the cross-replica context. Inside a function that `strategy.run` calls it is in the replica
+    context of its replica. A program without a strategy is in the default replica context, with a single replica.
+    Scopes of one strategy nest. Inside a scope, the scope of another strategy cannot be entered, and no function can be scheduled for
+    another strategy.
+    Each thread has contexts of its own. Code that starts threads for a user function passes its contexts on with `inherit`.
 
-Not here: what strategies do with the contexts (strategy.py), which server a variable goes to (shard_placement.py).
+Not here: what strategies do with the contexts (strategy.py), which server holds a variable (shard_placement.py).
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from zmqdist import task_context
 from zmqdist.training.per_replica import reduce_replicas
 
 Creator = Callable[..., Any]
-"""`creator(next_creator, **kwargs)` makes a variable, usually by `next_creator(**kwargs)`."""
+"""`creator(next_creator, **kwargs)` makes a variable, usually by a call of `next_creator(**kwargs)`."""
 
 
 class Strategy(Protocol):
-    """The part of a strategy that a context uses: its number, which its stubs on workers have as well."""
+    """The part of a strategy that this module uses: its session number, which the stubs of a strategy on workers have as well."""
 
     @property
     def session(self) -> int: ...
 
 
 class Rendezvous(Protocol):
-    """Where the replicas of one `run` wait for each other (replicas.py)."""
+    """The object at which the replicas of one `run` wait for each other (replicas.py)."""
 
     def merge(self, replica: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
 
@@ -40,7 +41,7 @@ class ReplicaContext:
     """The context of one replica while `strategy.run` calls its function.
 
     Attributes:
-      strategy: the strategy of the `run`; None outside any.
+      strategy: the strategy whose `run` calls the function; None in the default context.
       replica_id_in_sync_group: index of the replica, from 0.
       num_replicas_in_sync: number of replicas on this worker.
     """
@@ -54,14 +55,14 @@ class ReplicaContext:
     def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
         """Call `merge_fn(strategy, *args, **kwargs)` once for all replicas. Blocks until all of them have called this method.
 
-        `merge_fn` runs in the cross-replica context. Each of its arguments is a PerReplica with those of all replicas.
+        `merge_fn` runs in the cross-replica context. Each of its arguments is a PerReplica of the arguments that the replicas have passed.
 
         Returns:
-          The replica's part of what `merge_fn` returned.
+          The part for this replica of the result of `merge_fn`.
 
         Raises:
-          RuntimeError: another replica ended without calling this.
-          Exception: what `merge_fn` raised, in all replicas.
+          RuntimeError: another replica ended without calling this method.
+          Exception: `merge_fn` raised it; it is raised in all replicas.
         """
         if self._rendezvous is not None:
             return self._rendezvous.merge(self.replica_id_in_sync_group, merge_fn, args, kwargs or {})
@@ -69,8 +70,8 @@ class ReplicaContext:
             return merge_fn(self.strategy, *args, **(kwargs or {}))
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
-        """Return the sum or the mean of the replicas' values (arrays, or structures of them), the same in each replica. Blocks as
-        `merge_call`.
+        """Return the sum or the mean of the replicas' values, which are arrays or structures of arrays. The result is the same in each
+        replica. Blocks as `merge_call`.
         """
         return self.merge_call(lambda strategy, values: reduce_replicas(reduce_op, values, None), (value,))
 
@@ -85,9 +86,10 @@ class _ThreadState(threading.local):
     """The strategies whose scopes were entered, outermost first."""
     replica: ReplicaContext | None = None
     creators: tuple[Creator, ...] = ()
-    """Outermost first. A strategy's creator is among them: those before it can change where it puts a variable, those after it cannot."""
+    """The creators that were entered, outermost first. The scope of a strategy is one of them: a creator outside it can change the device
+    that the strategy has chosen, a creator inside it cannot."""
     colocated: Any = None
-    """New variables go where this variable is; None: no constraint."""
+    """New variables are placed on the server of this variable; None: no constraint."""
 
 
 thread_state = _ThreadState()
@@ -95,7 +97,7 @@ _DEFAULT_CONTEXT = ReplicaContext(None, 0, 1)
 
 
 def get_strategy() -> Any:
-    """Return the strategy of the innermost scope or `run` that the calling thread is in; None outside."""
+    """Return the strategy of the innermost scope or `run` that the calling thread is in; None if it is in neither."""
     if thread_state.replica is not None:
         return thread_state.replica.strategy
     return thread_state.scopes[-1] if thread_state.scopes else None
@@ -107,8 +109,8 @@ def has_strategy() -> bool:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """Return the replica context of the calling thread. Inside `strategy.run` it is that of the current replica, inside `strategy.scope()`
-    it is None (cross-replica context), elsewhere it is a default context with a single replica.
+    """Return the replica context of the calling thread. Inside `strategy.run` this is the context of the current replica. Inside
+    `strategy.scope()` it is None (cross-replica context). Elsewhere it is a default context with a single replica.
     """
     if thread_state.replica is not None:
         return thread_state.replica
@@ -122,7 +124,7 @@ def in_cross_replica_context() -> bool:
 
 @contextmanager
 def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
-    """Enter the context of a replica; None: the cross-replica context of the current replica's strategy."""
+    """Return a context manager that enters the context of a replica; None: the cross-replica context of the current replica's strategy."""
     before, scopes = thread_state.replica, thread_state.scopes
     if replica is None and before is not None and before.strategy is not None:
         thread_state.scopes = (*scopes, before.strategy)
@@ -135,7 +137,7 @@ def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
 
 @contextmanager
 def in_scope(strategy: Strategy, creator: Creator) -> Iterator[None]:
-    """Enter the scope of a strategy. Raises RuntimeError inside another strategy's scope."""
+    """Return a context manager that enters the scope of a strategy. Raises RuntimeError inside another strategy's scope."""
     check_not_in_another(strategy)
     before, replica, creators = thread_state.scopes, thread_state.replica, thread_state.creators
     thread_state.scopes, thread_state.replica, thread_state.creators = (*before, strategy), None, (*creators, creator)
@@ -146,7 +148,7 @@ def in_scope(strategy: Strategy, creator: Creator) -> Iterator[None]:
 
 
 def check_not_in_another(strategy: Strategy) -> None:
-    """Raise RuntimeError inside another strategy's scope."""
+    """Raise RuntimeError if the calling thread is in the scope or the `run` of another strategy."""
     current = get_strategy()
     if current is not None and current.session != strategy.session:
         raise RuntimeError(
@@ -156,11 +158,11 @@ def check_not_in_another(strategy: Strategy) -> None:
 
 @contextmanager
 def variable_creator_scope(creator: Creator) -> Iterator[None]:
-    """Return a context manager. While it is open, `creator(next_creator, **kwargs)` makes the variables, and may change `kwargs` and the
-    result.
+    """Return a context manager. While it is open, each new variable is made by `creator(next_creator, **kwargs)`, which may change `kwargs`
+    and the result.
 
-    For a creator that was entered outside the strategy's scope, `kwargs["device"]` says where the strategy puts the variable, and the
-    creator may change it. For one entered inside the scope, the strategy decides.
+    A creator that is entered outside the strategy's scope gets `kwargs["device"]`, the device that the strategy has chosen, and may change
+    it. A creator that is entered inside the scope is called before the strategy chooses.
     """
     before = thread_state.creators
     thread_state.creators = (*before, creator)
@@ -172,7 +174,7 @@ def variable_creator_scope(creator: Creator) -> Iterator[None]:
 
 @contextmanager
 def colocated_with(variable: Any) -> Iterator[None]:
-    """Place new variables where `variable` is."""
+    """Return a context manager. While it is open, new variables are placed on the server of `variable`."""
     before, thread_state.colocated = thread_state.colocated, variable
     try:
         yield
@@ -181,8 +183,8 @@ def colocated_with(variable: Any) -> Iterator[None]:
 
 
 def inherit() -> Callable[[], None]:
-    """Return a function that puts the thread that calls it into the contexts of the thread that called `inherit`; for the threads of
-    replicas.
+    """Return a function that copies the contexts of this thread, as they are now, to the thread that calls it. The threads of replicas use
+    it.
     """
     state = thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated
     enter_running = task_context.inherit()

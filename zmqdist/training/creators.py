@@ -1,10 +1,11 @@
-"""How a variable is made: a chain of creators, and the place where the chain ends.
+"""How a variable is made: the chain of creators, and `make`, the function at its end.
 
 Rules
-    `Variable(...)` calls the innermost creator, and each creator calls the next one out. A strategy's scope is one of them: it decides on
-    the device, and cuts into shards. Creators outside the scope therefore see the strategy's decisions, and may change them.
-    On a worker only per-worker resources make variables, which stay in the worker's process. A scheduled function cannot: it would make
-    another variable in each run.
+    `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A strategy's scope is one of them: it
+    chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and may change
+    them.
+    On a worker, only functions that build per-worker resources can make variables; these stay in the worker's process. A scheduled function
+    cannot, because it would make another variable in each run.
 
 Not here: where the strategy places variables (strategy.py, shard_placement.py).
 """
@@ -28,10 +29,10 @@ CHIEF = device_of("chief", 0)
 
 
 def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
-    """Carry out `Variable(...)`, which see.
+    """Make a variable through the chain of creators; see `Variable`, whose constructor calls this.
 
     Args:
-      handle: makes the Variable of a storage (variable.py).
+      handle: the function that makes a Variable from its storage (variable.py).
     """
     being_built = task_context.resource_kind()
     if being_built == "dataset":
@@ -62,7 +63,7 @@ def make(
     per_worker_variable: bool = False,
     device: str | None = None,
 ) -> Any:
-    """Make the variable where `device` says, by default in this process. Return what `handle` makes of its storage."""
+    """Make the storage of a variable on `device`, by default in this process. Return the Variable that `handle` makes from it."""
     if per_worker_variable:
         raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
     name = name or "Variable"
@@ -77,7 +78,7 @@ def make(
     strategy = get_strategy()
     if strategy is None:
         raise ValueError(
-            f"variable {name!r} is to go to {device}, and there is no strategy: make it inside its scope()"
+            f"variable {name!r} is to be placed on {device}, but there is no strategy: make it inside strategy.scope()"
         )
     return handle(strategy.make_variable(name, initial, target.task or 0), *described)
 

@@ -2,11 +2,11 @@
 
 Rules
     A strategy makes these datasets; only workers iterate over them. The program passes them to `create_per_worker_dataset`.
-    `experimental_distribute_dataset` splits each batch into as many parts as there are replicas, as equal as possible. Of a dataset that a
-    function made, each replica gets an element of its own. With one replica both give the dataset's own elements.
-    Every worker has the whole dataset: `InputContext` reports one pipeline, whatever the number of workers.
+    `experimental_distribute_dataset` splits each batch into one part for each replica; the parts are as equal as possible.
+    `distribute_datasets_from_function` hands each replica an element of its own. With one replica, both return the dataset's own elements.
+    Every worker iterates over the whole dataset, so `InputContext` reports one pipeline, whatever the number of workers.
 
-Not here: how a dataset gets to the workers (scheduling/coordinator/per_worker.py).
+Not here: how a dataset is sent to the workers (scheduling/coordinator/per_worker.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqdist.training.per_replica import PerReplica
 
 
 class InputContext:
-    """What a dataset function can learn about the replicas it makes a dataset for.
+    """The argument of a dataset function: it describes the replicas for which the function makes a dataset.
 
     Attributes:
       num_input_pipelines: always 1.
@@ -48,7 +48,7 @@ class InputContext:
 
 
 class _Distributed:
-    """Base of both kinds. Pickles as its source, so that each worker makes a dataset of its own."""
+    """Base of the two classes below. It pickles as its source (a dataset or a function), so that each worker makes a dataset of its own."""
 
     _method = ""
 
@@ -78,7 +78,7 @@ class _Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """Spec of the dataset's own elements. Raises NotImplementedError where only the worker can know it."""
+        """Spec of the dataset's own elements, before they are split. Raises NotImplementedError where only a worker can know it."""
         raise NotImplementedError
 
 
@@ -115,7 +115,9 @@ class DistributedDatasetsFromFunction(_Distributed):
 
     def _elements(self, dataset: Iterator[Any]) -> Iterator[Any]:
         while elements := [element for _, element in zip(range(self._replicas), dataset, strict=False)]:
-            missing = self._replicas - len(elements)  # > 0 only at the end: these replicas get batches without rows
+            missing = self._replicas - len(
+                elements
+            )  # above 0 only at the end of the dataset: these replicas get batches without rows
             if missing:
                 elements += [nest.map_structure(_no_rows, elements[-1])] * missing
             yield nest.map_structure(lambda *leaves: PerReplica(leaves), *elements)
@@ -137,7 +139,7 @@ def _rebuilt(cls: type[_Distributed], source: Any, replicas: int) -> _Distribute
 
 
 def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
-    """Return the results of `fn(ValueContext)`, called once for each replica, in the form that `run` takes."""
+    """Call `fn(ValueContext)` once for each replica. Return the results in the form that `run` accepts as an argument."""
     from zmqdist.training.per_replica import regroup
 
     values = [fn(ValueContext(replica, replicas)) for replica in range(replicas)]
@@ -145,7 +147,7 @@ def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
 
 
 class ValueContext:
-    """The replica for which `experimental_distribute_values_from_function` needs a value.
+    """The argument of a function that `experimental_distribute_values_from_function` calls: the replica that the value is for.
 
     Attributes:
       replica_id_in_sync_group: index of the replica, from 0.

@@ -1,11 +1,13 @@
-"""Lookups of rows in a table, singly or several combined into one, as models with embeddings need them.
+"""Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one.
 
 Rules
-    A table is a variable, a sharded one, or a list of variables whose rows follow each other.
-    Only the requested rows are transferred. A lookup that combines rows transfers each of them once, however often it is named.
-    Ids come in *bags*. Each bag gives one row of the result. Bags are Sparse (the last axis is the bag), Ragged, or a list of lists.
+    A table is a Variable, a ShardedVariable, or a list of variables; the rows of a list are numbered through, in its order.
+    Only the requested rows are transferred. A lookup that combines rows transfers each row once, however often its id occurs.
+    A lookup that combines rows takes ids in *bags*, and returns one row for each bag. Bags are Sparse (each vector along the last axis is a
+    bag), Ragged, or a list of lists.
+    The gradient of a lookup is an IndexedSlices of the rows that it has read.
 
-Not here: which variable holds which row (row_gather.py). The gradient of a lookup is an IndexedSlices of the rows that it has read.
+Not here: which variable holds which row (row_gather.py).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ COMBINERS = ("mean", "sqrtn", "sum")
 
 
 class Bags(NamedTuple):
-    """Ids in bags: `ids[i]` is in bag number `bags[i]`, with weight `weights[i]`; None: all weights are 1."""
+    """Ids in bags: `ids[i]` is in bag number `bags[i]` and has weight `weights[i]`. If `weights` is None, all weights are 1."""
 
     ids: NDArray[Any]
     bags: NDArray[np.int64]
@@ -42,10 +44,10 @@ def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> ND
     Args:
       params: the table.
       ids: numbers of rows, an array of any shape.
-      max_norm: rows with a larger 2-norm are scaled down to it; None: no limit.
+      max_norm: rows with a larger 2-norm are scaled down to this norm; None: no limit.
 
     Returns:
-      An array with the shape of `ids` followed by that of a row; the caller owns it.
+      An array with the shape of `ids` followed by the shape of a row; the caller owns it.
 
     Raises:
       InvalidArgumentError: an id is out of range.
@@ -60,18 +62,18 @@ def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> ND
 def embedding_lookup_sparse(
     params: Any, sp_ids: Any, sp_weights: Any = None, combiner: str | None = None, max_norm: float | None = None
 ) -> NDArray[Any]:
-    """Return one row for each bag: the rows of its ids combined.
+    """Return one row for each bag, which combines the rows of its ids.
 
     Args:
       params: the table.
       sp_ids: the bags.
       sp_weights: the weight of each id, in the same form; None: all weights are 1.
-      combiner: "sum": the sum of the rows times their weights; "mean" (the default): that divided by the sum of the weights; "sqrtn":
-        divided by the root of the sum of their squares.
-      max_norm: as for `embedding_lookup`; it applies before rows are combined.
+      combiner: "sum": the sum of the rows times their weights; "mean" (the default): this sum divided by the sum of the weights; "sqrtn":
+        this sum divided by the square root of the sum of the squared weights.
+      max_norm: as for `embedding_lookup`; it applies to each row before rows are combined.
 
     Returns:
-      An array with the shape of the bags followed by that of a row; zeros for an empty bag. A table of integers gives float64.
+      An array with the shape of the bags followed by the shape of a row; zeros for an empty bag. For a table of integers it is float64.
 
     Raises:
       InvalidArgumentError: an id is out of range.
@@ -89,11 +91,11 @@ def safe_embedding_lookup_sparse(
     default_id: int | None = None,
     max_norm: float | None = None,
 ) -> NDArray[Any]:
-    """Return one row for each bag, as `embedding_lookup_sparse`, after removing invalid ids: those below 0 and, except with "sum", those
-    whose weight is not above 0.
+    """Return one row for each bag, as `embedding_lookup_sparse`, after invalid ids have been removed. Invalid are ids below 0 and, unless
+    the combiner is "sum", ids whose weight is not above 0.
 
     Args:
-      default_id: an empty bag, or one in which no id is left, counts as a bag with this id; None: it gives zeros.
+      default_id: the id that is put into each bag without valid ids; None: the row of such a bag is zeros.
     """
     bags = _bags(sparse_ids, sparse_weights)
     valid = bags.ids >= 0
@@ -140,7 +142,7 @@ def _bags(ids: Any, weights: Any) -> Bags:
     if isinstance(ids, list | tuple) and not isinstance(ids, Sparse | Ragged):
         ids, weights = _ragged(ids), None if weights is None else _ragged(weights)
     if weights is not None and not _same_form(ids, weights):
-        raise ValueError("weights need the form of the ids: one for each of them, in the same bags")
+        raise ValueError("weights must have the form of the ids: one weight for each id, in the same bags")
     bag_weights = None if weights is None else np.asarray(weights.values)
     numbers = np.asarray(ids.values) if isinstance(ids, Sparse | Ragged) else np.empty(0)
     if isinstance(ids, Ragged):
@@ -156,7 +158,7 @@ def _bags(ids: Any, weights: Any) -> Bags:
 def _ragged(rows: Any) -> Ragged:
     arrays = [np.asarray(row) for row in rows]
     if any(array.ndim != 1 for array in arrays):
-        raise TypeError(f"a list of bags has a list of ids for each, not {rows!r}")
+        raise TypeError(f"a list of bags must have a list of ids for each bag, not {rows!r}")
     full = [array for array in arrays if array.size]
     values = np.concatenate(full) if full else np.empty(0, np.int64)
     return Ragged(values, np.array(list(accumulate((len(array) for array in arrays), initial=0)), np.int64))
@@ -171,7 +173,7 @@ def _same_form(ids: Any, weights: Any) -> bool:
 
 
 def _filled(bags: Bags, default_id: int) -> Bags:
-    """Return the bags with one id in each empty bag."""
+    """Return the bags with `default_id` added to each empty bag."""
     counts = np.bincount(bags.bags, minlength=math.prod(bags.shape))
     empty = np.flatnonzero(counts == 0)
     ids = np.concatenate([bags.ids.astype(np.int64), np.full(len(empty), default_id, np.int64)])

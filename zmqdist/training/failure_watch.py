@@ -1,8 +1,8 @@
-"""Detects the loss of a parameter server at once, before any of its variables is used.
+"""Detects the loss of a parameter server at once, even if no code uses its variables.
 
-Each server gets a request that it answers when the session is closed. If the server is lost, the request ends early. A thread then sends
-it again with the retries of every request to a parameter server (variables/client.py), and their result is the verdict. Where the strategy
-has `recovery_s`, the retries go on for so long.
+Each server gets a request that it answers only when the session is closed. If the connection to the server is lost, the request ends
+early. A thread then repeats it, as any request to a parameter server (variables/client.py), and reports the server as lost if the
+repetitions fail. If the strategy has `recovery_s`, they go on for that time.
 
 Not here: what a loss means for scheduled work (strategy_coordinator.py).
 """
@@ -25,7 +25,7 @@ Lost = Callable[[PSUnavailableError], object]
 
 
 def watch(session: StrategySession, lost: Lost) -> None:
-    """Have `lost(error)` called in a thread, once for each server of the session that is lost before the session is closed."""
+    """Watch the servers of a session. For each server that is lost before the session is closed, a thread calls `lost(error)` once."""
     for started in session.start_watches():
         started.when_done(partial(_begin, started, lost))
 
@@ -35,7 +35,7 @@ def _begin(started: PsCall, lost: Lost) -> None:
         return
     try:
         threading.Thread(target=_judge, args=(started, lost), name="zmqdist-ps-lost", daemon=True).start()
-    except RuntimeError:  # the client's thread has to go on: it serves all users of the client
+    except RuntimeError:  # this is the client's thread: it must not end, because it serves all users of the client
         log.exception("the connection to a parameter server has ended, and no thread can be started to find out why")
 
 
@@ -45,6 +45,6 @@ def _judge(started: PsCall, lost: Lost) -> None:
     except PSUnavailableError as error:
         lost(error)
     except OpError:
-        pass  # the session was closed meanwhile
+        pass  # the session has been closed
     except BaseException:
         log.exception("the connection to a parameter server has ended, and finding out why failed")

@@ -1,12 +1,12 @@
-"""Interprets the key of `variable[key]`: which rows it needs, and what to do with them once they have arrived. NumPy's indexing, without
-the array.
+"""Interprets the key of `variable[key]` as NumPy does, but without the array: it computes the rows to request, and the key that is applied
+to these rows when they have arrived.
 
 Rules
     `value[key]` equals `value[rows][rest]` for every key that NumPy accepts. `rows` is an ascending range, or an array of row numbers.
-    For a slice the range has the same rows in ascending order; `rest` reverses them where the slice goes backwards.
-    A number selects a range of one row. Arrays and lists of numbers, and masks, select row numbers in their order.
+    For a slice, `rows` is a range of its rows in ascending order; if the slice has a negative step, `rest` reverses them.
+    For a number, `rows` is a range of one row. For a mask, or an array or list of numbers, `rows` has the row numbers in their order.
     A key that NumPy refuses is refused with the same error class, before a row is transferred. A variable is refused as an index, because
-    its value is not known here.
+    its value would have to be read first.
 
 Not here: which shard has which row (row_gather.py).
 """
@@ -30,9 +30,9 @@ class Selection(NamedTuple):
     """What a key selects from an array.
 
     Attributes:
-      rows: all rows that are needed.
-      rest: the key for `value[rows]`.
-      whole_rows: whether `rest` only reorders whole rows, or selects a single one.
+      rows: the rows that hold the selected elements.
+      rest: the key that selects these elements from `value[rows]`.
+      whole_rows: whether the key selects whole rows only, so that `rest` reorders them or picks a single one.
     """
 
     rows: Rows
@@ -41,10 +41,10 @@ class Selection(NamedTuple):
 
 
 def select(key: Any, shape: Sequence[int]) -> Selection:
-    """Return which rows of an array of this shape a key needs.
+    """Return the rows that a key selects from an array of this shape, and the key for these rows.
 
     Raises:
-      IndexError: out of bounds, more indices than axes, or an item that is not an index.
+      IndexError: an index is out of bounds, there are more indices than axes, or an item of the key is not an index.
       TypeError: a slice bound is not an integer, or a variable is used as an index or a bound.
       ValueError: a slice has step 0.
     """
@@ -57,13 +57,13 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     rows, order = _first_axis(items[first], shape[0])
     whole_rows = all(item is Ellipsis for item in before) and all(item is Ellipsis or _is_all(item) for item in after)
     if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
-        order = slice(None)  # the rows are in this order already: avoid another copy
+        order = slice(None)  # the rows arrive in the requested order, so indexing with numbers would only copy them
     return Selection(rows, (*before, order, *after), whole_rows)
 
 
 def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """Return the items with an index for each axis, and without masks. An `...` that remains stands for no axis, but makes an array of a
-    single element.
+    """Return the items of a key with masks replaced by numbers and with an index for each axis. An `...` that remains stands for no axis;
+    as in NumPy it makes the result an array where it would be a scalar.
     """
     expanded: list[Any] = []
     for item in items:
@@ -81,7 +81,7 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
     ellipses = sum(item is Ellipsis for item in expanded)
     if taken > len(shape):
         raise IndexError(
-            f"too many indices: a variable of shape {tuple(shape)} has {len(shape)} axes, indexed were {taken}"
+            f"too many indices: a variable of shape {tuple(shape)} has {len(shape)} axes, but {taken} were indexed"
         )
     if ellipses > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
@@ -95,7 +95,7 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """Replace each mask by the positions where it is true, an array of numbers for each of its axes, as NumPy defines it."""
+    """Replace each mask by the positions of its true elements: an array of numbers for each of its axes, as NumPy defines it."""
     plain: list[Any] = []
     axis = 0
     for item in items:
@@ -113,7 +113,7 @@ def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
-    """Return the rows that the index of axis 0 needs, and the index that takes its place in `rest`."""
+    """Return the rows that the index of axis 0 selects, and the index that replaces it in `rest`."""
     if isinstance(item, slice):
         wanted = range(*item.indices(size))
         if wanted.step > 0:
@@ -129,7 +129,8 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
 
 
 def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Convert row numbers from NumPy's count, where negative numbers count from the end. Raises IndexError for a row out of range."""
+    """Convert NumPy's row numbers, of which negative ones count from the end, to numbers from 0 on. Raises IndexError for a row out of
+    range."""
     outside = rows[(rows < -size) | (rows >= size)]
     if outside.size:
         raise IndexError(f"index {outside[0]} is out of bounds for axis 0 with size {size}")
@@ -137,14 +138,14 @@ def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
 
 
 def checked_numbers(label: str, numbers: Any, size: int) -> NDArray[np.int64]:
-    """Return a caller's positions along an axis, of any shape, as int64.
+    """Check the positions along an axis that a caller has passed, an array of any shape. Return them as int64.
 
     Args:
       label: the variable's name in error texts.
-      size: of the axis.
+      size: length of the axis.
 
     Raises:
-      InvalidArgumentError: they are not integers, or out of range; negative numbers do not count from the end here.
+      InvalidArgumentError: a position is not an integer, or is out of range. Negative numbers are out of range.
     """
     array = np.asarray(numbers)
     if array.dtype.kind not in "iu" and array.size:

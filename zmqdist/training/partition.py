@@ -1,13 +1,14 @@
-"""How a variable is cut into shards: how many, which rows each has, and how its first value is made.
+"""How a variable is cut into shards: the number of shards, the rows of each, and how the first value of each is made.
 
 Rules
-    Shards are runs of whole rows ("div" in TensorFlow). They have equally many rows; if the rows cannot be divided evenly, the first
+    A shard is a run of whole rows ("div" in TensorFlow). Shards have equally many rows; if the rows cannot be divided evenly, the first
     shards have one row more.
-    A value that exists in the program is cut there, and each shard is sent its rows. A function that makes the value runs at the shard's
-    server if shape and dtype are given; then the whole value need not fit anywhere.
-    A function that can make a part is called for that part alone. Another function makes the whole, and the shard keeps its rows.
+    If the initial value is an array, the program cuts it and sends each shard its rows. If it is a function, and shape and dtype are given,
+    the function runs at the server of each shard, so that no process needs memory for the whole value.
+    A function that can make a part is called for the shard's part only. Any other function makes the whole value, and the shard keeps its
+    rows.
 
-Not here: which parameter server a shard goes to (shard_placement.py), how many shards a variable should have (partitioners.py).
+Not here: which parameter server holds a shard (shard_placement.py), how many shards a variable should have (partitioners.py).
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from numpy.typing import DTypeLike, NDArray
 log = logging.getLogger("zmqdist.training")
 
 ELEMENTS_WHOLE_MAX = 10**9
-"""A variable with more elements than this takes several GB where it is made in one piece: a warning is logged."""
+"""A process that makes a variable with more elements than this in one piece needs several GB, so a warning is logged."""
 
 
 class ShardInfo(NamedTuple):
-    """Which part of a variable an initializer with a parameter `shard_info` has to make.
+    """The part of a variable that an initializer with a parameter `shard_info` has to make.
 
     Attributes:
-      shape: of the part.
+      shape: shape of the part.
       offset: position of the part in the whole, along each axis.
     """
 
@@ -41,25 +42,25 @@ class ShardInfo(NamedTuple):
 
 
 def offsets_of(rows: int, shards: int) -> tuple[int, ...]:
-    """Return where shards begin: shard i has the rows from offsets[i] up to offsets[i + 1]. The result has one more number than there are
-    shards.
+    """Return the offsets of shards: shard i has the rows from offsets[i] up to, but not including, offsets[i + 1]. There is one more offset
+    than there are shards.
     """
     each, more = divmod(rows, shards)
     return tuple(index * each + min(index, more) for index in range(shards + 1))
 
 
 def shards_of(partitioner: Callable[..., Any] | None, shape: Sequence[int], dtype: DTypeLike) -> int:
-    """Return into how many shards a partitioner cuts a variable; 1: the variable is not cut.
+    """Return the number of shards into which a partitioner cuts a variable; 1: the variable is not cut.
 
     Raises:
-      ValueError: the partitioner did not return a list, or cuts another axis than the first.
+      ValueError: the partitioner returned no number of 1 or more for the first axis, or it cuts another axis.
     """
     if partitioner is None or not len(shape):
         return 1
     wanted = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
-    text = f"variable_partitioner gave {wanted!r} for a variable of shape {tuple(shape)}:"
+    text = f"variable_partitioner returned {wanted!r} for a variable of shape {tuple(shape)}:"
     if wanted is None or not len(wanted) or int(wanted[0]) < 1:
-        raise ValueError(f"{text} it must give a list that begins with how many shards there are, such as [2, 1]")
+        raise ValueError(f"{text} it must return a list that begins with the number of shards, such as [2, 1]")
     if any(number != 1 for number in wanted[1:]):
         raise ValueError(f"{text} only the first axis can be cut, so all numbers but the first must be 1")
     return max(1, min(int(wanted[0]), int(shape[0])))
@@ -70,9 +71,9 @@ class Initial:
     """The first value of a variable.
 
     Attributes:
-      name: of the variable, for errors.
+      name: name of the variable, for error texts.
       source: the whole value, or the function that makes it at the variable's server.
-      shape, dtype: of the whole.
+      shape, dtype: shape and dtype of the whole value.
     """
 
     name: str
@@ -82,11 +83,12 @@ class Initial:
 
     @classmethod
     def of(cls, name: str, initial_value: Any, shape: Sequence[int] | None, dtype: DTypeLike | None) -> Initial:
-        """Return the first value that the user's arguments describe. A function is called here only if shape or dtype is missing.
+        """Return the first value that the user's arguments describe. If `initial_value` is a function, it is called here only if shape or
+        dtype is missing.
 
         Args:
-          initial_value: anything that numpy makes an array of, or a function that returns that.
-          shape, dtype: None: those of the value.
+          initial_value: a value that NumPy can convert to an array, or a function that returns one.
+          shape, dtype: shape and dtype of the variable; None: those of the value.
 
         Raises:
           ValueError: `initial_value` is missing, has another shape, or is not an array of numbers or text.
@@ -97,17 +99,20 @@ class Initial:
             return cls(name, initial_value, tuple(int(size) for size in shape), np.dtype(dtype))
         value = _array(name, initial_value() if callable(initial_value) else initial_value, dtype)
         if shape is not None and tuple(shape) != value.shape:
-            raise ValueError(f"variable {name!r} was to have shape {tuple(shape)}, its initial_value has {value.shape}")
+            raise ValueError(
+                f"variable {name!r} has the argument shape={tuple(shape)}, but its initial_value has shape {value.shape}"
+            )
         return cls(name, value, value.shape, value.dtype)
 
     def rows(self, start: int, stop: int) -> NDArray[Any] | RowsOfInitial:
-        """Return the first value of the shard with these rows: an array, or a callable that makes one at the parameter server."""
+        """Return the first value of the shard with these rows: an array, or a callable that makes the array at the parameter server."""
         if isinstance(self.source, np.ndarray):
             return self.source[start:stop]
         return RowsOfInitial(self, start, stop)
 
     def warn_of_size(self) -> None:
-        """Log a warning if a very large variable is cut into shards but made in one piece first. Call it once for a variable."""
+        """Log a warning if the variable is very large and a process has to make it in one piece before it is cut. Call it once for each
+        sharded variable."""
         whole = isinstance(self.source, np.ndarray) or not _ways_to_ask(self.source)
         if whole and math.prod(self.shape) > ELEMENTS_WHOLE_MAX:
             log.warning(
@@ -127,11 +132,11 @@ class RowsOfInitial:
     stop: int
 
     def __call__(self) -> NDArray[Any]:
-        """Return the rows.
+        """Call the user's function, and return the rows of this shard.
 
         Raises:
-          ValueError: the user's function returned neither the requested part nor the whole.
-          Exception: what the user's function raises.
+          ValueError: the user's function returned neither the requested part nor the whole value.
+          Exception: the user's function raised it.
         """
         initial = self.initial
         assert not isinstance(initial.source, np.ndarray)
@@ -149,13 +154,14 @@ class RowsOfInitial:
         if value.shape == initial.shape:
             return value[self.start : self.stop]
         raise ValueError(
-            f"the initial_value of variable {initial.name!r} made shape {value.shape}: wanted {part.shape}, rows {self.start} to "
-            f"{self.stop} of it, or all of it, {initial.shape}"
+            f"the initial_value of variable {initial.name!r} returned shape {value.shape}: wanted {part.shape} for rows {self.start} to "
+            f"{self.stop}, or {initial.shape} for the whole variable"
         )
 
 
 def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
-    """Return the parameters by which a function can be called for a part: parameters that it names, or takes by **kwargs."""
+    """Return the names of the parameters by which a function accepts a part to make, named or through **kwargs. Empty: it makes the whole
+    value only."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature

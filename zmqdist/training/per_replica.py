@@ -1,4 +1,4 @@
-"""Values that differ between the replicas of a worker, and how they are combined.
+"""PerReplica values, which differ between the replicas of a worker, and the functions that split and combine them.
 
 Not here: running a function in each replica (replicas.py).
 """
@@ -36,7 +36,7 @@ class PerReplica:
 
 
 def select(structure: Any, replica: int) -> Any:
-    """Return the structure as one replica sees it."""
+    """Return the structure with each PerReplica replaced by its value for `replica`."""
     return nest.map_structure(lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, structure)
 
 
@@ -56,15 +56,16 @@ def regroup(results: Sequence[Any]) -> Any:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """Return a tuple with one value for each replica; of a plain value, that value alone."""
+    """Return a tuple with one value for each replica. For a value that is not a PerReplica, the tuple has this value only."""
     return value.values if isinstance(value, PerReplica) else (value,)
 
 
 def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None, replicas: int = 1) -> Any:
-    """Return the sum or mean of the replicas' values, leaf by leaf; with `axis`, also along these axes of each value.
+    """Return the sum or mean of the replicas' values, leaf by leaf. With `axis`, also reduce each value along these axes.
 
     Args:
-      replicas: number of replicas. A value that is not a PerReplica is the same in all of them, so its sum is refused if there are several.
+      replicas: number of replicas. If there are several, the sum of a value that is not a PerReplica is refused, because such a value is
+        the same in all of them.
 
     Raises:
       ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
@@ -106,7 +107,7 @@ def _summed(values: Sequence[Any], op: ReduceOp, count: int) -> Any:
 
 
 def gather_replicas(value: Any, axis: int) -> Any:
-    """Return the replicas' arrays concatenated along `axis`; a plain value is returned as it is."""
+    """Return the replicas' arrays concatenated along `axis`, leaf by leaf. A leaf that is not a PerReplica is returned unchanged."""
 
     def gathered(leaf: Any) -> Any:
         return (

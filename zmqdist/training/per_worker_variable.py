@@ -1,8 +1,8 @@
-"""Variables of which each worker has its own: counters and caches that belong to the process in which a function runs.
+"""Per-worker variables: each worker has a variable of its own, such as a counter or a cache for the functions that run there.
 
 Rules
     A function that captures a per-worker variable, or gets it as an argument, sees the variable of the worker that runs it: a Variable in
-    the process of the slot. A worker that is restarted begins with the initial value.
+    the process of the slot. A restarted worker begins with the initial value.
 
 Not here: how workers build and keep such objects (scheduling/coordinator/per_worker.py).
 """
@@ -20,8 +20,8 @@ class PerWorkerVariable:
     """The result of `Variable(..., per_worker_variable=True)` under a strategy.
 
     Attributes:
-      name: of each worker's variable.
-      shape, dtype: of each worker's variable; None where only the worker knows them.
+      name: the name that the variable has on each worker.
+      shape, dtype: shape and dtype of each worker's variable; None where only the worker knows them.
     """
 
     trainable = False
@@ -33,10 +33,10 @@ class PerWorkerVariable:
         self.dtype = dtype
 
     def read_all(self) -> list[Any]:
-        """Return the current values, in the order of the workers. Blocks until all are built.
+        """Return the current values, in the order of the workers. Blocks until all workers have built their variables.
 
         Raises:
-          CancelledError: a worker is lost; its variable is missing until the worker is back.
+          CancelledError: a worker is lost; its variable is missing until the worker has come back.
         """
         return self._values.fetch()
 
@@ -60,7 +60,7 @@ def create(coordinator: Any, name: str, kwargs: dict[str, Any]) -> PerWorkerVari
       ValueError: `trainable` is set, or `initial_value` is missing.
     """
     if kwargs.get("trainable"):
-        raise ValueError(f"variable {name!r} is of each worker: it cannot be trainable")
+        raise ValueError(f"variable {name!r} is a per-worker variable: it cannot be trainable")
     value, shape, dtype = kwargs.get("initial_value"), kwargs.get("shape"), kwargs.get("dtype")
     if not callable(value):
         initial = Initial.of(name, value, shape, dtype)

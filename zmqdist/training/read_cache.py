@@ -1,10 +1,10 @@
 """`cache_variable_reads()`: a scope in which each variable is read from its parameter server once.
 
 Rules
-    Inside the scope every read of a whole variable returns what the first one returned, even after an assignment. The next scope reads
-    again. Single rows (`sparse_read`, `gather_nd`) are not cached.
-    The scope belongs to the thread; the threads of its replicas share it. A function that is scheduled inside the scope runs inside a
-    scope of its own on the worker.
+    Inside the scope every read of a whole variable returns the value that the first read returned, even after an assignment. The next
+    scope reads again. Single rows (`sparse_read`, `gather_nd`) are not cached.
+    The scope belongs to the thread that entered it; the threads of its replicas share it. A function that is scheduled inside the scope
+    runs inside a new scope on the worker.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _thread_state = _ThreadState()
 
 @contextmanager
 def cache_variable_reads() -> Iterator[None]:
-    """Return a context manager that caches reads of variables in the calling thread. Inside, assignments have no effect on what reads
-    return.
+    """Return a context manager that caches reads of variables in the calling thread. Inside it, a read returns the cached value even after
+    an assignment.
 
     Raises:
-      ValueError: the thread is inside such a scope already, which continues.
+      ValueError: the thread is inside such a scope already. That scope continues.
     """
     if _thread_state.cache is not None:
         raise ValueError("cache_variable_reads() cannot be nested: this thread caches reads already")
@@ -44,28 +44,29 @@ def cache_variable_reads() -> Iterator[None]:
 
 
 def current_cache() -> Cache | None:
-    """Return the cache of the calling thread's scope; None outside one."""
+    """Return the cache of the calling thread's scope; None outside a scope."""
     return _thread_state.cache
 
 
 def set_cache(cache: Cache | None) -> None:
-    """Have the calling thread, one of a replica, share the cache of the thread that started it."""
+    """Make `cache` the cache of the calling thread. The threads of replicas call it to share the cache of the thread that started them."""
     _thread_state.cache = cache
 
 
 def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a cached array for its reader: a copy of a writable array, a large (read-only) array as it is."""
+    """Return the array that a reader of the cache gets: a copy of a writable array; a read-only (large) array itself."""
     return array.copy() if array.flags.writeable else array
 
 
 def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function to be scheduled in place of `fn`: inside a scope one that runs `fn` inside a scope on the worker."""
+    """Return the function to schedule for `fn`. If the calling thread is inside a scope, it runs `fn` inside a scope on the worker;
+    otherwise it is `fn`.
+    """
     return fn if _thread_state.cache is None else _Cached(fn)
 
 
 class _Cached:
-    """Wraps a function to run it inside a scope. Pickles as the function does, so that two wrappers of one function share a cached
-    pickle."""
+    """A function that runs `fn` inside a scope. Its module and name are those of `fn`, and two of them for one `fn` have equal pickles."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

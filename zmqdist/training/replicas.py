@@ -1,12 +1,12 @@
 """Runs a function in each replica of one worker, and lets the replicas act together.
 
 Rules
-    A single replica runs in the caller's thread, and its values are plain. Several run in threads at the same time; a value that each
-    replica has is a PerReplica, at the leaves of structures.
-    Replicas that call `merge_call` wait for each other. If one raises, or ends without the call, the others stop waiting. `run` raises the
-    first error that was not caused by another replica's.
+    A single replica runs in the caller's thread, and its values are not wrapped. Several replicas run in threads at the same time; values
+    that differ between them are PerReplica objects, at the leaves of structures.
+    Replicas that call `merge_call` wait for each other. If one replica raises, or ends without the call, the others stop waiting. `run`
+    raises the first error that is not a consequence of the failure of another replica.
 
-Not here: scheduling, and the check where `run` was called (strategy.py).
+Not here: scheduling, and the warning about `run` outside scheduled functions (strategy.py).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from zmqdist.training.per_replica import PerReplica, regroup, select
 def run_replicas(
     strategy: Any, replicas: int, fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None
 ) -> Any:
-    """Call `fn` once in each replica, with the replica's part of the arguments. Return the results as `regroup` does. Raises what `fn`
-    raises.
+    """Call `fn` once in each replica, with the replica's part of the arguments. Return the results combined by `regroup`. Raises an error
+    that `fn` raises.
     """
     args, kwargs = tuple(args), dict(kwargs or {})
     if replicas == 1:
@@ -57,7 +57,9 @@ def run_replicas(
     for replica, thread in enumerate(threads):
         try:
             thread.start()
-        except RuntimeError as error:  # without a thread for this replica the others would wait for it for ever
+        except (
+            RuntimeError
+        ) as error:  # no thread can be started: without this note the other replicas would wait for ever
             rendezvous.failed(replica, error)
             break
         running.append(thread)
@@ -67,11 +69,11 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """The other replicas cannot complete this rendezvous."""
+    """Raised in a replica that waits for another one, which has ended without the same call."""
 
 
 class _Rendezvous:
-    """Where the replicas of one `run` wait for each other."""
+    """The object at which the replicas of one `run` wait for each other."""
 
     def __init__(self, strategy: Any, replicas: int) -> None:
         self._strategy = strategy
@@ -93,14 +95,16 @@ class _Rendezvous:
                 self._notify_if_incomplete()
                 self._changed.wait_for(lambda: self._round != my_round or self._cannot_complete)
             if self._round == my_round:
-                raise _Abandoned("another replica ended, or raised, without this merge_call or assignment")
+                raise _Abandoned(
+                    "another replica ended, or raised an error, without making this merge_call or assignment"
+                )
             value, error = self._merged
         if error is not None:
             raise error
         return select(value, replica)
 
     def _merge(self) -> None:
-        """Act for all replicas, since all have arrived. The last one calls this, with the lock held."""
+        """Call the function for all replicas. The replica that arrives last calls this method, with the lock held."""
         calls = [self._waiting[replica] for replica in range(self._replicas)]
         try:
             with context.in_replica(None):
@@ -115,7 +119,7 @@ class _Rendezvous:
 
     @property
     def _cannot_complete(self) -> bool:
-        """Whether a replica has ended, so that the others would wait in vain."""
+        """Whether a replica has ended, so that replicas that wait for all can never go on."""
         return bool(self._results)
 
     def _notify_if_incomplete(self) -> None:
@@ -141,12 +145,12 @@ class _Rendezvous:
 
 
 def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> Future:
-    """Change `variable` by `start(value)`. In a context of several replicas, change it once for all of them, with the aggregate of their
-    values.
+    """Start the change `start(value)` of `variable`. In the context of several replicas, make the change once for all of them, with the
+    aggregate of their values, and block until it is made.
 
     Raises:
-      ValueError: in a context of several replicas, and the variable has no aggregation.
-      RuntimeError: another replica is changing another variable at this point.
+      ValueError: there are several replicas, and the variable has no aggregation.
+      RuntimeError: another replica changes another variable as its next change.
     """
     replica = context.thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:
@@ -156,8 +160,8 @@ def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> F
         for other in variables.values:
             if other is not variable:
                 raise RuntimeError(
-                    f"replicas change variables {variable.name!r} and {other.name!r} at the same time: all of them have to make the same "
-                    "changes in the same order, since one is made of them"
+                    f"replicas change variables {variable.name!r} and {other.name!r} at the same time: all replicas have to make the same "
+                    "changes in the same order, because their changes are combined into one"
                 )
         start(aggregated(per_replica_values.values, variable.aggregation, variable.name)).get_value()
 

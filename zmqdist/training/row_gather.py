@@ -1,12 +1,13 @@
-"""Rows of a table that is spread over several variables: requests them from the variables that hold them, and combines the replies.
+"""Reads rows of a table that is spread over several variables: it requests the rows from the variables that hold them, and combines the
+replies.
 
 Rules
-    Only the variables that hold some of the rows get a request, each for its own rows. All requests are sent before the first reply is
-    awaited.
-    The result has the rows in the requested order, with repetitions.
-    A caller waits for all replies: when an error is raised, no request of this operation is in flight any more.
+    A request is sent only to variables that hold some of the rows, and asks for these rows only. All requests are sent before the first
+    reply is awaited.
+    The result has the rows in the requested order; a row that is requested twice occurs twice.
+    A caller waits for all replies, so that no request of the operation is in flight when an error is raised.
 
-Not here: which rows a key of `variable[key]` selects (indexing.py), what is done with rows (sharded.py, embedding.py).
+Not here: which rows a key of `variable[key]` selects (indexing.py), the operations that need the rows (sharded.py, embedding.py).
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 def start_read(variables: Sequence[Any]) -> Gathered:
-    """Request all rows of all variables, and concatenate them."""
+    """Request all rows of all variables. Return a future of the rows, concatenated."""
     reads = (variable.start_read() for variable in variables)
     return Gathered(reads, lambda parts: _joined(parts, variables[0]))
 
 
 def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> Gathered:
-    """Request some rows.
+    """Request some rows of a table. Return a future of an array of these rows.
 
     Args:
-      variables: of one dtype, and of one shape beyond axis 0.
+      variables: the variables of the table; they agree in dtype, and in shape beyond axis 0.
       offsets: variable i has the rows from offsets[i] up to offsets[i + 1].
       rows: must be in bounds.
     """
@@ -58,7 +59,8 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
 
 
 def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, range]]:
-    """Yield (index, rows as the variable counts them) for each variable that holds some of an ascending range."""
+    """Yield (index, rows) for each variable that holds some rows of an ascending range. The yielded rows are counted from the variable's
+    first row."""
     for index, (low, high) in enumerate(pairwise(offsets)):
         first = rows.start + max(0, -(-(low - rows.start) // rows.step)) * rows.step
         part = range(first - low, min(high, rows.stop) - low, rows.step)
@@ -69,8 +71,8 @@ def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, rang
 def split_rows(
     offsets: Sequence[int], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.intp]]]:
-    """Yield (index, rows as the variable counts them, their positions in `rows`, ascending) for each variable that holds some of the
-    rows."""
+    """Yield (index, rows, positions) for each variable that holds some of the rows. The yielded rows are counted from the variable's first
+    row; `positions` are their positions in the argument `rows`, ascending."""
     owners = np.searchsorted(np.asarray(offsets), rows, side="right") - 1
     for owner in np.unique(owners).tolist():
         positions = np.flatnonzero(owners == owner)
@@ -91,8 +93,8 @@ def _joined(parts: list[NDArray[Any]], like: Any) -> NDArray[Any]:
 
 
 def _allocate(rows: int, like: Any) -> NDArray[Any]:
-    """Return memory for rows. It reuses memory of earlier results, because large variables are read again and again and fresh pages are
-    slow.
+    """Return an uninitialized array for rows. `memory_for` reuses memory of earlier results, because large variables are read repeatedly
+    and the first use of a new page is slow.
     """
     shape = (rows, *like.shape[1:])
     memory: NDArray[Any] = np.ndarray(shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize))

@@ -1,11 +1,12 @@
-"""The variables of a strategy at its parameter servers: one session, identified by a random number, at each server.
+"""The session of a strategy at its parameter servers, which has the strategy's variables. Its number is random and the same at each server.
 
 Rules
-    A server keeps a session while the program is connected and has not closed it. The session is closed with the strategy, or when neither
-    the strategy nor one of its variables is left. A restarted program draws other numbers: the servers drop what its predecessor had.
-    A variable is dropped when the program has no handle of it left, and no unfinished work of the strategy's coordinator and no per-worker
-    value holds one. Where a handle was pickled for anything else, the variable stays as long as the session.
-    A child that was forked may use the variables; it cannot end what belongs to its parent.
+    A server keeps a session while the program is connected and has not closed it. The session is closed with the strategy, or when the
+    program refers neither to the strategy nor to any of its variables. A restarted program draws other numbers, and the servers drop the
+    variables of its earlier incarnation.
+    A server drops a variable when the program has no handle of it left, and neither unfinished work of the strategy's coordinator nor a
+    per-worker value holds one. If a handle was pickled for anything else, the variable stays as long as the session.
+    A forked child may use the variables of its parent; it cannot drop them or close the session.
     The process has one connection to each server. It is closed with the last session that uses it.
 
 Not here: what a message to a server looks like (variables/client.py).
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zmqdist.training")
 
 _program = new_incarnation()
-"""Number of this process; a forked child draws another one."""
+"""Number of this process at its servers; a forked child draws another number."""
 _used: Counter[str] = Counter()
 _lock = threading.Lock()
 
@@ -63,14 +64,14 @@ class StrategySession:
     """One session at several servers. Methods may be called from any thread.
 
     Attributes:
-      number: random, from 1 on.
-      addresses: of the servers, by index.
+      number: the random number of the session, 1 or more.
+      addresses: the addresses of the servers, by index.
     """
 
     def __init__(
         self, addresses: Sequence[str], credentials: Credentials, workers_per_step: int = 0, recovery_s: float = 0.0
     ) -> None:
-        """Open the session at all servers. Raises PSUnavailableError, which names the server that does not answer."""
+        """Open the session at all servers. Raises PSUnavailableError if a server does not answer; the text names the server."""
         self.number = secrets.randbits(62) | 1
         self.addresses = list(addresses)
         self._workers_per_step = workers_per_step
@@ -87,7 +88,9 @@ class StrategySession:
             _used.update(self.addresses)
             clients = [client.client_of(address, credentials) for address in self.addresses]
         self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses, _program)
-        self._end.atexit = False  # the servers notice that the program has ended
+        self._end.atexit = (
+            False  # at the end of the program no message is needed: the servers notice the end of the connection
+        )
         try:
             for each in clients:
                 each.open(_program, self.number)
@@ -101,7 +104,7 @@ class StrategySession:
         return [client.client_of(address) for address in self.addresses]
 
     def start_watches(self) -> list[client.PsCall]:
-        """Send each server a request that is answered when the server or the session ends. Return the requests."""
+        """Send each server a request that ends when the session is closed or the server is lost. Return the requests."""
         self.check_open()
         return [each.watch(f"ps:{ps}", self.number, self._recovery_s) for ps, each in enumerate(self.clients)]
 
@@ -110,7 +113,7 @@ class StrategySession:
 
         Raises:
           FailedPreconditionError: the session was closed.
-          UnknownError: the function that makes the first value has raised.
+          UnknownError: the user's function that makes the first value has raised an error.
           PSUnavailableError: the server is lost.
         """
         self.check_open()
@@ -134,7 +137,7 @@ class StrategySession:
         return list(self._storages.values())
 
     def open_at(self, ps: int) -> bool:
-        """Open the session at a server, which may have been restarted. Return whether the server had it already.
+        """Open the session at a server, which may have been restarted. Return whether the server had the session already.
 
         Raises:
           FailedPreconditionError: the session was closed.
@@ -144,23 +147,25 @@ class StrategySession:
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
     def next_incarnation(self) -> int:
-        """Return a new number for variables that are about to be recreated. Their versions contain it, so that no version occurs twice."""
+        """Return a new incarnation number for variables that are about to be recreated. Their versions contain it, so that no two values of
+        a variable have the same version.
+        """
         return next(self._incarnations)
 
     def recreate(self, storage: RemoteStorage, version: int) -> None:
-        """Make a variable again with its first value, at a server that has lost it; for strategies with `recovery_s`."""
+        """Make a variable again with its first value, at a server that has lost it. Only strategies with `recovery_s` keep first values."""
         earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")
         client.client_of(storage.ref.address).create(
             storage.ref, _initial_value(self._initial[storage]), earlier
         ).get_value()
 
     def add_coordinator(self, runtime: CoordinatorRuntime) -> None:
-        """Note a coordinator of this strategy: variables in what it pickles stay until that work has ended."""
+        """Register a coordinator of this strategy. A variable whose handle it pickles into work is kept until the work has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
     def note_pickled(self, storage: RemoteStorage) -> bool:
-        """Note that a handle is being pickled. Return whether a coordinator of this strategy pickles it, and so keeps it while it is
-        needed.
+        """Note that a handle is being pickled. Return True if a coordinator of this strategy pickles it: the coordinator then keeps the
+        variable until the work has ended.
         """
         packing = get_ident()
         for user in self._users:
@@ -171,7 +176,9 @@ class StrategySession:
         return False
 
     def release(self, ref: Ref) -> None:
-        """Have a variable dropped that has no handle left. A finalizer calls this, so it takes no lock of this module."""
+        """Have the server drop a variable that has no handle left. This takes no lock of this module, because a finalizer calls it, which
+        may interrupt code that holds the lock.
+        """
         if self._program != _program or not self._end.alive or sys.is_finalizing():
             return
         self._unused.append(ref)
@@ -192,33 +199,35 @@ class StrategySession:
                 try:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
-                    pass  # a server that was lost has no variables any more
-                except BaseException:  # the thread has to go on, for variables that are released later
+                    pass  # a lost server has lost its variables as well
+                except BaseException:  # the thread goes on, because it also drops variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",
                         refs[0],
                     )
             if not self._unused:
-                # A release after this line starts a thread; one before it is seen by the loop condition.
+                # A release after this line starts a new thread. A release before it is seen by the condition of the loop.
                 self._dropping = False
 
     def _drop(self, refs: list[Ref]) -> None:
         """Drop variables at one server."""
-        with _lock:  # without the check the session may have ended, and a client made here would never be closed
+        with _lock:  # if the session has ended, `client_of` would make a client that would never be closed
             still_used = self._end.alive and _used[refs[0].address] > 0
             each = client.client_of(refs[0].address) if still_used else None
         if each is not None:
             each.drop(refs).get_value()
 
     def close(self) -> None:
-        """Have the servers drop the variables. Does not raise. A second call does nothing, nor does a call in a forked child."""
+        """Close the session, so that the servers drop its variables. Does not raise. A second call, or a call in a forked child, does
+        nothing.
+        """
         ended = self._end.detach()
         if ended is not None:
             _close(*ended[2])
 
 
 def _initial_value(initial: Initial) -> Any:
-    """Return the first value in the form that `PsClient.create` takes."""
+    """Return the first value in the form that `PsClient.create` accepts."""
     if isinstance(initial.source, np.ndarray):
         return initial.source
     if not initial.shape:
@@ -228,7 +237,7 @@ def _initial_value(initial: Initial) -> Any:
 
 
 def _close_in_background(number: int, addresses: list[str], program: int) -> None:
-    """Close the session from a finalizer. At the end of the interpreter nothing is sent: the servers notice it themselves."""
+    """Close the session in a thread, because a finalizer calls this function and must not block."""
     in_background("zmqdist-session-close", _close, number, addresses, program)
 
 
@@ -244,5 +253,5 @@ def _close(number: int, addresses: list[str], program: int) -> None:
             ended = [address for address in addresses if _used[address] <= 0]
             for address in ended:
                 del _used[address]
-                # Under the lock, so that a session that begins now gets either this client before its end, or a new one.
+                # Under the lock, so that a session that begins now either keeps this client in use, or gets a new one.
                 client.release_client(address)

@@ -1,8 +1,9 @@
-"""Decides on which parameter server a variable goes.
+"""Decides which parameter server holds a variable.
 
 Rules
-    "round_robin" counts every variable and every shard, scalars included, but not variables that are colocated with another.
-    "least_bytes" takes the server with the fewest bytes so far; of several, the first. A callable decides by itself.
+    "round_robin" chooses the servers in turn. It counts every variable and every shard, scalars included, but not variables that are
+    colocated with another variable.
+    "least_bytes" chooses the server with the fewest bytes so far, and the first of several such servers. A callable chooses by itself.
     Every placement is recorded: `log` helps to find out why one server is slower than the others.
 """
 
@@ -19,7 +20,7 @@ import numpy as np
 log = logging.getLogger("zmqdist.training")
 
 Rule = Callable[[str, tuple[int, ...], "np.dtype[Any]", Sequence[int]], int]
-"""`rule(name, shape, dtype, loads)` returns the index of a parameter server; `loads` are the bytes on each."""
+"""`rule(name, shape, dtype, loads)` returns the index of a parameter server; `loads` has the number of bytes on each server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class ShardPlacement:
         self.count = 0
 
     def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        """Return the index of the server for a new variable. Raises ValueError if a callable rule does not return one."""
+        """Return the index of the server for a new variable. Raises ValueError if a callable rule returns no valid index."""
         with self._lock:
             index = self._choose(name, shape, dtype)
             self.count += 1
@@ -68,7 +69,7 @@ class ShardPlacement:
         assert callable(self._rule)
         index = self._rule(name, shape, dtype, tuple(self._loads))
         if not isinstance(index, int | np.integer) or not 0 <= index < len(self._loads):
-            raise ValueError(f"placement gave {index!r} for {name!r}: wanted an index below {len(self._loads)}")
+            raise ValueError(f"placement returned {index!r} for {name!r}: wanted an index below {len(self._loads)}")
         return int(index)
 
     def placed(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], ps: int) -> None:
@@ -88,6 +89,6 @@ class ShardPlacement:
 
     @property
     def loads(self) -> list[int]:
-        """Bytes on each server."""
+        """Number of bytes on each server."""
         with self._lock:
             return list(self._loads)

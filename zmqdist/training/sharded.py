@@ -1,11 +1,12 @@
 """A variable that is cut along its first axis into shards, each a variable of its own.
 
 Rules
-    A ShardedVariable can be used wherever a variable can: same methods, same values, same errors, whatever the number of shards.
-    All checks are made before the first message is sent: a refused update has changed no shard.
-    An operation sends its requests to all shards that it concerns at once, and to no others; only the rows that are needed are transferred.
-    An operation on one shard is atomic. Between shards there is no order, so a reader may see half of another update.
-    In a structure it is one leaf. Iterating over it gives its shards.
+    A ShardedVariable can be used wherever a Variable can: it has the same methods, values and errors, whatever the number of shards.
+    All checks are made before the first message is sent, so that a refused update has changed no shard.
+    An operation sends a request to each shard whose rows it reads or changes, and to no other shard. The requests are in flight at the
+    same time; only those rows are transferred.
+    An operation is atomic on each shard. There is no order between shards, so a reader may see an update on some shards only.
+    In a structure a ShardedVariable is one leaf. Iterating over it yields its shards.
 
 Not here: the decision to cut a variable (partition.py), lookups that combine rows (embedding.py).
 """
@@ -32,12 +33,12 @@ from zmqdist.variables.casts import cast
 
 
 class ShardedVariable(ArrayLike):
-    """A variable in shards. It pickles as a handle of the same shards.
+    """A variable in shards. It pickles as a handle: its copy in another process has the same shards.
 
     Attributes:
-      name: of the whole.
-      shape: of the whole.
-      dtype: of each element.
+      name: name of the whole variable.
+      shape: shape of the whole variable.
+      dtype: dtype of the elements.
     """
 
     def __init__(self, variables: Sequence[Any], name: str = "ShardedVariable") -> None:
@@ -45,7 +46,7 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           TypeError: `variables` is not a list of variables, or is empty.
-          ValueError: the variables differ in dtype, or in shape beyond the first axis; or one is a shard of another ShardedVariable.
+          ValueError: the variables differ in dtype, or in shape beyond the first axis; or one is a shard already.
         """
         if (
             not isinstance(variables, list | tuple)
@@ -95,7 +96,7 @@ class ShardedVariable(ArrayLike):
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Shard i holds the rows from offsets[i] up to offsets[i + 1]; one more number than there are shards."""
+        """Shard i holds the rows from offsets[i] up to, but not including, offsets[i + 1]. There is one more offset than shards."""
         return self._offsets
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,7 +107,7 @@ class ShardedVariable(ArrayLike):
 
     @property
     def trainable(self) -> bool:
-        """Whether an optimizer is to train it."""
+        """Whether optimizers should train the variable."""
         return bool(self._variables[0].trainable)
 
     @property
@@ -116,7 +117,7 @@ class ShardedVariable(ArrayLike):
 
     @property
     def synchronization(self) -> Any:
-        """As of its shards; has no effect."""
+        """The synchronization of the shards, which has no effect."""
         return self._variables[0].synchronization
 
     @property
@@ -142,11 +143,11 @@ class ShardedVariable(ArrayLike):
         return self.numpy()
 
     def start_read(self) -> Gathered:
-        """Request the values of all shards."""
+        """Request the values of all shards. Return a future of the whole value."""
         return start_read(self._variables)
 
     def start_rows(self, rows: Rows) -> Gathered:
-        """Request rows from the shards that hold them."""
+        """Request rows from the shards that hold them. Return a future of an array of these rows."""
         return start_rows(self._variables, self._offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
@@ -161,35 +162,35 @@ class ShardedVariable(ArrayLike):
         """Set all rows, and return this variable when all shards have replied. The other arguments have no effect; TensorFlow has them.
 
         Args:
-          value: of exactly the shape of the whole. Integers may become floats, not the reverse.
+          value: an array of exactly the shape of the variable. Integers may become floats, but floats do not become integers.
 
         Raises:
-          InvalidArgumentError: shape or dtype do not fit; nothing was changed.
-          PSUnavailableError: a shard is lost; other shards have the new value.
+          InvalidArgumentError: the shape or the dtype does not fit; no shard was changed.
+          PSUnavailableError: a shard is lost; the other shards have the new value.
         """
         return self._update("assign", value)
 
     def assign_add(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Add to all rows; otherwise as `assign`."""
+        """Add `value` to all rows; otherwise as `assign`."""
         return self._update("add", value)
 
     def assign_sub(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Subtract from all rows; otherwise as `assign`."""
+        """Subtract `value` from all rows; otherwise as `assign`."""
         return self._update("sub", value)
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Add to rows; a row that is named twice gets both. Returns this variable.
+        """Add to rows, and return this variable. If a row is named twice, both values are added.
 
         Raises:
           TypeError: `sparse_delta` is not IndexedSlices.
-          InvalidArgumentError: a row is out of range, or the rows do not fit; nothing was changed.
-          PSUnavailableError: a shard is lost; other shards have been updated.
+          InvalidArgumentError: a row number is out of range, or the shape or dtype of the rows does not fit; no shard was changed.
+          PSUnavailableError: a shard is lost; the other shards have been updated.
         """
         return self._scatter("add", sparse_delta)
 
@@ -226,33 +227,33 @@ class ShardedVariable(ArrayLike):
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows; of a row that is named twice the last value counts. Otherwise as `scatter_add`."""
+        """Set rows; if a row is named twice, the last value is set. Otherwise as `scatter_add`."""
         return self._scatter("update", sparse_delta)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows, as `scatter_update`. Each row has one index."""
+        """Set rows, as `scatter_update`."""
         return self._scatter("update", sparse_delta)
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
-        """Apply a gradient: an optimizer, or a function of the user's, changes each shard at its server, with the shard's rows of the
-        gradient.
+        """Apply a gradient. At the server of each shard, an optimizer or a function of the user changes the shard, with the shard's rows of
+        the gradient. Blocks until all shards have replied.
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`; each shard has slots of its own.
-          grad: of the shape of the whole, or IndexedSlices of it.
-          step: in synchronous mode, the step that the gradient belongs to.
+          grad: an array of the shape of the variable, or IndexedSlices of its rows.
+          step: in synchronous mode, the number of the step that the gradient belongs to.
 
         Raises:
-          InvalidArgumentError: the gradient does not fit; nothing was changed.
-          PSUnavailableError: a shard is lost; other shards have been updated.
-          Exception: what `fn` raises at a shard; that shard is unchanged.
+          InvalidArgumentError: the shape or dtype of the gradient does not fit; no shard was changed.
+          PSUnavailableError: a shard is lost; the other shards have been updated.
+          UnknownError: `fn` has raised at a shard, which is unchanged.
         """
         self.start_apply(fn, grad, step).get_value()
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        """Start what `apply` does."""
+        """Send the requests of `apply`, and return a future of their end."""
 
         def start(grad: Any) -> Gathered:
             shares = self.shares(grad)
@@ -261,8 +262,8 @@ class ShardedVariable(ArrayLike):
         return once_for_all(self, grad, start)
 
     def shares(self, grad: Any) -> list[Any]:
-        """Cut a gradient as the variable is cut. Every shard gets a part, even one without rows, because optimizers count steps and
-        synchronous training counts gradients.
+        """Cut a gradient into one part for each shard. A shard gets a part even if the gradient has none of its rows, because optimizers
+        count steps and synchronous training counts gradients.
         """
         if not isinstance(grad, IndexedSlices):
             return list(self._cut(self._fitting(grad)))
@@ -275,8 +276,8 @@ class ShardedVariable(ArrayLike):
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
         """Raise UnimplementedError: several shards cannot be compared and set atomically."""
         raise UnimplementedError(
-            f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set in one moment: use compare_and_set "
-            "of each of its .variables, or make it in one piece",
+            f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set atomically: use compare_and_set "
+            "of each of its .variables, or make the variable in one piece",
         )
 
     def _update(self, kind: str, value: Any) -> ShardedVariable:
@@ -284,7 +285,7 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Start an update of all rows. `kind` is "assign", "add" or "sub"."""
+        """Start an update of all rows, and return a future of its end. `kind` is "assign", "add" or "sub"."""
 
         def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
@@ -301,7 +302,7 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update. `kind` is the part of the method's name after "scatter_"."""
+        """Start a scatter update, and return a future of its end. `kind` is the part of the method's name after "scatter_"."""
 
         def start(delta: IndexedSlices) -> Gathered:
             rows, values = self._fitting_rows(delta)
@@ -334,7 +335,7 @@ class ShardedVariable(ArrayLike):
 
 
 def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:
-    """Return the ShardedVariable of these shards; the existing one if this process has it."""
+    """Return this process's ShardedVariable of these shards; make it if there is none."""
     container = getattr(variables[0], "_sharded_container", None)
     known = None if container is None else container()
     if known is not None and list(map(id, known._variables)) == list(map(id, variables)):

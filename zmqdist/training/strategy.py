@@ -1,10 +1,11 @@
 """ParameterServerStrategy: variables on parameter servers, functions on workers.
 
 Rules
-    Inside `scope()` variables go to the parameter servers (shard_placement.py), cut into shards where the partitioner says so.
+    Variables that are created inside `scope()` are placed on the parameter servers (shard_placement.py). The partitioner decides whether a
+    variable is cut into shards.
     A strategy has one ClusterCoordinator, made by the user or by the first `scope()`.
-    A strategy pickles as a stub. On a worker the stub does what belongs there: `run`, `reduce`, `gather` and the like. It makes no
-    variables.
+    A strategy pickles as a stub. On a worker the stub has the methods that functions use there: `run`, `reduce`, `gather` and the like. It
+    makes no variables.
     Several strategies may use one cluster at the same time; each has its own variables, counters and coordinator.
 
 Not here: finding the cluster (cluster_connection.py), what `run` does (replicas.py), sessions at the servers (sessions.py).
@@ -41,11 +42,11 @@ log = logging.getLogger("zmqdist.training")
 
 
 class OnWorkers:
-    """The methods of a strategy that functions on workers use. The program may call them on its own strategy to try a function out.
+    """The methods of a strategy that functions on workers use. The program may call them as well, to try out a function.
 
     Attributes:
       session: number of the strategy, the same on all workers.
-      num_replicas_in_sync: replicas on one worker; not the number of workers.
+      num_replicas_in_sync: number of replicas on one worker; not the number of workers.
     """
 
     session: int
@@ -61,15 +62,15 @@ class OnWorkers:
         """Call `fn(*args, **kwargs)` in each replica of this worker, in its replica context. Blocks until all replicas have ended.
 
         Args:
-          args, kwargs: arguments of `fn`. For a PerReplica, at any leaf, each replica gets its own value.
-          options: must be None: TensorFlow's RunOptions are for its compilers.
+          args, kwargs: arguments of `fn`. Of a PerReplica at any leaf of a structure, each replica gets its own value.
+          options: must be None, because TensorFlow's RunOptions are for its compilers.
 
         Returns:
-          What `fn` returned. With several replicas, the structure that they returned, with a PerReplica at each leaf.
+          The result of `fn`. With several replicas, a structure like the results, with a PerReplica at each leaf.
 
         Raises:
           InvalidArgumentError: `options` is not None.
-          Exception: what `fn` raises.
+          Exception: `fn` has raised it.
         """
         _refuse_options("run", options)
         self._used("run")
@@ -80,9 +81,9 @@ class OnWorkers:
 
         Args:
           reduce_op: "SUM" or "MEAN", in any case, or a ReduceOp.
-          value: what `run` returned, or any structure.
-          axis: None: combine across replicas only. Otherwise combine along these axes of each value as well; a mean then counts every
-            element, however many each replica has.
+          value: the result of `run`, or any structure.
+          axis: None: combine across replicas only. Otherwise also combine along these axes of each value; a mean is then the mean of all
+            elements, even if the replicas have different numbers of them.
 
         Raises:
           ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
@@ -91,12 +92,14 @@ class OnWorkers:
         return per_replica.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Return the replicas' arrays concatenated along `axis`; with one replica, its value."""
+        """Return the replicas' arrays concatenated along `axis`; with one replica, return its value unchanged."""
         self._used("gather")
         return per_replica.gather_replicas(value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return a tuple with one value for each replica. Of a structure it holds one structure for each replica."""
+        """Return a tuple with the value of each replica; a structure with PerReplica leaves becomes one structure for each replica. For any
+        other value, return a tuple of that value only.
+        """
         if any(isinstance(leaf, per_replica.PerReplica) for leaf in nest.flatten(value)):
             return tuple(per_replica.select(value, replica) for replica in range(self.num_replicas_in_sync))
         return (value,)
@@ -104,8 +107,8 @@ class OnWorkers:
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> distributed_dataset.DistributedDataset:
-        """Return a dataset whose batches are split between the replicas of a worker, for `create_per_worker_dataset`. `options` must be
-        None.
+        """Return a dataset for `create_per_worker_dataset` that splits each batch of `dataset` between the replicas of a worker. `options`
+        must be None.
         """
         _refuse_options("experimental_distribute_dataset", options)
         return distributed_dataset.DistributedDataset(dataset, self.num_replicas_in_sync)
@@ -113,9 +116,8 @@ class OnWorkers:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[distributed_dataset.InputContext], Any], options: Any = None
     ) -> distributed_dataset.DistributedDatasetsFromFunction:
-        """Return a dataset that gives each replica an element of its own of `dataset_fn(InputContext)`, for `create_per_worker_dataset`.
-
-        `options` must be None.
+        """Return a dataset for `create_per_worker_dataset` in which each replica of a worker gets an element of its own. The elements are
+        those of the dataset that `dataset_fn(InputContext)` returns. `options` must be None.
         """
         _refuse_options("distribute_datasets_from_function", options)
         return distributed_dataset.DistributedDatasetsFromFunction(dataset_fn, self.num_replicas_in_sync)
@@ -125,7 +127,7 @@ class OnWorkers:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[distributed_dataset.ValueContext], Any]
     ) -> Any:
-        """Return the results of `value_fn(ValueContext)`, called once for each replica, in the form that `run` takes."""
+        """Call `value_fn(ValueContext)` once for each replica. Return the results in the form that `run` accepts as an argument."""
         return distributed_dataset.per_replica(value_fn, self.num_replicas_in_sync)
 
     @property
@@ -134,12 +136,12 @@ class OnWorkers:
         raise NotImplementedError
 
     def _used(self, method: str) -> None:
-        """Hook: `method` was called. The program's strategy warns; a stub does nothing."""
+        """Note that `method` was called. The program's strategy logs a warning outside scheduled functions; a stub does nothing."""
 
 
 def _refuse_options(method: str, options: Any) -> None:
     if options is not None:
-        text = f"{method} has no options here: TensorFlow's are for its compilers and accelerators. Leave `options` out, got {options!r}"
+        text = f"{method} has no options: those of TensorFlow are for its compilers and accelerators. Leave `options` out, got {options!r}"
         raise InvalidArgumentError(text)
 
 
@@ -147,7 +149,7 @@ class Extended:
     """`strategy.extended`: the part of TensorFlow's `extended` that programs use.
 
     Attributes:
-      _allow_run_without_coordinator: True: no warning about `run` outside scheduled functions; for tests.
+      _allow_run_without_coordinator: True: `run` outside scheduled functions logs no warning; for tests.
     """
 
     def __init__(self, strategy: OnWorkers, workers: int, servers: int) -> None:
@@ -172,8 +174,8 @@ class Extended:
         return placement.count if isinstance(placement, ShardPlacement) else 0
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
-        """Return a context manager. While it is open, new variables go where `colocate_with_variable` is, in one piece and not counted by
-        the placement. Raises ValueError for a variable that is sharded, or of another strategy.
+        """Return a context manager. While it is open, new variables are placed on the server of `colocate_with_variable`, in one piece, and
+        the placement rule does not count them. Raises ValueError if the variable is sharded, or belongs to another strategy.
         """
         if getattr(getattr(colocate_with_variable, "storage", None), "session", -1) != self._strategy.session:
             raise ValueError(
@@ -185,27 +187,27 @@ class Extended:
 class ParameterServerStrategy(OnWorkers):
     """Variables on the parameter servers (ps) of a cluster, functions on its workers.
 
-    Making one blocks until all workers and ps have answered. Close it, or use it in a with-statement.
+    The constructor blocks until all workers and ps have answered. Close a strategy, or use it in a with-statement.
 
     Args:
       cluster_resolver: a resolver, ClusterSpec or dict of jobs, whose workers and ps run as `zmqdist.Server`; a `local_cluster(ps=...)`;
         or None in a program that `zmqdist launch` has started.
-      variable_partitioner: decides into how many shards a variable is cut: one of `zmqdist.partitioners`, or a function of shape and
-        dtype; None: variables are not cut.
+      variable_partitioner: decides the number of shards of a variable: one of `zmqdist.partitioners`, or a function of shape and dtype;
+        None: variables are not cut.
       replicas_per_worker: number of replicas in which `run` calls its function on a worker, each in a thread.
       placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which returns the index of a ps.
       connect_timeout_s: how long to wait for the tasks, in seconds.
       aggregate: "async": the ps apply each gradient of `apply` on arrival. "sync": the ps average the gradients of a step, and apply the
-        mean once. A function may run again because its worker was lost after its gradient had been sent; its gradient then counts twice
-        with "async", and once with "sync".
-      workers_per_step: number of gradients in a synchronous step. Fewer than there are workers leaves out the slowest. None: the number of
-        workers.
+        mean once. If a worker is lost after it has sent a gradient, its function runs again and sends another one; then both gradients
+        count with "async", and one of them with "sync".
+      workers_per_step: number of gradients in a synchronous step. If it is below the number of workers, a step does not wait for the
+        slowest workers. None: the number of workers.
       recovery_s: how long, in seconds, an access to a variable waits after its ps was lost, so that `zmqdist.checkpoint.Recovery` can
         restore it; 0: the access fails at once.
 
     Attributes:
       cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the holder of the
-        only coordinator. For the rest of the package.
+        only coordinator. Only zmqdist itself uses these attributes.
 
     Raises:
       ValueError: the cluster lacks workers or ps, or an argument is out of range.
@@ -253,7 +255,7 @@ class ParameterServerStrategy(OnWorkers):
             steps = 0 if aggregate == "async" else workers_per_step or workers
             if steps > workers:
                 log.warning(
-                    "a step takes the gradients of %d workers and there are %d: a step ends only if workers send several gradients for it, "
+                    "a step takes the gradients of %d workers, but there are %d: it ends only if workers send several gradients for it, "
                     "or more workers join",
                     steps,
                     workers,
@@ -281,7 +283,7 @@ class ParameterServerStrategy(OnWorkers):
 
     @property
     def credentials(self) -> Credentials:
-        """Where the secrets of the cluster are."""
+        """The places where processes of the cluster find its secrets."""
         return self.cluster.credentials
 
     @property
@@ -291,21 +293,22 @@ class ParameterServerStrategy(OnWorkers):
 
     @property
     def placement(self) -> list[Placed]:
-        """Every variable and shard made so far, in order, with the ps it is on."""
+        """Every variable and shard made so far, in the order of creation, with the index of its ps."""
         return self._placement.log
 
     def task_states(self) -> Any:
-        """Return the state of each worker by index, then of each ps: None while it is alive, otherwise an UnavailableError that names the
-        task. Blocks up to a few seconds for a silent task.
+        """Return a list with the state of each worker by index, then of each ps. The state of a live task is None, of any other task an
+        UnavailableError that names the task. Blocks for up to a few seconds if a task does not answer.
         """
         return self.cluster.task_states()
 
     def close(self, shutdown_cluster: bool = False) -> None:
-        """Close the coordinator, drop the variables, and release the cluster, whose workers are free for the next program. A second call
+        """Close the coordinator, drop the variables, and release the cluster, so that another program can use the workers. A second call
         does nothing.
 
         Args:
-          shutdown_cluster: stop workers and ps as well, wherever they run: `Server.join` returns there. A `local_cluster` is closed.
+          shutdown_cluster: also stop the servers of workers and ps, wherever they run, so that their `Server.join` returns. A
+            `local_cluster` is closed.
         """
         with self.coordinator_slot.lock:
             coordinator = self.coordinator_slot.coordinator
@@ -324,8 +327,8 @@ class ParameterServerStrategy(OnWorkers):
 
     @contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Return a context manager inside which new variables go to the parameter servers. It nests with itself, not with another
-        strategy's scope.
+        """Return a context manager inside which new variables are placed on the parameter servers. Scopes of one strategy nest; scopes of
+        different strategies do not.
 
         Raises:
           RuntimeError: inside another strategy's scope.
@@ -336,24 +339,26 @@ class ParameterServerStrategy(OnWorkers):
             yield self
 
     def apply(self, optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None = None) -> None:
-        """Apply gradients to several variables: as `variable.apply(optimizer, grad)` for each, with one message to each parameter server.
-        Blocks until all servers have replied.
+        """Apply gradients to several variables. This has the effect of `variable.apply(optimizer, grad)` for each pair, but sends only one
+        message to each parameter server. Blocks until all servers have replied.
 
         Args:
           grads_and_vars: pairs of a gradient (an array, or IndexedSlices) and its variable, which may be sharded. A pair whose gradient is
             None is skipped.
           step: in synchronous mode, the number of the step that the gradients belong to.
 
-        Raises: as `Variable.apply`. The updates of one server are applied as a whole or not at all.
+        Raises: as `Variable.apply`. A server applies all of its updates or none.
         """
         apply_all(optimizer, grads_and_vars, step)
 
     def read(self, variables: Any) -> Any:
-        """Return the structure with values in place of variables, with one message to each parameter server. Raises as `Variable.numpy`."""
+        """Return the structure with each variable replaced by its value. This sends one message to each parameter server. Raises as
+        `Variable.numpy`.
+        """
         return read_all(variables)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Make a variable; the creator of the scope. It decides on the parameter server, and cuts the variable into shards."""
+        """Make a variable. This is the creator of the scope: it chooses the parameter server, and cuts the variable into shards."""
         name = self._unique(kwargs.get("name") or "Variable")
         if kwargs.pop("per_worker_variable", False):
             return per_worker_variable.create(self.coordinator, name, kwargs)
@@ -387,9 +392,11 @@ class ParameterServerStrategy(OnWorkers):
         return device_of("ps", self._placement.place(name, shape, dtype))
 
     def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteStorage:
-        """Make a variable on a ps, and record it in the placement; the last of the creators calls it."""
+        """Make a variable on a ps, and record it in the placement. The end of the chain of creators (`creators.make`) calls this."""
         if not 0 <= ps < len(self.cluster.ps):
-            raise ValueError(f"variable {name!r} is to go to ps:{ps}; there are {len(self.cluster.ps)}")
+            raise ValueError(
+                f"variable {name!r} is to be placed on ps:{ps}, but the cluster has {len(self.cluster.ps)} ps"
+            )
         storage = self.ps_session.create_variable(name, initial, ps)
         self._placement.placed(name, initial.shape, initial.dtype, ps)
         return storage
@@ -400,7 +407,9 @@ class ParameterServerStrategy(OnWorkers):
         return name if count == 0 else self._unique(f"{name}_{count}")
 
     def per_worker_resource(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Build `fn(*args, **kwargs)` on each worker, for functions that capture the result; see `create_per_worker_resource`."""
+        """Have each worker build a resource `fn(*args, **kwargs)`; see `create_per_worker_resource`. A function that captures the result
+        gets the resource of the worker that runs it.
+        """
         return self.coordinator.create_per_worker_resource(fn, args, kwargs)
 
     @property
@@ -409,7 +418,7 @@ class ParameterServerStrategy(OnWorkers):
         return ClusterCoordinator(self)
 
     def _allocate_coordinator(self) -> StrategyCoordinator:
-        """Return the object that `ClusterCoordinator(strategy)` initializes."""
+        """Return the object that `ClusterCoordinator(strategy)` returns. Its `__new__` calls this method."""
         return self.coordinator_slot.allocate(self)
 
     # -- on workers -----------------------------------------------------------------------------------------------------
@@ -426,7 +435,7 @@ class ParameterServerStrategy(OnWorkers):
 
 
 class StrategyStub(OnWorkers):
-    """A strategy as it arrives on a worker."""
+    """The object that a strategy becomes when it is unpickled on a worker."""
 
     def __init__(self, session: int, replicas_in_sync: int, workers: int, servers: int) -> None:
         self.session = session
@@ -435,12 +444,12 @@ class StrategyStub(OnWorkers):
 
     @property
     def extended(self) -> Extended:
-        """As in the program, except for the counts of variables."""
+        """The settings and figures of the program's strategy, without the number of variables."""
         return self._extended
 
     @contextmanager
     def scope(self) -> Iterator[StrategyStub]:
-        """Return a context manager that enters the cross-replica context. No variables can be made in it."""
+        """Return a context manager that enters the cross-replica context. No variables can be made inside it."""
         with context.in_scope(self, lambda next_creator, **kwargs: next_creator(**kwargs)):
             yield self
 
@@ -455,6 +464,6 @@ _stubs: weakref.WeakValueDictionary[int, StrategyStub] = weakref.WeakValueDictio
 
 
 def _stub(session: int, replicas_in_sync: int, workers: int, servers: int) -> StrategyStub:
-    """Return the stub of this process for a strategy."""
+    """Return this process's stub of the strategy with this session number; make it if there is none."""
     stub = StrategyStub(session, replicas_in_sync, workers, servers)
     return _stubs.setdefault(session, stub)

@@ -1,15 +1,16 @@
 """The coordinator of a strategy.
 
-`ClusterCoordinator(strategy)` returns an object of this class (scheduling/coordinator/coordinator.py). It schedules as any other, with
-these rules
+`ClusterCoordinator(strategy)` returns a StrategyCoordinator (scheduling/coordinator/coordinator.py). It schedules as any other
+ClusterCoordinator, with these additional rules
     A strategy has one coordinator: every construction returns the same object. Options that differ from those of the first construction
     are refused.
-    Inside another strategy's scope nothing can be scheduled.
+    Inside another strategy's scope no function can be scheduled.
     A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the worker.
-    The strategy decides which workers belong to it: cluster_connection.py invites, starts or dismisses workers that are added or removed.
-    It pickles as a stub that has the strategy and schedules nothing.
-    The loss of a parameter server fails the round that is unfinished at that moment, whatever its functions do. Each loss fails one round.
-    Each function scheduled with `once=True` has a key. By the key the parameter servers recognize a repeated run, and skip the updates
+    The strategy adds and removes workers: cluster_connection.py invites, starts or dismisses them.
+    The coordinator pickles as a stub that has the strategy and schedules nothing.
+    The loss of a parameter server fails the round that is unfinished at that moment, even if its functions do not use the server. Each loss
+    fails one round.
+    Each call that is scheduled with `once=True` has a key. By this key the parameter servers recognize a repeated run, and skip the updates
     that an earlier run has made.
 """
 
@@ -40,8 +41,8 @@ class CoordinatorSlot:
     """Holds the only coordinator of a strategy.
 
     Attributes:
-      lock: hold it to make or replace the coordinator.
-      coordinator: None until the first one is made.
+      lock: protects `coordinator`. A thread holds it while it makes or replaces the coordinator.
+      coordinator: the coordinator; None until the first one is made.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class CoordinatorSlot:
         self.coordinator: StrategyCoordinator | None = None
 
     def allocate(self, strategy: CoordinatedStrategy) -> StrategyCoordinator:
-        """Return the object for `ClusterCoordinator(strategy)`: the existing coordinator unless it was closed, otherwise a new one.
+        """Return the object for `ClusterCoordinator(strategy)`: the existing coordinator, or a new one if there is none or it was closed.
 
         Raises:
           FailedPreconditionError: the strategy was closed.
@@ -63,7 +64,7 @@ class CoordinatorSlot:
 
 
 class CoordinatedStrategy(Protocol):
-    """The part of a ParameterServerStrategy that its coordinator uses."""
+    """The attributes of a ParameterServerStrategy that its coordinator uses."""
 
     @property
     def session(self) -> int: ...
@@ -91,9 +92,11 @@ class StrategyCoordinator(ClusterCoordinator):
 
     def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
-            if self._initialized:  # a second construction for the same strategy
+            if (
+                self._initialized
+            ):  # the strategy has its coordinator, and `ClusterCoordinator(strategy)` was called again
                 if options and options != self._options:
-                    text = f"the strategy has its coordinator already, made with {self._options or 'no options'}: not with {options}"
+                    text = f"the strategy already has its coordinator, made with {self._options or 'no options'}, not with {options}"
                     raise InvalidArgumentError(text)
                 return
             self._options = options
@@ -127,10 +130,10 @@ class StrategyCoordinator(ClusterCoordinator):
         """Schedule a function; see ClusterCoordinator.schedule. Raises RuntimeError inside another strategy's scope.
 
         Args:
-          once: whether a repeated run, after a worker's crash or for `retries`, makes its updates only once. The parameter servers
-            recognize the n-th update of a variable in the function, skip it, and reply as they replied in the first run. They remember the
-            last 65,536 updates of a strategy. Reads are not repeated: they return current values. None: True in synchronous mode, where a
-            gradient that arrived twice would take the place of another worker's.
+          once: True: the updates of the function take effect once, even if it runs again after a worker's crash or for `retries`. If the
+            n-th update of a variable in the function was made in an earlier run, the parameter server skips it and replies as it did then.
+            The servers remember the last 65,536 updates of a strategy. Reads return current values in each run. None: True in
+            synchronous mode, where a gradient that arrived twice would take the place of another worker's gradient.
         """
         if context.thread_state.scopes:
             context.check_not_in_another(self._scheduled_on)
@@ -155,7 +158,7 @@ class StrategyCoordinator(ClusterCoordinator):
     def _lost(self, error: PSUnavailableError) -> None:
         runtime = self._runtime
         with runtime.lock:
-            # A loss that `join` has raised already, as the error of a function, must not fail the next round as well.
+            # `join` may have raised this loss already as the error of a function. Then it must not fail the next round, too.
             if error.address not in self._raised_losses and runtime.scheduled > runtime.resolved:
                 runtime.failures.add(ROUND, partial(copy, error))
                 runtime.changed.notify_all()
@@ -172,18 +175,18 @@ class StrategyCoordinator(ClusterCoordinator):
             raise
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Make one more task a worker of this program. Per-worker values are built on it before it gets work. Does not wait for the task,
-        except where a `local_cluster` starts it.
+        """Add a task as a worker of this program. It builds the per-worker values before it gets work. Does not wait for the task, unless a
+        `local_cluster` starts it.
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run; "": a `local_cluster` starts a process.
-          index: index of the new worker; it may be that of a worker that was removed or lost. None: the highest index so far + 1.
+          index: index of the new worker; the index of a removed or lost worker may be reused. None: the highest index so far + 1.
 
         Returns:
           The index.
 
         Raises:
-          ValueError, InvalidArgumentError: `address` or `index` is malformed, or not possible with this cluster.
+          ValueError, InvalidArgumentError: `address` or `index` is malformed, or this kind of cluster does not accept it.
           FailedPreconditionError: under `zmqdist launch`, where workers join by themselves (the text says how), or this coordinator was
             closed.
         """
@@ -191,7 +194,7 @@ class StrategyCoordinator(ClusterCoordinator):
         return self.strategy.cluster.add_worker(address, index)
 
     def remove_worker(self, worker: int | str, grace_s: float = GRACE_S) -> None:
-        """Remove a worker; see ClusterCoordinator.remove_worker. An invited task is then free for other programs.
+        """Remove a worker; see ClusterCoordinator.remove_worker. An invited task can then work for another program.
 
         Raises:
           ValueError: there is no such worker.
@@ -203,7 +206,7 @@ class StrategyCoordinator(ClusterCoordinator):
         """Close the coordinator; see ClusterCoordinator.close.
 
         Args:
-          shutdown_cluster: close the strategy as well, and stop workers and ps; see `ParameterServerStrategy.close`.
+          shutdown_cluster: also close the strategy, and stop workers and ps; see `ParameterServerStrategy.close`.
         """
         super().close()
         if shutdown_cluster:
@@ -214,7 +217,7 @@ class StrategyCoordinator(ClusterCoordinator):
 
 
 class _Once:
-    """Wraps a function to run it with its key. Pickles as the function does."""
+    """A function that runs another function with an update key, its first argument. Its names are those of the other function."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn
@@ -227,7 +230,7 @@ class _Once:
 
 
 class CoordinatorStub:
-    """A strategy's coordinator as it arrives on a worker; it refuses all methods.
+    """The object that a strategy's coordinator becomes when it is unpickled on a worker. All of its methods raise RuntimeError.
 
     Attributes:
       strategy: the stub of the strategy.

@@ -1,15 +1,15 @@
-"""`zmqdist.Variable`: an array that functions on workers read and change, through handles that mean the same variable everywhere.
+"""`zmqdist.Variable`: an array that functions on workers read and change, through handles that refer to the same variable in each process.
 
 Rules
-    Under `strategy.scope()` the value is held by a parameter server (shard_placement.py decides by which), outside it by this process. A
-    handle pickles as a handle, never as a value; a process has one handle for each variable. A variable of this process does not pickle,
-    with one exception: where a function returns a variable of its worker, it returns its current value, as in TensorFlow.
-    A variable at a parameter server is dropped with its last handle in the program that made it (sessions.py).
-    Each assignment is one message and is atomic at its server; it is applied once, even if its reply was lost. A value that was read never
-    changes afterwards; large values are read-only.
-    An assignment that does not fit is refused here, before anything is sent, with the variable's name in the error; the variable is
-    unchanged.
-    In a replica context with several replicas an assignment waits for the same assignment in the other replicas, and is made once, with
+    A parameter server holds the value of a variable that is created under `strategy.scope()` (shard_placement.py chooses the server). This
+    process holds the value of any other variable.
+    A handle pickles as a handle, never as a value; a process has one handle for each variable. A variable of this process does not pickle,
+    with one exception: if a scheduled function returns a variable of its worker, the result is the current value, as in TensorFlow.
+    A parameter server drops a variable with its last handle in the program that made it (sessions.py).
+    Each assignment is one message and is atomic at its server; it is applied once, even if its reply was lost. The array that a read
+    returns does not change with later updates; large arrays are read-only.
+    An assignment that does not fit is refused before a message is sent; the error names the variable, which is unchanged.
+    In a replica context with several replicas, an assignment waits for the same assignment in the other replicas. It is made once, with
     their aggregate.
 
 Not here: operators and indexing (arithmetic.py), the two kinds of storage (variable_storage.py), creation (creators.py).
@@ -50,14 +50,14 @@ class Variable(ArrayLike):
     """A variable. Inside `strategy.scope()` the constructor blocks until the parameter server has made the variable.
 
     Args:
-      initial_value: an array, anything that numpy makes an array of, or a function that returns one. If `shape` and `dtype` are given,
-        such a function is called at the parameter server. If it takes `partition_shape` and `partition_offset`, or `shard_info`, it makes
-        one shard only.
-      trainable: kept for optimizers and user code; by default True for floats.
-      name: by default "Variable"; a strategy makes it unique with a number.
-      dtype, shape: of the value; by default those of `initial_value`.
-      aggregation: "none", "sum", "mean" or "only_first_replica": how the assignments of several replicas become one.
-      synchronization: kept; has no effect.
+      initial_value: an array, a value that NumPy can convert to one, or a function that returns one. If `shape` and `dtype` are given, the
+        parameter server calls the function. A function with the parameters `partition_shape` and `partition_offset`, or `shard_info`, is
+        called for each shard and makes that shard only.
+      trainable: a flag for optimizers and user code; by default True for floats.
+      name: by default "Variable"; a strategy appends a number to a name that it has used already.
+      dtype, shape: dtype and shape of the value; by default those of `initial_value`.
+      aggregation: "none", "sum", "mean" or "only_first_replica": how the assignments of several replicas are combined into one.
+      synchronization: stored; it has no effect.
       per_worker_variable: each worker has a variable of its own. A scheduled function that returns the variable returns its value at that
         worker.
 
@@ -65,7 +65,7 @@ class Variable(ArrayLike):
 
     Raises:
       ValueError: `initial_value` is missing, is not an array of numbers or text, or has another shape; or `aggregation` is unknown.
-      RuntimeError: in a scheduled function, where variables cannot be made.
+      RuntimeError: the constructor was called in a scheduled function, where variables cannot be made.
       UnavailableError: the parameter server is lost.
 
     Attributes:
@@ -128,7 +128,7 @@ class Variable(ArrayLike):
         """Return the current value: an array, or for a scalar variable a NumPy scalar. Blocks for one message to its server.
 
         Raises:
-          PSUnavailableError: its parameter server is lost, or was restarted without the variable.
+          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable.
         """
         return self.start_read().get_value()
 
@@ -137,14 +137,14 @@ class Variable(ArrayLike):
 
     @property
     def version(self) -> int:
-        """1 + the number of updates of the value. After a recovery it continues at a number that no earlier value had. Blocks for one
-        message.
+        """1 + the number of updates of the value. After a recovery of its parameter server, it continues with a number that no earlier
+        value has had. Blocks for one message.
         """
         version: int = self.storage.read().get_value()[0]
         return version
 
     def read_versioned(self) -> tuple[int, Any]:
-        """Return (version, value) of one moment, for `compare_and_set`."""
+        """Return (version, value), read atomically, for `compare_and_set`."""
         version, value = self.storage.read().get_value()
         return version, _scalar(value)
 
@@ -155,8 +155,8 @@ class Variable(ArrayLike):
 
         Raises:
           InvalidArgumentError: `value` has another shape, or a dtype of another kind.
-          ValueError: in a context of several replicas, and the variable has no aggregation.
-          PSUnavailableError: its parameter server is lost, or was restarted without the variable.
+          ValueError: there are several replicas, and the variable has no aggregation.
+          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable.
         """
         self.start_update("assign", value).get_value()
         return self
@@ -176,7 +176,7 @@ class Variable(ArrayLike):
         return self
 
     def compare_and_set(self, value: Any, *, version: int | None = None, expected: Any = None) -> bool:
-        """Set the value if its version is `version` and it equals `expected`, atomically. Either condition may be left out. Return whether
+        """Atomically set the value if its version is `version` and it equals `expected`; either condition may be left out. Return whether
         the value was set.
 
         Raises:
@@ -190,7 +190,9 @@ class Variable(ArrayLike):
         return applied
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Add to rows; a row that is named twice gets both. Errors as for `assign`, and InvalidArgumentError for an index out of range."""
+        """Add to rows; if a row is named twice, both values are added. Errors as for `assign`, and InvalidArgumentError if an index is out
+        of range.
+        """
         return self._scatter("add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
@@ -216,33 +218,34 @@ class Variable(ArrayLike):
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Set rows; of a row that is named twice the last value counts. Otherwise as `scatter_add`."""
+        """Set rows; if a row is named twice, the last value is set. Otherwise as `scatter_add`."""
         return self._scatter("update", sparse_delta)
 
     batch_scatter_update = scatter_update
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
-        """Apply a gradient at the parameter server: one message, whatever state the optimizer keeps. Blocks until it is applied.
+        """Apply a gradient at the parameter server. This takes one message, because the optimizer's slots are at the server. Blocks until
+        the gradient is applied.
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
-            the new one. It finds again what it has put into the dict `slots`. It runs at the parameter server, on copies of `value` and
-            `slots`. Slots belong to the function's module and qualified name: two lambdas of one function share them.
+            the new value. It may put arrays into the dict `slots`, which its next call gets. It runs at the parameter server, on copies of
+            `value` and `slots`. Slots belong to the function's module and qualified name, so two lambdas in one function share them.
           grad: an array of the variable's shape, or IndexedSlices.
-          step: in synchronous mode, the step that the gradient belongs to. The server averages `workers_per_step` gradients and applies
-            the mean once; `apply` blocks until then.
+          step: in synchronous mode, the number of the step that the gradient belongs to. The server averages `workers_per_step` gradients
+            and applies the mean once; `apply` blocks until then.
 
         Raises:
-          InvalidArgumentError: the gradient does not fit.
-          UnknownError: the function has raised; nothing has changed.
-          ValueError: synchronous mode, and `step` is missing.
+          InvalidArgumentError: the shape or dtype of the gradient does not fit.
+          UnknownError: the function has raised an error; the variable is unchanged.
+          ValueError: the strategy is synchronous, and `step` is missing.
         """
         self.start_apply(fn, grad, step).get_value()
 
     # -- requests that do not block ----------------------------------------------------------------------------------------
 
     def start_read(self) -> Future:
-        """Request the value."""
+        """Request the value, and return a future of it."""
         cache = read_cache.current_cache()
         if cache is None or self.storage.task is None:
             return Then(self.storage.read(), lambda reply: _scalar(reply[1]))
@@ -256,16 +259,16 @@ class Variable(ArrayLike):
         return Then(self.storage.read(), keep)
 
     def start_rows(self, rows: Rows) -> Future:
-        """Request rows, in the order of `rows`."""
+        """Request rows, and return a future of an array of them, in the order of `rows`."""
         return self.storage.rows(rows)
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Start an update of the whole value. `kind` is "assign", "add" or "sub"."""
+        """Start an update of the whole value, and return a future of its end. `kind` is "assign", "add" or "sub"."""
         change = _DENSE[kind]
         return once_for_all(self, value, lambda value: self.storage.change(change(self.storage.ref, value)))
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update. `kind` is the part of the method's name after "scatter_"."""
+        """Start a scatter update, and return a future of its end. `kind` is the part of the method's name after "scatter_"."""
 
         def start(delta: IndexedSlices) -> Future:
             return self.storage.change(client.scatter(self.storage.ref, kind, delta))
@@ -273,7 +276,7 @@ class Variable(ArrayLike):
         return once_for_all(self, IndexedSlices(values, np.asarray(indices)), start)
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        """Start what `apply` does."""
+        """Send the request of `apply`, and return a future of its end."""
         return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, step))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:
@@ -285,7 +288,7 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # A function returns a variable of its worker, say: the variable stays there, and its value travels.
+        # On a worker this is a variable of its own, such as the result of a function: it stays there, and its value is pickled instead.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)
@@ -294,7 +297,7 @@ class Variable(ArrayLike):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
-        """Make another variable in the same place with the same value. Raises RuntimeError outside the scope of the variable's strategy."""
+        """Make another variable on the same device with the same value. Raises RuntimeError outside the scope of its strategy."""
         if self.task is not None:
             strategy = get_strategy()
             if strategy is None or strategy.session != self.storage.session:
@@ -315,13 +318,13 @@ class Variable(ArrayLike):
         return copy
 
     def __repr__(self) -> str:
-        """Describe the variable without a message to its server."""
+        """Describe the variable; this sends no message to its server."""
         where = self.task or "this process"
         return f"<zmqdist.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name} on {where}>"
 
 
 def _value(value: Any) -> Any:
-    """Return `value`; the pickle of a worker's own variable calls this. The name is part of the protocol."""
+    """Return `value`. The pickle of a worker's own variable refers to this function by name, so the name is part of the protocol."""
     return value
 
 

@@ -1,7 +1,7 @@
-"""The two storages of a variable's value: at a parameter server, or in this process. Both take the same changes (variables/client.py).
+"""The two storages of a variable's value: at a parameter server, or in this process. Both accept the same changes (variables/client.py).
 
-Every method returns a future, so that requests to several servers can be in flight at once. A LocalStorage has finished when its method
-returns.
+Each operation returns a future, so that requests to several servers can be in flight at the same time. A LocalStorage carries an operation
+out before its method returns.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _numbers = itertools.count(1)
 
 
 class RemoteStorage:
-    """A value at a parameter server. It pickles as its description, and uses the client of the process it is in.
+    """A value at a parameter server. It pickles as its Ref; after unpickling it uses the client of the process that it is in.
 
     Attributes:
       ref: name, shape and dtype, and the server's address; error texts name the variable by it.
-      key: identifies the variable; the same for all its handles.
-      device, task: the server that holds it.
-      session: of the strategy that made it.
+      key: identifies the variable; equal for all its handles.
+      device, task: the server that holds the value.
+      session: session number of the strategy that made the variable.
       version_seen: the highest version in any reply to this object.
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:
         """Args:
-        workers_per_step: in synchronous mode; 0: gradients are applied on arrival.
-        owner: in the program that made the variable, its StrategySession. When this object is collected, the owner drops the variable.
+        workers_per_step: number of gradients in a synchronous step; 0: gradients are applied on arrival.
+        owner: in the program that made the variable, its StrategySession. When this object is garbage-collected, the owner drops the
+          variable.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number
@@ -53,7 +54,9 @@ class RemoteStorage:
 
     def __reduce__(self) -> Any:
         if self._owner is not None and not self._owner.note_pickled(self):
-            self._pickled_elsewhere = True  # handles may be in any process: the variable stays until the session ends
+            self._pickled_elsewhere = (
+                True  # handles may now be in any process, so the variable stays until the session ends
+            )
         return RemoteStorage, (self.ref, self.workers_per_step)
 
     def __del__(self) -> None:
@@ -62,7 +65,7 @@ class RemoteStorage:
 
     @property
     def client(self) -> client.PsClient:
-        """The client of this process for the server."""
+        """This process's client of the server."""
         return client.client_of(self.ref.address)
 
     def read(self) -> Future:
@@ -74,20 +77,20 @@ class RemoteStorage:
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
     def saved(self) -> Future:
-        """Return a future of (version, value, slots, update keys), all of one moment. None of them changes afterwards."""
+        """Return a future of (version, value, slots, update keys), read atomically. Later updates do not change the arrays."""
         return Then(self.client.saved([self.ref]), self._note_version)
 
     def change(self, change: Change) -> Future:
-        """Return a future of an UpdateOutcome."""
+        """Start a change; return a future of an UpdateOutcome."""
         return Then(self.client.update([(self.ref, change)]), self._note_version)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
-        """Apply a gradient by an optimizer or a function; return a future of an UpdateOutcome. Raises as `Variable.apply`."""
+        """Start applying a gradient by an optimizer or a function; return a future of an UpdateOutcome. Raises as `Variable.apply`."""
         change = client.apply(self.ref, how, gradient)
         return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
 
     def _note_version(self, replies: list[Any] | None) -> Any:
-        """Return the only reply, after noting the version that it begins with."""
+        """Note the version in the only reply, and return this reply."""
         if replies is None:
             return None
         if replies[0][0] > self.version_seen:
@@ -100,7 +103,7 @@ class RemoteStorage:
             return {}
         if step is None:
             raise ValueError(
-                f"{self.ref} takes the gradients of {self.workers_per_step} workers for a step: say step=, the number of the step"
+                f"{self.ref} takes the gradients of {self.workers_per_step} workers for a step: pass step=, the number of the step"
             )
         return {"step": int(step), "workers_per_step": self.workers_per_step}
 
@@ -129,7 +132,7 @@ class LocalStorage:
         )
 
     def read(self) -> Future:
-        with self._hosted.lock:  # updates are made in place
+        with self._hosted.lock:  # updates change the array in place, so it is copied under their lock
             version, value = self._hosted.version, self._hosted.read()
             return ReadyValue((version, value.copy() if value.flags.writeable else value))
 
@@ -161,4 +164,4 @@ class _LocalRef(Ref):
 
 
 VariableStorage: TypeAlias = RemoteStorage | LocalStorage
-"""What a Variable holds its value in."""
+"""The storage of a Variable."""

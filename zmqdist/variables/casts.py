@@ -1,4 +1,4 @@
-"""Conversion of users' values to arrays of a variable's dtype."""
+"""Conversion of users' values to arrays of the dtype of a variable."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from zmqdist.specs import TensorSpec, convert
 def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
     """Return a value as an array of this dtype, of any shape.
 
-    Python's numbers, and lists of them, take the dtype if their value survives. Arrays are cast by NumPy's "same_kind" rule, but
-    text is never truncated.
+    Python numbers, and lists of them, are converted if the dtype can represent them. Arrays are cast by NumPy's "same_kind" rule, except
+    that text is never truncated.
 
     Args:
-      subject: what the value is for, as error messages name it.
+      subject: name of the target in error texts, such as "variable 'w'".
 
     Raises:
-      InvalidArgumentError: the value does not fit.
+      InvalidArgumentError: the value cannot be converted to this dtype.
     """
     try:
         if not hasattr(value, "dtype"):

@@ -1,14 +1,13 @@
-"""The user's side of variables on parameter servers: one client for each ps in a process, for all requests to it.
+"""The client of a parameter server. A process has one PsClient for each ps, and sends all its requests to that ps with it.
 
 Rules
-    A started request is repeated, with the same id, as long as a caller waits for it: after its connection ended, for
-    PS_PATIENCE_S, while the ps's process may still exist. An update is applied only once nevertheless (updates_machine.py).
+    While a caller waits for a request whose connection has ended, the client repeats the request with the same id: for PS_PATIENCE_S,
+    because the process of the ps may still exist. An update is applied only once nevertheless (updates_machine.py).
     PSUnavailableError means that the ps is lost, or was restarted and no longer knows the variables. It is raised at once if the
-    kernel refuses the connection or another incarnation replies, else after PS_PATIENCE_S. With `recovery_s` in the handle, the
+    kernel refuses the connection or another incarnation replies, otherwise after PS_PATIENCE_S. With `recovery_s` in the handle, the
     caller waits that long for the variables to be recovered.
-    A value that does not fit its variable is detected here, before anything is sent: InvalidArgumentError, which names the
-    variable.
-    Requests to several ps are in flight at the same time: start all, then wait.
+    A value that does not fit its variable is refused before a message is sent, with an InvalidArgumentError that names the variable.
+    Requests to several ps can be in flight at the same time: a caller starts all of them, and then waits for each.
 
 Not here: the public API (training), execution at the ps (variable_host.py).
 """
@@ -49,16 +48,16 @@ from zmqdist.variables.variable_host import PREFIX
 from zmqdist.wire import trusted
 
 AGAIN_S: Final = 0.05
-"""Seconds between two checks whether a lost ps is back, if the caller waits for that."""
+"""Seconds between two attempts to reach a lost ps, while the caller waits for its recovery."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """The location and the spec of a variable. It can be pickled, and holds no connection.
+    """The location and the spec of a variable. A Ref can be pickled, and holds no connection.
 
     Attributes:
-      task: "ps:1", for error messages.
-      address: of that task.
+      task: the ps that holds the variable, such as "ps:1"; for error texts.
+      address: address of the task.
       session, number: identify the variable at the task.
       recovery_s: seconds to wait for the variable if the ps has lost it; 0: do not wait.
     """
@@ -78,14 +77,14 @@ class Ref:
     def fit(self, value: Any) -> NDArray[Any]:
         """Return a value as an array of this shape and dtype.
 
-        Python's numbers, and lists of them, take the dtype if their value survives; arrays are cast by NumPy's "same_kind" rule.
+        Python numbers, and lists of them, are converted if the dtype can represent them; arrays are cast by NumPy's "same_kind" rule.
 
         Raises:
-          InvalidArgumentError: it does not fit; the text names the variable.
+          InvalidArgumentError: the shape or dtype of the value does not fit; the text names the variable.
         """
         array = self.cast(value)
         if array.shape != self.shape:
-            raise InvalidArgumentError(f"{self} has shape {self.shape}; given one of shape {array.shape}")
+            raise InvalidArgumentError(f"{self} has shape {self.shape}: a value of shape {array.shape} does not fit")
         return array
 
     def cast(self, value: Any) -> NDArray[Any]:
@@ -98,7 +97,7 @@ class UpdateOutcome(NamedTuple):
 
     Attributes:
       version: the variable's version after the update.
-      applied: False if nothing was changed, because a swap's expectation did not hold or the step is over.
+      applied: whether the value was changed. It is not if the condition of a swap was false, or if the step had ended already.
       value: the new value, if it was requested.
     """
 
@@ -107,47 +106,50 @@ class UpdateOutcome(NamedTuple):
     value: NDArray[Any] | None = None
 
 
-# -- changes, as variable_host.py takes them -----------------------------------------------------------------------------------
+# -- changes, in the form that variable_host.py accepts ------------------------------------------------------------------------
 
 Change = tuple[Any, ...]
 
 
 def assign(ref: Ref, value: Any) -> Change:
-    """Set the value. Like all functions below, raises InvalidArgumentError for an argument that does not fit."""
+    """Return the change that sets the value. Raises InvalidArgumentError if an argument does not fit the variable, as do all functions
+    below."""
     return ("assign", ref.fit(value))
 
 
 def add(ref: Ref, value: Any) -> Change:
-    """Add to the value."""
+    """Return the change that adds to the value."""
     return ("add", ref.fit(value))
 
 
 def sub(ref: Ref, value: Any) -> Change:
-    """Subtract from the value."""
+    """Return the change that subtracts from the value."""
     return ("sub", ref.fit(value))
 
 
 def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
-    """Update rows: `op` is "add", "sub", "mul", "div", "min", "max" or "update". A row that is named twice is updated twice."""
+    """Return the change that updates rows. `op` is "add", "sub", "mul", "div", "min", "max" or "update". A row that is named twice is
+    updated twice."""
     return ("scatter", op, rows_of(ref, slices.indices), ref.cast(slices.values))
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """Set the value if its version is `version` and it equals `expected`. None for one of the two: do not check it."""
+    """Return the change that sets the value if its version is `version` and it equals `expected`. A condition that is None is not
+    checked."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
 
 def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Change:
-    """Apply a step of an optimizer, or of a function `fn(value, gradient, slots, step)` that runs at the ps.
+    """Return the change that makes a step of an optimizer, or of a function `fn(value, gradient, slots, step)` that runs at the ps.
 
     Args:
-      rule: an Optimizer, or a function that changes `value` in place or returns the new one. `slots`, a dict of arrays by name,
-        is the function's memory of the variable. A function is pickled at its first use.
+      rule: an Optimizer, or a function that changes `value` in place or returns the new value. `slots` is a dict of arrays by name, in
+        which the function can store arrays for its next call. A function is pickled at its first use.
       gradient: an array, or IndexedSlices.
     """
     if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, Optimizer)):
-        expected = "an optimizer, as SGD(0.1), or a function"
+        expected = "an optimizer, such as SGD(0.1), or a function"
         raise InvalidArgumentError(f"{ref}: apply() takes {expected}, not {rule!r}")
     is_sparse = isinstance(gradient, IndexedSlices)
     gradient_on_wire: Any = (
@@ -159,13 +161,13 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
 
 
 def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
-    """Set value and slots to the results of `PsClient.saved`."""
+    """Return the change that sets value and slots to those that `PsClient.saved` has returned."""
     return ("restore", ref.fit(value), slots)
 
 
 def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
-    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension; the ps checks their
-    bounds.
+    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension. The ps checks that they
+    are in bounds.
     """
     array = np.asarray(indices)
     if array.size == 0 and array.ndim == 1:
@@ -177,7 +179,8 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
 
 
 def rows_wanted(ref: Ref, rows: Any) -> Any:
-    """Return rows as they travel: a range by its bounds, since its numbers may be larger than narrow rows. Raises as `rows_of`."""
+    """Return rows in the form that is sent. A range is sent by its bounds, because its row numbers may take more bytes than the rows.
+    Raises as `rows_of`."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
@@ -188,7 +191,7 @@ _functions: Final = UpdateFunctions()
 
 
 class PsCall:
-    """A request in flight. Waiting for it repeats it if needed. May be used from any thread, repeatedly."""
+    """A request in flight. `get_value` waits for the reply, and repeats the request if necessary. Threads may share a PsCall."""
 
     def __init__(self, client: PsClient, request: _Request) -> None:
         self._client = client
@@ -200,13 +203,15 @@ class PsCall:
         self._connect()
 
     def done(self) -> bool:
-        """Return whether waiting would end at once, unless the request must be repeated. Never waits."""
+        """Return whether a reply or an error has arrived, so that `get_value` ends at once unless it has to repeat the request. Never
+        waits."""
         return (
             self._outcome is not None or self._unreachable is not None or (self._call is not None and self._call.done())
         )
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Call `fn()` once as soon as `done()` is true: now, or in a thread of the client, so `fn` must not block."""
+        """Call `fn()` once as soon as `done()` is true: in the calling thread, or later in a thread of the client, which `fn` must not
+        block."""
         call = self._call
         if self.done() or call is None:
             fn()
@@ -217,10 +222,10 @@ class PsCall:
         """Wait for the reply and return its value.
 
         Raises:
-          PSUnavailableError: the ps is lost, or has lost the variables.
+          PSUnavailableError: the ps is lost, or was restarted and no longer has the variables.
           DeadlineExceededError: the ps did not reply before the request's deadline.
           InvalidArgumentError: the ps refused the request, because it does not fit the variable.
-          UnknownError: an update function has raised.
+          UnknownError: a user's update function has raised an error.
         """
         with self._lock:
             if self._outcome is None:
@@ -247,10 +252,10 @@ class PsCall:
             except FailedPreconditionError:
                 if not self._request.functions or sent_again:
                     raise
-                sent_again = True  # the ps has dropped an update function that was not used for long
+                sent_again = True  # the ps no longer has the update function, because it keeps only a number of them
                 self._client.forget_sent(self._request.functions)
                 self._connect()
-            except AbortedError as error:  # the ps has lost the variable; it uses ABORTED for nothing else
+            except AbortedError as error:  # ABORTED always means that the ps has lost the variable or the session
                 self._unreachable = UnavailableError(f"{self._request.subject} is lost: {error.message}")
             except (UnavailableError, CancelledError) as error:
                 losses += 1
@@ -261,7 +266,7 @@ class PsCall:
                     self._unreachable = UnavailableError(f"{self._request.subject}: {error.message}")
 
     def _connect(self) -> None:
-        """Connect and send the request; else set `_unreachable`."""
+        """Connect and send the request. If that fails, set `_unreachable`."""
         try:
             self._client.reach(min(self._request.due, time.monotonic() + PS_PATIENCE_S))
             self._call = self._client.call(self._request)
@@ -270,7 +275,7 @@ class PsCall:
             self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
-        """Wait a little for the recovery of the ps, or raise if the time for that is over; return when it is over."""
+        """Wait AGAIN_S for the recovery of the ps, or raise if its time is over. Return the time when it will be over."""
         now = time.monotonic()
         if now >= self._request.due:
             raise DeadlineExceededError(lost.message)
@@ -287,12 +292,12 @@ class PsCall:
 
 @dataclass(frozen=True)
 class _Request:
-    """A request as it travels, so that it can be repeated.
+    """The contents of a request, which are kept so that it can be repeated.
 
     Attributes:
-      subject: what the request is for, as error messages name it.
-      functions: update functions that the ps needs for it.
-      sequence: number of an update; 0 for other requests.
+      subject: name of the variables or the ps of the request, for error texts.
+      functions: update functions that the ps needs for the request.
+      sequence: sequence number of an update; 0 for other requests.
     """
 
     subject: str
@@ -311,7 +316,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 class PsClient:
-    """One ps, as seen from this process. May be used from any thread. Made by `client_of`, without waiting."""
+    """This process's client of one ps. Threads may share it. `client_of` makes it, without waiting for the ps."""
 
     def __init__(self, address: str, credentials: Credentials, role: str = "submit") -> None:
         self.address = address
@@ -331,25 +336,26 @@ class PsClient:
           program: a random number of this process.
 
         Returns:
-          Incarnation and task of the ps, and whether it had this session already.
+          Incarnation and task name of the ps, and whether it had this session already.
         """
         incarnation, task, was_there = self._start(f"the ps at {self.address}", "open", program, session).get_value()
         return incarnation, task, was_there
 
     def close_session(self, session: int) -> PsCall:
-        """Drop a session with its variables."""
+        """Have the ps drop a session with its variables. Return the request."""
         return self._start(f"the ps at {self.address}", "close", session)
 
     def watch(self, task: str, session: int, recovery_s: float) -> PsCall:
-        """Return a request that ends when the session is closed, or with an error when the ps is lost or has lost the session."""
+        """Send a request that ends when the session is closed, or with an error when the ps is lost or has lost the session. Return the
+        request."""
         return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
     def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None) -> PsCall:
         """Create a variable, unless it exists.
 
         Args:
-          initial: an array; a TensorSpec, for zeros; or the result of `initializer`.
-          earlier: of a lost variable that continues: its version, and slots and updates from `saved`.
+          initial: the first value: an array; a TensorSpec, for zeros; or the result of `initializer`.
+          earlier: the state of a lost variable that this one continues: its version, and slots and updates from `saved`.
 
         Returns:
           A PsCall whose value is the variable's TensorSpec.
@@ -357,7 +363,7 @@ class PsClient:
         return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial, earlier)
 
     def drop(self, refs: Sequence[Ref]) -> PsCall:
-        """Drop variables of one session."""
+        """Have the ps drop variables of one session. Return the request."""
         return self._start(_subject(refs), "drop", refs[0].session, [ref.number for ref in refs])
 
     # -- values ---------------------------------------------------------------------------------------------------------
@@ -366,26 +372,30 @@ class PsClient:
         """Read variables of one session.
 
         Returns:
-          A PsCall whose value is (version, array) of each. Large arrays are read-only, and are not copied on the host of the ps.
+          A PsCall whose value is a list with (version, array) of each variable. Large arrays are read-only; a program on the host of the
+          ps reads them in shared memory.
         """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> PsCall:
-        """Read rows of several variables: at indices, in their order, or of an ascending range.
+        """Read rows of several variables.
+
+        Args:
+          wanted: for each variable the row numbers, in any order, or an ascending range.
 
         Returns:
-          A PsCall whose value is a list of arrays.
+          A PsCall whose value is a list of arrays, one for each variable.
         """
         refs = [ref for ref, _ in wanted]
         args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
         return self._start(_subject(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> PsCall:
-        """Read the full state of variables, all of the same moment, which `create` accepts as `earlier`.
+        """Read the full state of variables atomically. `create` accepts parts of it as `earlier`.
 
         Returns:
-          A PsCall whose value is (version, array, slots, updates) of each.
+          A PsCall whose value is a list with (version, array, slots, updates) of each variable.
         """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "saved", *args, recovery_s=refs[0].recovery_s, due=due)
@@ -401,24 +411,25 @@ class PsClient:
         due: float = inf,
         still: bool = False,
     ) -> PsCall:
-        """Change variables of one session, all or none, each at most once.
+        """Change variables of one session: all of them, or none if an error is raised.
 
         Args:
-          want: return the new values as well.
+          changes: one change for each variable.
+          want: True: the outcomes have the new values.
           key: identifies this update in its session: another update with the same key, from any process, changes nothing. "": the
             key of the running scheduled function, if there is one (task_context.py).
-          step: number of a synchronous step, from 0: the gradients of `workers_per_step` such updates are collected, and their
-            mean is applied. -1: apply at once.
-          due: when the caller stops waiting, on `time.monotonic`. The update may be applied nevertheless.
-          still: promises that the arrays in `changes` do not change before the reply.
+          step: number of a synchronous step, 0 or more: the ps collects the gradients of `workers_per_step` updates for this step, and
+            applies their mean. -1: the ps applies the update at once.
+          due: when the caller stops waiting, on the clock of `time.monotonic`. The update may be applied nevertheless.
+          still: True: the caller promises not to change the arrays in `changes` before the reply.
 
         Returns:
-          A PsCall whose value is a list of UpdateOutcome.
+          A PsCall whose value is a list with an UpdateOutcome for each variable.
         """
         refs = [ref for ref, _ in changes]
         functions = tuple(
             change[1] for _, change in changes if change[0] == "call"
-        )  # `changes_on_wire` has their digests
+        )  # the request itself has only the digests of these functions
         id = self._ids.next()
         changes_on_wire = [
             (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
@@ -439,7 +450,7 @@ class PsClient:
         )
 
     def status(self) -> PsCall:
-        """Return a request for the figures of the ps: a dict, as variable_host.py builds it."""
+        """Request the figures of the ps. Return the request, whose value is the dict that variable_host.py builds."""
         return self._start(f"the ps at {self.address}", "status")
 
     def close(self) -> None:
@@ -476,12 +487,14 @@ class PsClient:
         return PsCall(self, request)
 
     def call(self, request: _Request) -> StatusOrResult:
-        """Send a request over the current connection. Raises UnavailableError if that has ended."""
+        """Send a request over the current connection, after the update functions that it needs. Raises UnavailableError if the connection
+        has ended.
+        """
         for fn in request.functions:
             if fn.digest not in self._sent:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
                 send.get_value()
-                if len(self._sent) >= PS_FUNCTIONS_MAX:  # as many as the ps has
+                if len(self._sent) >= PS_FUNCTIONS_MAX:  # the ps keeps no more functions than this
                     self._sent.clear()
                 self._sent.add(fn.digest)
         return internal_client.start_packed(
@@ -489,12 +502,14 @@ class PsClient:
         )
 
     def reach(self, until: float) -> None:
-        """Make sure that there is a connection. One thread does it; others wait for that thread.
+        """Make sure that the ps is connected. If several threads call this, one of them connects and the others wait for it.
 
         Raises:
-          UnavailableError: no process listens there, or none replies before `until`.
+          UnavailableError: no process listens at the address, or none replies before `until`.
         """
-        began = time.monotonic()  # before the lock: waiting for another thread's attempt counts as waiting for the ps
+        began = (
+            time.monotonic()
+        )  # before the lock: the wait for another thread's attempt is part of the wait for the ps
         with self._reaching:
             if self.reached:
                 return
@@ -507,11 +522,11 @@ class PsClient:
             self.reached = True
 
     def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
-        """Send these functions again before their next use, because the ps may have dropped them."""
+        """Note that the ps may have dropped these functions, so that they are sent again before their next use."""
         self._sent.difference_update(fn.digest for fn in functions)
 
     def settled(self, request: _Request, call: StatusOrResult | None) -> None:
-        """As `UpdateIds.settled`."""
+        """Note that no caller waits for the request any more; see `UpdateIds.settled`."""
         self._ids.settled(request.sequence, call)
 
 
@@ -529,15 +544,16 @@ def _subject(refs: Sequence[Ref]) -> str:
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
-    """Return an initial value that the ps computes: `fn(**named)`, which must have this shape and dtype."""
+    """Return an initial value for `PsClient.create` that the ps computes by `fn(**named)`. The result must have the spec's shape and
+    dtype."""
     return trusted.pack_function(fn), spec, named
 
 
-# -- one for each ps of a process -------------------------------------------------------------------------------------
+# -- the clients of this process --------------------------------------------------------------------------------------
 
 _clients: dict[str, PsClient] = {}
 _credentials: dict[str, Credentials] = {}
-"""The credentials last given for each address."""
+"""The credentials that were last passed for each address."""
 _lock = threading.Lock()
 
 
@@ -545,7 +561,8 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
     """Return this process's client for a ps.
 
     Args:
-      credentials: where the secrets are; None: as given last for this address, or those of the environment, as in a slot process.
+      credentials: where the secrets are; None: the credentials that were last passed for this address, or else those of the environment,
+        as in a slot process.
     """
     client = _clients.get(address)
     if client is None or (credentials is not None and credentials != client.credentials):
@@ -553,7 +570,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
                 known = credentials or _credentials.get(address)
-                if known is None:  # a handle arrived here with a pickled function
+                if known is None:  # a handle was unpickled in this process, which opened no session at this ps
                     role = "worker" if task_context.scheduled() else "submit"
                     client = _clients[address] = PsClient(address, Credentials.from_environment(), role)
                 else:
@@ -571,7 +588,7 @@ def release_client(address: str) -> None:
 
 
 def _forked() -> None:
-    """Forget the clients in a forked child, which has none of its parent's connections."""
+    """Forget the clients in a forked child, because it has none of its parent's connections."""
     global _lock
     _lock = threading.Lock()
     _clients.clear()

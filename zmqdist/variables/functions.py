@@ -1,4 +1,4 @@
-"""Users' update functions, pickled once for all parameter servers, which identify them by a digest."""
+"""Users' update functions. Each is pickled once for all parameter servers, which identify it by the digest of the pickle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class PackedFunction:
 
 
 class UpdateFunctions:
-    """Cache of pickled functions: a function keeps the captured values of its first use. A pickle is dropped with its function."""
+    """A cache of pickled functions. The pickle of a function has the values that it captured at its first use, and is dropped with the
+    function."""
 
     def __init__(self) -> None:
         self._packed: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
@@ -34,7 +35,7 @@ class UpdateFunctions:
             raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
         try:
             known = self._packed.get(fn)
-        except TypeError:  # `fn` has no hash, or no weak references, so that it cannot be cached
+        except TypeError:  # `fn` cannot be hashed or weakly referenced, so it cannot be cached
             return _packed(fn)
         if known is None:
             known = self._packed[fn] = _packed(fn)

@@ -1,20 +1,19 @@
 """One variable at its ps: its value, its version, the slots of its optimizers, the gradients of incomplete steps.
 
 Rules
-    A change is first prepared, which checks everything and runs all code that may raise, and then committed, which cannot fail. A
-    refused change has therefore changed nothing, and an update of several variables changes all of them or none.
+    A change has two parts: `prepare` makes all checks and runs all code that may raise, and `commit` cannot fail. A refused change has
+    therefore changed nothing, and an update of several variables changes all of them or none.
     Each commit that changes the value adds 1 to the version, which starts at 1.
-    A user's update function works on copies. Its results are taken over only after it has returned.
-    Every method is called under the variable's lock.
+    A user's update function works on copies. They replace the value and the slots only after the function has returned.
+    Callers hold the variable's lock while they call a method.
 
-Changes, as they travel: (kind, ...)
+Changes, in the form in which they are sent: (kind, ...)
     ("assign" | "add" | "sub", value)           of the variable's shape and dtype
     ("scatter", op, indices, rows)              op is one of storage.SCATTERS
-    ("swap", version, expected, value)          assign if the version is this one (-1: any) and the value equals `expected` (None:
-    any)
+    ("swap", version, expected, value)          assign if the version is `version` (-1: any) and the value equals `expected` (None: any)
     ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
-    ("call", digest, gradient)                  a step of a user's update function, which was sent before
-    ("restore", value, slots)                   value and slots from `saved`; with () for slots, the existing slots start anew
+    ("call", digest, gradient)                  a step of a user's update function, which the client has sent before
+    ("restore", value, slots)                   set value and slots to those of `saved`; () for slots: remove the existing slots
 
 A gradient is an array, or a tuple of indices and rows.
 """
@@ -38,28 +37,28 @@ from zmqdist.variables.updates_machine import Steps
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = "Array | tuple[Array, Array]"
 Commit: TypeAlias = Callable[[], bool]
-"""Executes a prepared change; returns whether the value has changed."""
+"""Makes a prepared change. Returns whether the value has changed."""
 
 STEP: Final = "step"
 """The name under which an optimizer's number of steps is saved beside its slots."""
 
 
 class HostedVariable:
-    """See the module's docstring.
+    """One variable at its ps; see the module's docstring.
 
     Attributes:
-      label: "variable 'w/part_1' on ps:1", for error messages.
-      lock: guards all state of the variable.
-      version: of the value.
-      slots: arrays by optimizer, then by name.
-      step_counts: number of steps, by optimizer.
-      steps: synchronous steps; `sums` are their gradients so far.
+      label: name of the variable in error texts, such as "variable 'w/part_1' on ps:1".
+      lock: protects all state of the variable.
+      version: version of the value.
+      slots: arrays of slots, by optimizer and then by name.
+      step_counts: number of steps that each optimizer has made, by optimizer.
+      steps: the synchronous steps; `sums` holds the gradients of the incomplete steps, by number of the step.
       drop_reason: why the variable was dropped; "" while it exists.
-      updates, bytes_in, bytes_out: figures.
+      updates, bytes_in, bytes_out: number of updates, bytes received and bytes sent, for `status`.
     """
 
     def __init__(self, label: str, name: str, value: Array) -> None:
-        """Take over `value`, to which no other reference may exist unless it is frozen."""
+        """Take ownership of `value`. No other code may have a reference to it, unless it is frozen."""
         self.label = label
         self.name = name
         self.lock = threading.Lock()
@@ -76,19 +75,21 @@ class HostedVariable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the value, the slots, and the gradients of incomplete steps."""
+        """Number of bytes of the value, the slots, and the gradients of incomplete steps."""
         slots = sum(slot.nbytes for slots in list(self.slots.values()) for slot in slots.values())
         return self.storage.nbytes + slots + sum(each.nbytes for each in list(self.sums.values()))
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
     def read(self) -> Array:
-        """Return the value, to be sent before the lock is released."""
+        """Return the value itself. The caller sends or copies it before it releases the lock."""
         self.bytes_out += self.storage.nbytes
         return self.storage.read()
 
     def rows(self, indices: Any) -> Array:
-        """Return some rows as a new array: at indices, or of a range as (start, stop, step). Raises InvalidArgumentError."""
+        """Return some rows as a new array: the rows at indices, or of a range (start, stop, step). Raises InvalidArgumentError if there are
+        no such rows.
+        """
         if isinstance(indices, (tuple, list)):
             found = self.storage.run(self._range(*indices))
         else:
@@ -97,7 +98,9 @@ class HostedVariable:
         return found
 
     def saved(self) -> dict[str, Array]:
-        """Return slots and numbers of steps, as "Adam/m" and "Adam/step"; to be sent before the lock is released."""
+        """Return slots and numbers of steps, under names such as "Adam/m" and "Adam/step". The caller sends or copies the arrays before it
+        releases the lock.
+        """
         arrays = {}
         for kind, slots in self.slots.items():
             arrays.update({f"{kind}/{name}": slot for name, slot in slots.items()})
@@ -105,8 +108,10 @@ class HostedVariable:
         return arrays
 
     def resume(self, version: int, saved: dict[str, Array]) -> None:
-        """Continue from an earlier incarnation of this variable: its version, and the result of its `saved`. For a new variable
-        only.
+        """Set the version, slots and numbers of steps to those of an earlier incarnation of this variable. Call it on a new variable only.
+
+        Args:
+          saved: the result of `saved` of the earlier incarnation.
         """
         self.slots, self.step_counts = _read_saved(saved)
         self.version = int(version)
@@ -114,14 +119,14 @@ class HostedVariable:
     # -- changing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, change: tuple[Any, ...], function: Callable[[bytes], tuple[str, Any]]) -> Commit:
-        """Check a change, and do the part of it that may fail.
+        """Check a change, and execute the part of it that may fail. Return a function that executes the rest.
 
         Args:
-          function: returns the name and the function of a digest.
+          function: returns (name, function) of the user's update function with a digest.
 
         Raises:
           InvalidArgumentError: the change does not fit; the text names the variable.
-          UnknownError: a user's function has raised.
+          UnknownError: the user's update function has raised an error.
         """
         kind, *arguments = change
         prepare_kind = _PREPARE.get(kind)
@@ -138,7 +143,7 @@ class HostedVariable:
             raise self.wrong(f"update {kind!r}: {error}") from None
 
     def commit(self, commit: Commit) -> bool:
-        """Execute a prepared change; return whether the value has changed."""
+        """Make a prepared change, and count it. Return whether the value has changed."""
         changed = commit()
         if changed:
             self.version += 1
@@ -260,14 +265,14 @@ class HostedVariable:
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def wrong(self, problem: str) -> InvalidArgumentError:
-        """Return an error that names the variable."""
+        """Return an InvalidArgumentError that names the variable."""
         return InvalidArgumentError(f"{self.label}: {problem}")
 
     def gradient(self, value: Any) -> Gradient:
         """Return `value` as a gradient for this variable. Raises InvalidArgumentError if it does not fit."""
         if isinstance(value, (tuple, list)):
             if len(value) != 2:
-                raise self.wrong("a sparse gradient is indices and rows")
+                raise self.wrong("a sparse gradient must be a pair (indices, rows)")
             return self._rows(*value)
         return self._value(value)
 
@@ -316,12 +321,14 @@ class HostedVariable:
             raise self.wrong(f"{self.storage.dtype} has no arithmetic: assign a value instead")
 
     def _check_floats(self, name: str) -> None:
-        if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:  # "V": bfloat16, say
+        if (
+            self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None
+        ):  # "V" is the kind of bfloat16 and the like
             raise self.wrong(f"{name} needs a variable of floats, and this one is {self.storage.dtype}")
 
 
 def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
-    """Return slots, in memory of their own, and numbers of steps from the result of `HostedVariable.saved`."""
+    """Return copies of the slots, and the numbers of steps, from the result of `HostedVariable.saved`."""
     slots: dict[str, dict[str, Array]] = {}
     step_counts: dict[str, int] = {}
     for path, slot in dict(saved).items():
@@ -351,7 +358,7 @@ _PREPARE: Final[dict[str, Callable[..., Commit]]] = {
 
 
 class Sum:
-    """The gradients of one step so far. A row that a sparse gradient does not name counts as zeros in the mean."""
+    """The gradients that have arrived for one step. In the mean, rows that a sparse gradient lacks count as zeros."""
 
     def __init__(self) -> None:
         self._dense: Array | None = None
@@ -364,11 +371,11 @@ class Sum:
         return dense + sum(indices.nbytes + rows.nbytes for indices, rows in self._sparse)
 
     def fits(self, gradient: Gradient) -> bool:
-        """Return whether `gradient` is of the same kind, dense or sparse, as those before."""
+        """Return whether `gradient` is of the same kind, dense or sparse, as the earlier gradients."""
         return self._dense is None if isinstance(gradient, tuple) else not self._sparse
 
     def add(self, gradient: Gradient) -> None:
-        """Add a gradient. The array is kept but never written to, because its sender may need the memory to repeat the request."""
+        """Add a gradient. Its array is kept and never changed, because it may be in memory that the sender needs to repeat the request."""
         if isinstance(gradient, tuple):
             self._sparse.append(gradient)
         elif self._dense is None:
@@ -378,7 +385,7 @@ class Sum:
             self._ours = True
 
     def mean(self, count: int) -> Gradient:
-        """Return the mean over `count` gradients. The sum is used up."""
+        """Return the mean over `count` gradients. It may reuse the memory of the sum, so call this once."""
         if self._dense is not None:
             return mean_of(self._dense, count, self._room(self._dense))
         indices = np.concatenate([indices for indices, _ in self._sparse])

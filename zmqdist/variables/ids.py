@@ -1,4 +1,4 @@
-"""Sequence numbers of a client's updates, by which a ps recognises a repeated one (updates_machine.py)."""
+"""The sequence numbers of a client's updates, by which a ps recognizes a repeated update (updates_machine.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zmqdist.rpc.client import new_incarnation
 
 
 class UpdateIds:
-    """Hands out sequence numbers, and knows up to which number all updates are settled: none of those will be sent again."""
+    """Hands out sequence numbers, and computes the number up to which all updates are settled, which means that none is sent again."""
 
     def __init__(self) -> None:
         self.client = new_incarnation()
@@ -19,10 +19,10 @@ class UpdateIds:
         self._open: dict[int, None] = {}
         self._loose: dict[int, StatusOrResult] = {}
         self._settled: deque[tuple[int, StatusOrResult | None]] = deque()
-        """Reports to `settled` that `next` has not processed yet. A finalizer may append at any moment."""
+        """Calls of `settled` that `next` has not processed yet. A finalizer may append at any moment."""
 
     def next(self) -> tuple[int, int, int]:
-        """Return (client, sequence number, settled): every number up to `settled` is settled."""
+        """Return (client, sequence number, settled) for a new update. All updates with numbers up to `settled` are settled."""
         with self._lock:
             self._last += 1
             while self._settled:
@@ -38,10 +38,10 @@ class UpdateIds:
             return self.client, self._last, next(iter(self._open)) - 1
 
     def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Note that the result of this update is no longer wanted. If its call is still in flight (`call`), it is settled when that
-        ends.
+        """Note that no caller waits for the result of this update any more. If its call is still in flight, pass it as `call`: the update
+        is settled when the call ends.
 
-        Takes no lock, because finalizers call it.
+        This method takes no lock, because finalizers call it.
         """
         if number:
             self._settled.append((number, call))

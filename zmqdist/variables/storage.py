@@ -1,10 +1,10 @@
 """The memory of a hosted variable's value.
 
 Rules
-    The value is always written in place: its pages are mapped already, and the update of a large value needs no second array. A
-      reader of the whole value therefore sends or copies it before the lock is released.
-    A large value that is read repeatedly without a change gets a frozen copy, which costs its readers nothing.
-    One thread at a time uses it: the owner has a lock.
+    The value is always changed in place, because its pages are mapped already and the update of a large value then needs no second array.
+      A reader of the whole value therefore sends or copies it before it releases the lock.
+    A large value that is read repeatedly without a change gets a frozen copy, which readers share without copying it again.
+    A Storage has no lock: its owner makes sure that one thread at a time uses it.
 
 Not here: versions, the meaning of updates, checks of their arguments (hosted_variable.py).
 """
@@ -31,26 +31,27 @@ SCATTERS: Final = {
     "max": np.maximum,
     "update": None,
 }
-"""Sparse updates by name. A row that is named twice is updated twice, in order; for "update" the last one wins."""
+"""Sparse updates by name. A row that is named twice is updated twice, in order, so that "update" sets it to the last value."""
 
 
 FROZEN_FROM: Final = 3
-"""The number of consecutive reads at which a large value is frozen: new memory costs as much as a few copies into mapped memory."""
+"""A large value is frozen at this number of reads without a change. It is above 1, because new memory costs as much as a few copies into
+mapped memory."""
 
 
 class Storage:
     """One array in memory of its own.
 
     Attributes:
-      value: the array, for the owner, who calls `changed` after writing to it.
-      shape, dtype, nbytes: of the array; they never change.
-      row_bytes: bytes of one row; of a scalar, of the whole.
+      value: the array. Its owner may write to it, and then calls `changed`.
+      shape, dtype, nbytes: those of the array; they never change.
+      row_bytes: number of bytes of one row; a scalar is one row.
     """
 
     __slots__ = ("_frozen", "_marks", "_reads", "dtype", "nbytes", "row_bytes", "shape", "value")
 
     def __init__(self, value: Array) -> None:
-        """Take over `value`, which must be writable and contiguous, and to which no other reference may exist."""
+        """Take ownership of `value`. It must be writable and contiguous, and no other code may have a reference to it."""
         self.shape = value.shape
         self.dtype = value.dtype
         self.nbytes = value.nbytes
@@ -61,7 +62,9 @@ class Storage:
         self._marks: NDArray[np.int32] | None = None
 
     def read(self) -> Array:
-        """Return the current value, frozen or not. Send or copy it before the next write; sending a frozen one copies nothing."""
+        """Return the current value, or its frozen copy. The caller sends or copies the array before the next change; a frozen copy is sent
+        without copying it.
+        """
         if self._frozen is not None:
             return self._frozen
         if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN:
@@ -72,12 +75,12 @@ class Storage:
         return self.value
 
     def changed(self) -> None:
-        """Note that the value is about to be written, or was."""
+        """Note that the value is about to be changed, or was changed."""
         self._reads = 0
         self._frozen = None
 
     def assign(self, value: Array) -> None:
-        """Copy another array into the value. If it is frozen, readers get that array itself from now on."""
+        """Copy another array into the value. If that array is frozen, readers get it from now on."""
         np.copyto(self.value, value)
         self.changed()
         if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN and is_frozen(value) and value.flags.c_contiguous:
@@ -86,7 +89,9 @@ class Storage:
     def gather(self, indices: Array) -> Array:
         """Return the rows at `indices` as a new array."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
-        np.take(self.value, indices, axis=0, out=out, mode="clip")  # indices are valid; "clip" avoids a buffer
+        np.take(
+            self.value, indices, axis=0, out=out, mode="clip"
+        )  # the indices are in bounds; with mode "clip" NumPy needs no buffer
         return out
 
     def run(self, rows: range) -> Array:
@@ -95,7 +100,7 @@ class Storage:
         return found
 
     def scatter(self, op: str, indices: Array, rows: Array) -> None:
-        """Apply a sparse update. `indices` are valid, and `rows` has the dtype and shape of the rows there."""
+        """Apply a sparse update. `indices` are in bounds, and `rows` has the dtype of the value and the shape of its rows at `indices`."""
         self.changed()
         target = self.value
         ufunc = SCATTERS[op]
@@ -112,7 +117,7 @@ class Storage:
         target[indices] = touched
 
     def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
-        """Return the same update with unique indices: rows of the same index are added up."""
+        """Return an equal "add" update with unique indices: the rows of an index that occurs several times are added up."""
         owners, unique = self._owned(indices)
         if unique:
             return indices, rows
@@ -124,8 +129,8 @@ class Storage:
     def _owned(self, indices: Array) -> tuple[Array, bool]:
         """Return, for each index, its last position in `indices`, and whether all indices are unique.
 
-        Writes each position into a mark at its row and reads the marks back. Old marks need no clearing, because only marks just
-        written are read.
+        It writes each position into a mark at its row, and reads the marks back. Old marks need not be cleared, because only marks that
+        were just written are read.
         """
         if self._marks is None:
             self._marks = np.empty(self.shape[0], np.int32)
@@ -136,7 +141,7 @@ class Storage:
 
 
 def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
-    """Return `total` divided by `count`, in its own dtype. Integers are divided towards zero, as TensorFlow's mean does."""
+    """Return `total` divided by `count`, in the dtype of `total`. Quotients of integers are rounded towards zero, as in TensorFlow."""
     out = total.copy() if out is None else out
     if out is not total:
         np.copyto(out, total)
@@ -145,9 +150,9 @@ def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
 
 
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
-    """Compute target = ufunc(target, rows). Integers are divided towards zero, as in TensorFlow."""
+    """Compute target = ufunc(target, rows) in place. Quotients of integers are rounded towards zero, as in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":
-        quotient = np.floor_divide(target, rows)  # not in floats, which cannot hold all 64-bit integers
+        quotient = np.floor_divide(target, rows)  # no division of floats, because they cannot hold all 64-bit integers
         quotient += ((target < 0) != (rows < 0)) & (quotient * rows != target)
         np.copyto(target, quotient)
     else:

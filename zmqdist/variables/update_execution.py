@@ -1,4 +1,4 @@
-"""The execution of an update of several variables, under the locks of all of them; and the creation of initial values."""
+"""The execution of an update of several variables while the caller holds all their locks, and the creation of initial values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
 def apply_changes(
     variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
 ) -> tuple[Any, ...]:
-    """Execute changes under the locks. Raises as `HostedVariable.prepare`; then no variable has changed.
+    """Execute one change of each variable. The caller holds all locks. Raises as `HostedVariable.prepare`; then no variable has changed.
 
     Returns:
       For each variable its version, then whether it was changed: (version, changed, version, changed, ...).
@@ -49,7 +49,9 @@ def apply_missing(
     changes: Changes,
     function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
-    """As `apply_changes`, but skip the variables in `applied`, which have the update already, and return their earlier outcome."""
+    """Execute changes as `apply_changes`, but skip the variables in `applied`, which contain the update already; for these, return the
+    earlier outcomes.
+    """
     missing = [index for index, change in enumerate(changes) if change[0] not in applied]
     outcomes = iter(
         apply_changes([variables[index] for index in missing], [changes[index] for index in missing], function)
@@ -58,13 +60,15 @@ def apply_missing(
 
 
 def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
-    """Return (version, changed, value) of each variable in one tuple, from the result of `apply_changes`. Call it under the locks."""
+    """Return a tuple with version, changed and value of each variable, from the result of `apply_changes`. The caller holds all locks."""
     outcomes = zip(results[::2], results[1::2], variables, strict=True)
     return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
 
 
 def initial_value(label: str, initial: Any) -> Any:
-    """Return an initial value as a new array. Raises InvalidArgumentError, UnknownError."""
+    """Return an initial value as a new array. Raises UnknownError if the user's function raises, and InvalidArgumentError if its result has
+    the wrong shape or dtype.
+    """
     if isinstance(initial, TensorSpec):
         return np.zeros(initial.shape, initial.dtype)
     if not isinstance(initial, tuple):

@@ -1,10 +1,10 @@
-"""Which keyed updates each variable of a session has: what a restarted parameter server must know to apply none twice.
+"""The record of the keyed updates that each variable of a session contains. A restarted parameter server needs it to apply no update twice.
 
 Rules
-    An update is noted under the locks of the variables that it changes, so that `saved` of a variable belongs to the same moment
-    as the value saved beside it. A variable restored from a checkpoint is restored with the updates that its value there
-    contains. When such an update is repeated, it skips the variables that have it and changes the others.
-    As many updates are kept as updates_machine.py keeps keys.
+    An update is recorded under the locks of the variables that it changes, so that the record agrees with the value that is saved at the
+    same time. A variable that is restored from a checkpoint is restored with the record of the updates that its value contains. A repeated
+    update skips the variables that contain it already and changes the others.
+    The record has at most PS_UPDATE_KEYS_MAX updates, as many as updates_machine.py keeps keys.
 
 Not here: replies to requests while an update is being executed (variable_host.py, updates_machine.py).
 """
@@ -30,7 +30,7 @@ class _Saved(msgspec.Struct):
 
     Attributes:
       step: the last synchronous step that was applied; -1: none.
-      updates: (key, version, changed) of each.
+      updates: (key, version, changed) of each update.
     """
 
     step: int
@@ -38,29 +38,29 @@ class _Saved(msgspec.Struct):
 
 
 class AppliedUpdates:
-    """The keyed updates of one session. May be used from any thread."""
+    """The keyed updates of one session. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._updates: OrderedDict[str, tuple[tuple[int, int, bool], ...]] = OrderedDict()
 
     def of(self, key: str) -> dict[int, AppliedUpdate]:
-        """Return the variables that have this update, by their numbers."""
+        """Return the outcome of the update with this key for each variable that contains it, by the variable's number."""
         with self._lock:
             return {number: (version, changed) for number, version, changed in self._updates.get(key, ())}
 
     def note(self, key: str, outcomes: Iterable[tuple[int, int, bool]]) -> None:
-        """Note that these variables now have the update: (number, version, changed) of each. Call it under their locks."""
+        """Record that variables contain the update: (number, version, changed) of each. The caller holds their locks."""
         with self._lock:
             self._updates[key] = (*self._updates.get(key, ()), *outcomes)
             if len(self._updates) > PS_UPDATE_KEYS_MAX:
                 self._updates.popitem(last=False)
 
     def saved(self, number: int, step: int) -> bytes:
-        """Return the updates of a variable for `restore`; b"" if there are none. Call it under the variable's lock.
+        """Return the encoded updates of a variable for `restore`; b"" if there are none. The caller holds the variable's lock.
 
         Args:
-          step: the last synchronous step that was applied to it.
+          step: the last synchronous step that was applied to the variable; -1: none.
         """
         with self._lock:
             found = [
@@ -72,7 +72,9 @@ class AppliedUpdates:
         return msgspec.json.encode(_Saved(step, found)) if found or step >= 0 else b""
 
     def restore(self, number: int, saved: bytes) -> int:
-        """Restore the updates of a variable from `saved`; return its last step. Raises InvalidArgumentError if `saved` is damaged."""
+        """Restore the updates of a variable from the result of `saved`. Return its last synchronous step. Raises InvalidArgumentError if
+        `saved` is damaged.
+        """
         if not saved:
             return -1
         try:

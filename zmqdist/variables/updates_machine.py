@@ -1,27 +1,28 @@
-"""What a parameter server remembers besides values: applied updates, the sessions that it keeps, and the updates that wait in each
-step.
+"""The state that a parameter server keeps besides values: the updates that it has executed, the updates that wait in synchronous steps, and
+the sessions.
 
-An update has an id: the number of its client and a sequence number of that client. With it comes `settled`, the number up to
-which the client has all replies and will repeat no request. The log of a client therefore has as many entries as the client has
-updates in flight, and a repeated request, whose reply was lost, finds its result there.
+An update has an id: the number of its client and a sequence number of that client. A request also carries `settled`, the number up to
+which the client has all replies and will repeat no request. The log of a client therefore has one entry for each update that the client has
+in flight. A request that is repeated because its reply was lost finds its result in the log.
 
-A *key* identifies an update within a session for any process that repeats it: a function that runs again in another process gives
-the same key, so that the update counts once.
+A *key* identifies an update within a session when another process repeats it: a function that runs again in another process sends the
+same key, so that the update takes effect once.
 
-In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th one ends the step: their mean is applied
-once, and all of them get their replies.
+In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th update ends the step: the mean of the gradients is
+applied once, and all `k` updates get their replies.
 
 Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
-    U1  An update is executed at most once by its id, and by its key within its session, whatever was lost, repeated or late.
-    U2  A request repeated while its update is being executed gets that execution's outcome; repeated later, it gets the same
-        result again.
+    U1  An update is executed at most once by its id, and at most once by its key within its session, even if messages are lost, repeated
+        or late.
+    U2  A request that is repeated while its update is being executed gets the outcome of that execution. A request that is repeated later
+        gets the same result again.
     U3  An update that failed has changed nothing, and may be requested again.
-    U4  A client has no more entries than updates that are not settled; there are at most `clients_max` clients and `keys_max`
-        keys. An update that is being executed is never forgotten.
-    U5  The mean of a step is over exactly `k` updates, the first to arrive; a step is applied once, and never after a later one.
-    U6  Every update of a step gets one verdict: APPLIED, or LATE if this step or a later one was applied before.
-    U7  A session is dropped when it is closed, or at another program's `open` once its own program has had no connection for
-        `gone_s`.
+    U4  A client has at most one entry for each update that is not settled. There are at most `clients_max` clients and `keys_max` keys. An
+        update that is being executed is never forgotten.
+    U5  The mean of a step is over exactly `k` updates, the first to arrive. A step is applied once, and never after a later step.
+    U6  Every update of a step gets one verdict: APPLIED, or LATE if this step or a later step was applied before.
+    U7  A session is dropped when its program closes it, or when another program opens a session and the program of this one has had no
+        connection for `gone_s`.
 
 Not here: values, locks, messages (variable_host.py). No clock: times are arguments.
 """
@@ -36,13 +37,13 @@ from typing import Any, Final, TypeAlias
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
 
 NEW: Final = "new"
-"""Execute it."""
+"""The update was not executed: execute it."""
 RUNNING: Final = "running"
-"""It is being executed: this request shares the outcome."""
+"""The update is being executed: this request gets the same outcome."""
 DONE: Final = "done"
-"""It was executed, with this result."""
+"""The update was executed, with the result beside this constant."""
 SETTLED: Final = "settled"
-"""It was executed, and its client has the reply and waits no more."""
+"""The update was executed, and its client has the reply or waits no longer."""
 
 APPLIED: Final = "applied"
 LATE: Final = "late"
@@ -50,11 +51,11 @@ LATE: Final = "late"
 _RUNNING: Final = object()
 
 Ticket: TypeAlias = Any
-"""One request; an object of the host's that is not interpreted here."""
+"""One request: an object of the variable host, which the machine does not interpret."""
 
 
 class _Client:
-    """The updates of one client: all up to `settled` are settled; `results` has the results of the others."""
+    """The updates of one client. Those with numbers up to `settled` are settled; `results` has the results of the others by number."""
 
     __slots__ = ("results", "settled")
 
@@ -64,7 +65,7 @@ class _Client:
 
 
 class UpdateLog:
-    """Which updates were executed, by id (U1 to U4)."""
+    """The updates that were executed, by id (U1 to U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._clients_max = clients_max
@@ -79,7 +80,7 @@ class UpdateLog:
         return len(self._clients)
 
     def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """Decide about a request for an update: NEW, RUNNING, DONE or SETTLED, and for DONE its result."""
+        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and the result of a DONE update."""
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client()
@@ -106,7 +107,7 @@ class UpdateLog:
         self._clients[client].results[sequence] = result
 
     def fail(self, client: int, sequence: int) -> None:
-        """Note that such an update was refused or raised, and has changed nothing."""
+        """Note that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
         self._clients[client].results.pop(sequence, None)
 
     def _forget_one(self, but: int) -> None:
@@ -117,7 +118,7 @@ class UpdateLog:
 
 
 class UpdateKeys:
-    """Which updates of one session were executed, by key (U1 to U4)."""
+    """The updates of one session that were executed, by key (U1 to U4)."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -158,9 +159,10 @@ class Update:
 
     Attributes:
       id: client and sequence number.
-      key: identifies it in its session, whose keys are `keys`; "" if it has none.
-      tickets: the requests that get its outcome, the first one first.
-      over: it has ended.
+      key: identifies the update in its session; "" if it has no key.
+      keys: the keys of the session.
+      tickets: the requests that get the outcome, in order of arrival.
+      over: whether the update has ended.
     """
 
     id: tuple[int, int]
@@ -172,13 +174,13 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The update was executed before: reply with `result`. None: its client no longer waits."""
+    """The update was executed before: reply with `result`, or with None if its client no longer waits."""
 
     result: Any
 
 
 class Updates:
-    """Decides about each request for an update (U1 to U4)."""
+    """Decides for each request whether its update has to be executed (U1 to U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._log = UpdateLog(clients_max)
@@ -191,10 +193,10 @@ class Updates:
     def begin(
         self, ticket: Ticket, client: int, sequence: int, settled: int, key: str, keys: UpdateKeys
     ) -> Update | Repeated | None:
-        """Decide about a request for an update.
+        """Decide whether a requested update has to be executed.
 
         Returns:
-          An Update, which the host must execute; a Repeated, with which it replies; or None if the request waits for an update
+          An Update, which the host must execute; a Repeated, with which the host replies; or None if the request waits for an update
           that is being executed.
         """
         id = client, sequence
@@ -209,7 +211,7 @@ class Updates:
             if found == DONE:
                 self._log.end(*id, result)
                 return Repeated(result)
-            if found == RUNNING:  # U3: if the running one fails, this id must be free to be requested again
+            if found == RUNNING:  # U3: the id is freed, because it may be requested again if the running update fails
                 self._log.fail(*id)
                 self._running[keys, key].tickets.append(ticket)
                 return None
@@ -219,14 +221,14 @@ class Updates:
         return update
 
     def ended(self, update: Update, result: Any) -> None:
-        """Note that an update was executed, with the result for all its tickets."""
+        """Note that an update was executed. `result` is the result for all its tickets."""
         self._over(update)
         self._log.end(*update.id, result)
         if update.key:
             update.keys.end(update.key, result)
 
     def failed(self, update: Update) -> bool:
-        """Note that an update was refused or raised, and has changed nothing. Return False if it had ended before."""
+        """Note that an update was refused or raised an error, and has changed nothing. Return False if it had ended already."""
         if update.over:
             return False
         self._over(update)
@@ -256,10 +258,11 @@ class Pushed:
     """The effect of a push.
 
     Attributes:
-      verdict: "" while the step waits for more; APPLIED: this was the last gradient, apply the mean now; LATE: drop it.
-      applied: tickets of the step that is applied now, in order of arrival, the last one included.
-      late: tickets of earlier steps, which will never be applied.
-      dropped: numbers of those steps.
+      verdict: "": the step waits for more gradients. APPLIED: this was the last gradient, and the host applies the mean now. LATE: the host
+        drops the gradient.
+      applied: tickets of all gradients of the step that is applied now, in order of arrival.
+      late: tickets of earlier steps that are still open, which will never be applied.
+      dropped: numbers of these earlier steps.
     """
 
     verdict: str
@@ -269,7 +272,7 @@ class Pushed:
 
 
 class Steps:
-    """The steps of one variable (U5, U6).
+    """The synchronous steps of one variable (U5, U6).
 
     Attributes:
       applied: the highest number of a step that was applied; -1 before the first.
@@ -283,11 +286,11 @@ class Steps:
     def check(self, step: int, wanted: int) -> None:
         """Raise InvalidArgumentError or ResourceExhaustedError if `push` cannot accept this step."""
         if step < 0 or wanted < 1:
-            text = f"a step is a number from 0 and takes 1 gradient or more, not step {step} of {wanted}"
+            text = f"a step is a number of 0 or more and takes 1 gradient or more, not step {step} of {wanted}"
             raise InvalidArgumentError(text)
         open_step = self._open.get(step)
         if open_step is not None and open_step.wanted != wanted:
-            text = f"step {step} waits for {open_step.wanted} gradients, and this one says {wanted}"
+            text = f"step {step} waits for {open_step.wanted} gradients, and this request says {wanted}"
             raise InvalidArgumentError(text)
         if open_step is None and step > self.applied and len(self._open) >= self._open_max:
             text = f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
@@ -309,7 +312,7 @@ class Steps:
         return Pushed(APPLIED, tuple(open_step.tickets), late, dropped)
 
     def waiting(self) -> list[Hashable]:
-        """Return the tickets of all open steps, to be failed because the variable is dropped."""
+        """Return the tickets of all open steps. When the variable is dropped, the host fails them."""
         return [ticket for step in self._open.values() for ticket in step.tickets]
 
 
@@ -326,8 +329,8 @@ class _Session:
 class KeptSessions:
     """The sessions whose variables are kept (U7).
 
-    A program is a random number of its process. Its holder is the connection over which it opened the session, identified by the
-    incarnation in the hello, which stays the same when the client reconnects.
+    A program is the random number of a process. The holder of a session is the client that opened it for its program: the incarnation in
+    the client's hello, which stays the same when the client reconnects.
     """
 
     def __init__(self, gone_s: float) -> None:
@@ -344,7 +347,7 @@ class KeptSessions:
         """Open a session for a program, for the first time or again.
 
         Args:
-          present: the holders that are connected.
+          present: the holders that are connected now.
 
         Returns:
           The sessions of other programs that are dropped.

@@ -1,12 +1,12 @@
-"""The ps's side of variables: a part of every task's server that keeps the variables of programs.
+"""The variable host: the part of every task's server that holds the variables of programs.
 
 Rules
-    A program opens a *session*, a random number of its choice, and numbers its variables itself. Every request can therefore be
-    repeated: a second `create` finds the first one's variable, and an update has an id (updates_machine.py).
-    A request for an unknown session or variable gets ABORTED: this process was restarted since, or has dropped it. No other error
-      of this part is ABORTED.
-    The tables belong to the loop. The loop executes requests that take microseconds; threads execute large ones, under a lock for
-    each variable. An update of several variables holds all their locks, and changes all of them or none.
+    A program opens a *session* under a random number that it draws, and numbers its variables itself. Every request can therefore be
+    repeated: a second `create` finds the variable that the first one has made, and an update has an id (updates_machine.py).
+    A request for an unknown session or variable is answered ABORTED: this process was restarted, or has dropped it. The variable host uses
+      ABORTED for no other error.
+    Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests, under the locks
+    of the variables. An update of several variables holds all their locks, and changes all of them or none.
     An update of a synchronous step gets its reply when the step is applied; no thread waits for that.
     Pickles are accepted only from roles that may send code.
 
@@ -45,7 +45,7 @@ ROLES: Final = frozenset({"worker", "submit"})
 """The roles that may use variables and send code."""
 
 _BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
-"""Changes that a synchronous step can make: their last item is a gradient, so that the mean of several can replace it."""
+"""Changes that a synchronous step can make: their last item is a gradient, which the mean of the step's gradients replaces."""
 
 _Effect = Callable[[], None]
 
@@ -60,7 +60,11 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request for an update: its variables, and whether the reply includes the new values."""
+    """A request for an update.
+
+    Attributes:
+      want: whether the reply includes the new values.
+    """
 
     call: PendingCall
     variables: list[HostedVariable]
@@ -68,10 +72,10 @@ class _Request:
 
 
 class _PendingUpdate:
-    """One update that is not executed at once.
+    """An update that `_at_once` has not executed.
 
     Attributes:
-      outcomes: of a synchronous step: the variables' outcomes so far, by position of the variable.
+      outcomes: in a synchronous step, the outcomes of the variables whose step has ended, by the variable's position in `variables`.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class _PendingUpdate:
 
 
 class VariableHost:
-    """The variables of one server; made before the server serves."""
+    """The variables of one server. The server makes this object before it serves requests."""
 
     def __init__(self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str) -> None:
         """Register the methods at `service`; `name` is the task, such as "ps:1"."""
@@ -116,7 +120,7 @@ class VariableHost:
     # -- sessions -------------------------------------------------------------------------------------------------------
 
     def _open(self, call: PendingCall, program: int, session: int) -> None:
-        """Open a session, and drop the sessions whose programs have gone.
+        """Open a session, and drop the sessions of programs that have been disconnected for PS_PROGRAM_GONE_S.
 
         Reply with (incarnation of this ps, its name, whether it had this session already).
         """
@@ -129,7 +133,7 @@ class VariableHost:
         call.reply((self._incarnation, self._name, was_there))
 
     def _watch(self, call: PendingCall, session: int) -> None:
-        """Reply when the session is closed. If this process ends first, the caller sees that by the end of its call."""
+        """Reply when the session is closed. If this process ends first, the caller notices that its call ends with an error."""
         watching = self._session(session).watching
         watching.add(call)
         call.on_dropped(lambda: watching.discard(call))
@@ -148,13 +152,13 @@ class VariableHost:
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
-        for watcher in ended.watching:  # those that `_close` has replied to ignore this
+        for watcher in ended.watching:  # a call to which `_close` has replied ignores this
             watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
         for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)
 
     def _abandon(self, variable: HostedVariable, why: str) -> None:
-        """Fail the updates that wait in steps of a dropped variable. Runs in a thread."""
+        """Mark a variable as dropped, and fail the updates that wait in its steps. Runs in a thread."""
         with variable.lock:
             variable.drop_reason = why
             waiting: list[Any] = variable.steps.waiting()
@@ -164,7 +168,9 @@ class VariableHost:
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
         if found is None:
-            text = f"{self._name} does not know session {session}: it was started again, or the strategy was closed"
+            text = (
+                f"{self._name} does not know session {session}: {self._name} was restarted, or the strategy was closed"
+            )
             raise AbortedError(text)
         return found
 
@@ -183,8 +189,9 @@ class VariableHost:
     ) -> None:
         """Create a variable, unless it exists; reply with its spec.
 
-        `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of its result, and its keyword arguments.
-        `earlier`: of a lost variable that continues: its version, and the slots and updates from `saved`.
+        `initial`: the first value: an array; a TensorSpec, for zeros; or a pickled function, the spec of its result, and its keyword
+        arguments.
+        `earlier`: the state of a lost variable that this one continues: its version, and the slots and updates from `saved`.
         """
         found = self._session(session)
         if number in found.variables:
@@ -217,7 +224,7 @@ class VariableHost:
         call.reply(None)
 
     def _function(self, call: PendingCall, digest: bytes, blob: bytes) -> None:
-        """Keep a user's function for updates that name it by its digest."""
+        """Keep a user's update function. Updates refer to it by its digest."""
         if digest not in self._functions:
             fn = trusted.unpack(blob)
             self._functions[digest] = trusted.describe(fn), fn
@@ -239,7 +246,7 @@ class VariableHost:
         self._under_locks(call, variables, 0, lambda: [(each.version, each.read()) for each in variables])
 
     def _rows(self, call: PendingCall, session: int, wanted: list[Any]) -> None:
-        """Reply with rows of several variables as a list of arrays; `wanted` has (number, indices or a range) of each."""
+        """Reply with rows of several variables as a list of arrays. `wanted` has (number, indices or a range) of each variable."""
         variables = self._variables(session, [number for number, _ in wanted])
         nbytes = sum(
             each.storage.row_bytes * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
@@ -253,7 +260,7 @@ class VariableHost:
         self._under_locks(call, variables, nbytes, read, sizes=False)
 
     def _saved(self, call: PendingCall, session: int, numbers: list[int]) -> None:
-        """Reply with version, value, slots and applied updates (update_keys.py) of each variable, all of the same moment."""
+        """Reply with version, value, slots and applied updates (update_keys.py) of each variable, read under all locks."""
         variables = self._variables(session, numbers)
         applied_updates = self._sessions[session].applied_updates
 
@@ -266,7 +273,7 @@ class VariableHost:
         self._under_locks(call, variables, 0, saved, here=False)
 
     def _status(self, call: PendingCall) -> None:
-        """Reply with the figures that `status` shows."""
+        """Reply with the figures of this ps that `zmqdist status` shows."""
         variables = []
         for session, found in self._sessions.items():
             for number, each in found.variables.items():
@@ -288,7 +295,7 @@ class VariableHost:
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
-                "answers": len(self._updates),  # results kept until their clients have them
+                "answers": len(self._updates),  # results that are kept until their clients have received them
                 "variables": variables,
             }
         )
@@ -303,10 +310,12 @@ class VariableHost:
         sizes: bool = True,
         here: bool = True,
     ) -> None:
-        """Reply with `fn()`: called here if all is small and every lock is free, else in a thread.
+        """Reply with the result of `fn()`, called under the locks of the variables. The loop calls it if few bytes are read and every lock
+        is free, otherwise a thread does.
 
         Args:
-          nbytes: bytes that are touched; with `sizes`, in addition to the variables themselves.
+          nbytes: number of bytes that `fn` reads; with `sizes`, in addition to the variables' values.
+          here: False: a thread calls `fn` in any case.
         """
         if sizes:
             nbytes += sum(each.storage.nbytes for each in variables)
@@ -326,7 +335,9 @@ class VariableHost:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
                     stack.enter_context(each.lock)
-                call.reply(fn())  # takes a snapshot, because another thread may write once the locks are released
+                call.reply(
+                    fn()
+                )  # `reply` copies or freezes the arrays while the locks are held, because other threads may change them later
         except BaseException as error:
             call.fail(error)
 
@@ -345,21 +356,23 @@ class VariableHost:
         wanted: int,
         *changes: tuple[Any, ...],
     ) -> None:
-        """Execute an update of variables, or find its earlier outcome.
+        """Execute an update of variables, or find the outcome of its earlier execution.
 
         Args:
           client, sequence, settled: the update's id, and the number up to which its client has all replies.
-          want: include the new values in the reply.
-          key: of the update in its session, or "".
-          step, wanted: -1 and 0; or the number of a synchronous step, and how many updates belong to it.
+          want: True: the reply includes the new values.
+          key: the key of the update in its session, or "".
+          step, wanted: number of a synchronous step, and the number of updates that it takes; -1 and 0 outside steps.
           changes: (number, kind, ...) of each variable; each variable at most once.
 
-        The reply has the items of an UpdateOutcome for each variable, one after the other; None if no client can be waiting for
-        them.
+        The reply has the items of an UpdateOutcome for each variable, one after the other; None if the client cannot be waiting for it any
+        more.
         """
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
-            raise InvalidArgumentError("an update changes a variable once")
+            raise InvalidArgumentError(
+                "the update names a variable twice: an update changes each variable at most once"
+            )
         found = self._sessions[session]
         request = _Request(call, variables, want)
         update = self._updates.begin(request, client, sequence, settled, key, found.keys)
@@ -369,7 +382,7 @@ class VariableHost:
             self._begin(_PendingUpdate(update, found, variables, changes), step, wanted)
 
     def _at_once(self, update: Update, request: _Request, changes: Sequence[tuple[Any, ...]]) -> bool:
-        """Execute a small update in the loop if every lock is free; return whether that was so."""
+        """Execute a small update in the loop if every lock is free. Return whether it was executed."""
         variables = request.variables
         if not is_small(variables, changes):
             return False
@@ -411,7 +424,7 @@ class VariableHost:
             self._service.soon(effect)
 
     def _carry_out(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Execute an update under the locks, in the loop or in a thread; return what the loop must do next."""
+        """Execute an update; the caller is the loop or a thread, and holds the locks. Return the functions that the loop must call next."""
         try:
             if step >= 0:
                 return self._push(pending, step, wanted)
@@ -423,7 +436,9 @@ class VariableHost:
         return [partial(self._finish, pending, kept, 1)]
 
     def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
-        """Execute an update that is not of a step, skipping variables that have its key. Call it under the locks."""
+        """Execute an update outside synchronous steps, and skip the variables that already contain it, by its key. The caller holds the
+        locks.
+        """
         key = pending.update.key
         if not key:
             return apply_changes(pending.variables, pending.changes, self._function_of)
@@ -435,7 +450,7 @@ class VariableHost:
         return kept
 
     def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
-        """Note that an update was executed, and reply to its requests except the first `answered`. Runs in the loop."""
+        """Note that an update was executed, and reply to its requests, except the first `answered` ones. Runs in the loop."""
         self._updates.ended(pending.update, kept)
         for request in pending.update.tickets[answered:]:
             self._reply_again(request, kept)
@@ -446,7 +461,7 @@ class VariableHost:
                 request.call.fail(error)
 
     def _reply_again(self, request: _Request, kept: Any) -> None:
-        """Reply with an earlier outcome; if values are wanted, with the current ones."""
+        """Reply with the outcome of an earlier execution. If the request wants values, they are the current values."""
         if kept is None or not request.want:
             request.call.reply(kept)
         else:
@@ -455,23 +470,23 @@ class VariableHost:
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
     def _push(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Add an update's gradients to their step, under the locks. All are checked before any is added, so that a refusal changes
-        nothing.
+        """Add the gradients of an update to their step; the caller holds the locks. All gradients are checked before the first one is
+        added, so that a refused update changes no step.
         """
         gradients = []
         for each, change in zip(pending.variables, pending.changes, strict=True):
             gradient = each.gradient(change[-1])
-            if change[1] == "call":  # the function runs only once, with the mean
+            if change[1] == "call":  # the function runs once, with the mean, so here only its existence is checked
                 self._function_of(change[2])
             elif change[1] in _BY_STEP:
                 each.prepare(change[1:], self._function_of)
             else:
-                raise each.wrong(f"update {change[1]!r} cannot be made by a step of several")
+                raise each.wrong(f"update {change[1]!r} has no gradient, so it cannot be part of a synchronous step")
             if each.drop_reason:
                 raise AbortedError(f"{each.label} {each.drop_reason}")
             each.steps.check(step, wanted)
             if step in each.sums and not each.sums[step].fits(gradient):
-                raise each.wrong(f"step {step} has dense gradients and sparse ones")
+                raise each.wrong(f"step {step} has dense gradients and sparse gradients: they must be of one kind")
             gradients.append(gradient)
         effects: list[_Effect] = []
         for index, gradient in enumerate(gradients):
@@ -507,7 +522,7 @@ class VariableHost:
         ]
 
     def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
-        """Record that a step has ended for one variable, and reply to updates that are complete. Runs in the loop."""
+        """Record that a step has ended for one variable, and reply to updates whose variables all have ended. Runs in the loop."""
         for pending, index in tickets:
             if error is not None:
                 self._fail(pending, error)
@@ -520,7 +535,7 @@ class VariableHost:
 
 
 def _holder(peer: Peer) -> int:
-    """Return the incarnation of the connected client, which stays the same when it reconnects."""
+    """Return the incarnation of the client at the other end of a connection. It stays the same when the client reconnects."""
     return 0 if peer.hello is None else peer.hello.incarnation
 
 

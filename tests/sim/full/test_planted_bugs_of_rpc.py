@@ -189,7 +189,7 @@ BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
         ClientCalls,
         "ticked",
         always([]),
-        "a machine asks for one call after the other at the same time",
+        "a machine sets a deadline for the current time again and again",
     ),
     ("an answered call stays in the table", ClientCalls, "replied", answered_again, ""),
     ("calls wait for company of nothing", ClientCalls, "submitted", waiting_alone, "calls P8"),

@@ -1,4 +1,4 @@
-"""The findings of the doctor: each is one line with a level, a subject, its state, and advice."""
+"""The findings of the doctor. Each is one line with a level, a subject, the state of the subject, and advice."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Finding:
     """The result of one check.
 
     Attributes:
-      level: OK; WARNING if something works, but badly or not yet; PROBLEM if something will fail.
-      subject: what was checked: "token", "127.0.0.1:5050".
-      message: the state that was found.
-      advice: what to do; "" if nothing needs doing.
+      level: OK; WARNING if the subject works, but badly or not yet; PROBLEM if it will fail.
+      subject: name of the checked part or address, such as "token" or "127.0.0.1:5050".
+      message: the state of the subject.
+      advice: what the user should do; "" for OK.
     """
 
     level: str
@@ -27,13 +27,13 @@ class Finding:
     advice: str = ""
 
     def line(self) -> str:
-        """Return one line of text. It may quote other processes, so unprintable characters are replaced."""
+        """Return the finding as one line of text. Unprintable characters are replaced, because it may quote other processes."""
         text = f"{self.subject}: {self.message}" + (f": {self.advice}" if self.advice else "")
         text = " ".join(text.split())
         return f"{self.level:<8} " + "".join(char if char.isprintable() else "?" for char in text)
 
     def record(self) -> dict[str, Any]:
-        """Return a dictionary, for `--json`."""
+        """Return the finding as a dictionary, for `--json`."""
         return asdict(self)
 
 
@@ -43,12 +43,12 @@ def ok(subject: str, message: str) -> Finding:
 
 
 def warning(subject: str, message: str, advice: str) -> Finding:
-    """Return a finding that something works, but badly or not yet."""
+    """Return a finding that the subject works, but badly or not yet."""
     return Finding(WARNING, subject, message, advice)
 
 
 def problem(subject: str, message: str, advice: str) -> Finding:
-    """Return a finding that something will fail."""
+    """Return a finding that the subject will fail."""
     return Finding(PROBLEM, subject, message, advice)
 
 

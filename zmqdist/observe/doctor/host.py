@@ -1,4 +1,4 @@
-"""Checks of this machine and this Python for what zmqdist needs, by trying it where possible."""
+"""Checks whether this host and this Python have what zmqdist needs. Where possible, a check tries the feature itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)
 DESCRIPTORS_MIN: Final = 1024
-"""The usual limit of systems: enough for a dispatcher with some hundred workers, or a worker with a hundred slots."""
+"""The usual limit of open descriptors. It is enough for a dispatcher with some hundred workers, or a worker with a hundred slots."""
 MEMORY_LOW: Final = 2**30
 PATIENCE_S: Final = 10.0
 _PAGE: Final = 4096
@@ -33,10 +33,10 @@ PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS
 
 
 def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
-    """Run all checks of this machine.
+    """Run all checks of this host.
 
     Args:
-      descriptors_wanted: how many descriptors the most demanding process of a cluster needs.
+      descriptors_wanted: number of descriptors that the most demanding process of a cluster needs.
     """
     return [
         versions(),
@@ -51,14 +51,14 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
 
 
 def versions() -> Finding:
-    """Report the versions, for a bug report."""
+    """Return a finding with the versions of zmqdist, Python and libraries, for bug reports."""
     python = ".".join(map(str, sys.version_info[:3]))
     message = f"{__version__}, protocol {PROTOCOL[0]}.{PROTOCOL[1]}, Python {python}"
     return ok("zmqdist", f"{message}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
 
 
 def transport(build: port_probe.ZmqBuild) -> Finding:
-    """Check pyzmq and the libzmq in it."""
+    """Check the version of libzmq in pyzmq, and whether it was built with CURVE."""
     libzmq = ".".join(map(str, build.libzmq))
     message = f"pyzmq {build.pyzmq}, libzmq {libzmq}"
     advice = "install pyzmq from a wheel (pip install --force-reinstall pyzmq)"
@@ -70,7 +70,7 @@ def transport(build: port_probe.ZmqBuild) -> Finding:
 
 
 def descriptors(wanted: int) -> Finding:
-    """Check `ulimit -n`: each connection and each slot needs descriptors."""
+    """Check the limit of open descriptors (`ulimit -n`), because each connection and each slot needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ok("descriptors", f"{soft:,} may be open, {wanted:,} are enough")
@@ -83,7 +83,7 @@ def descriptors(wanted: int) -> Finding:
 
 
 def proc() -> Finding:
-    """Check that /proc can be read: it tells which user listens on a port, and opens shared memory."""
+    """Check that /proc can be read. zmqdist finds the user that listens on a port there, and opens shared memory through it."""
     try:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
@@ -96,7 +96,7 @@ def proc() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Check shared memory with a real memory file, opened by a child as another process of a cluster would."""
+    """Check shared memory: a child process opens a memfd of this process, as other processes of a cluster do."""
     if os.environ.get(POOL_VARIABLE) == "off":
         return warning(
             "shared memory",
@@ -127,7 +127,7 @@ def shared_memory() -> Finding:
 
 
 def memory() -> Finding:
-    """Check how much memory the kernel reports as available."""
+    """Check the amount of memory that the kernel reports as available."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
@@ -143,7 +143,7 @@ def memory() -> Finding:
 
 
 def loopback() -> Finding:
-    """Check a connection of this process to itself."""
+    """Check that this process can connect to itself over loopback."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -165,7 +165,7 @@ def loopback() -> Finding:
 
 
 def proxies() -> list[Finding]:
-    """Report proxy variables, because users of gRPC expect them to matter."""
+    """Return a finding that zmqdist ignores proxy variables, if any are set, because users of gRPC expect them to have an effect."""
     variables = [name for name in PROXIES if os.environ.get(name)]
     return (
         [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")] if variables else []

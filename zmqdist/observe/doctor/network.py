@@ -1,6 +1,6 @@
-"""Checks of an address, step by step: the name, the port, the server behind it, its security, and what it reports about itself.
+"""Checks an address step by step: the name, the port, the server that listens there, its security, and its report about itself.
 
-Each step has its own cause of failure, and the next step is tried only after it has succeeded.
+Each step has its own cause of failure, and is tried only after the earlier steps have succeeded.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
 PROBES: Final = 5
-"""How many calls measure the round trip and the clock; the fastest counts."""
+"""Number of calls that measure the round trip and the server's clock; the fastest call counts."""
 
 CLOCK_OFF_S: Final = 2.0
 
 ECHO_BYTES: Final = (256, 1024, 1300, 1450, 4096, 16384)
-"""Sizes of messages: around the usual MTUs of tunnels and of Ethernet, and several packets."""
+"""Sizes of test messages, in bytes: around the usual MTUs of tunnels and of Ethernet, and sizes that take several packets."""
 
 PORTS_AT_A_TIME: Final = 16
 
@@ -39,10 +39,10 @@ STOPPED: Final = ("T", "t")
 
 @dataclass
 class Address:
-    """What was found at one address.
+    """The findings about one address.
 
     Attributes:
-      info: what the server there reports about itself; None if no server replied.
+      info: the report of the server at this address about itself; None if no server replied.
     """
 
     findings: list[Finding]
@@ -50,7 +50,7 @@ class Address:
 
 
 def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
-    """Check an address at which a server should be running."""
+    """Check an address at which a server should run."""
     subject = subject or address
     seen = port_probe.probe(address, timeout_s)
     if seen.failure is not None:
@@ -63,7 +63,7 @@ def examine_server(address: str, credentials: Credentials, timeout_s: float, *, 
 
 
 def examine_planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
-    """Check an address of a cluster file: a server may already run there, or will be started."""
+    """Check an address of a cluster file, at which a server runs or will be started later."""
     address = f"localhost{address}" if address.startswith(":") else address
     try:
         split(address)
@@ -99,7 +99,7 @@ def _examine_probed(
 
 
 def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
-    """Return a finding if this machine resolves a name to its own loopback, as some systems write it into /etc/hosts."""
+    """Return a finding if this host resolves a name to its own loopback. Some systems write their own name into /etc/hosts in this way."""
     host, _ = split(address)
     if not is_name(host) or not is_loopback(seen.ip_address):
         return []
@@ -111,7 +111,7 @@ def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
 
 
 def _identify(subject: str, address: str, seen: ProbeResult, credentials: Credentials, timeout_s: float) -> Address:
-    """Check the server behind an open TCP connection: what it is, and whether it admits this side."""
+    """Check the server at an address that accepts connections: what kind of server it is, and whether it admits this process."""
     _, port = split(address)
     owner = port_probe.port_owner(seen.ip_address, port) if port_probe.is_local_address(seen.ip_address) else None
     if seen.mechanism is None:
@@ -144,7 +144,7 @@ def _identify(subject: str, address: str, seen: ProbeResult, credentials: Creden
 
 
 def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return a finding if a large message gets no reply: on a link that drops large packets, small calls succeed and larger ones hang."""
+    """Return a finding if a large message gets no reply. On a link that drops large packets, small calls succeed and larger calls hang."""
     answered = 0
     for size in ECHO_BYTES:
         try:
@@ -158,17 +158,17 @@ def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[F
                 "(ip link set dev eth0 mtu 1400), or let ICMP `fragmentation needed` through its firewalls"
             )
             return [problem(subject, message, advice)]
-        except errors.OpError:  # a server of an older version has no such method
+        except errors.OpError:  # the server is of an older version that lacks this method
             return []
         answered = size
     return []
 
 
 def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return findings from a dispatcher's record of lost workers and crashed slots, and about the ports of its workers."""
+    """Return findings about a dispatcher's lost workers, crashed slots and relayed payloads, and about the ports of its workers."""
     try:
         record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
-    except errors.OpError:  # it has just replied to a call, so it is of another version
+    except errors.OpError:  # the dispatcher has just replied to another call, so it must be of another version
         return []
     found = []
     if lost := record.get("losses_count"):
@@ -185,7 +185,7 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
 
 
 def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
-    """Return a finding for each worker whose own port cannot be reached from here. Its large results come from that port."""
+    """Return a finding for each worker whose own port cannot be reached from this host. Large results are read from that port."""
     own = is_loopback(split(dispatcher)[0])
     addresses = {row["name"]: row["address"] for row in workers if row.get("address")}
     with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
@@ -205,7 +205,7 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
             found.append(problem(subject, message, advice))
         elif failed is not None:
             message, advice = port_probe.explain_failure(address, seen[name], timeout_s)
-            found.append(warning(subject, f"{message}; large results will come by the dispatcher", advice))
+            found.append(warning(subject, f"{message}; large results will pass through the dispatcher", advice))
         else:
             reached += 1
     if addresses and not found:
@@ -214,7 +214,7 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """Return a client in the first role whose key this side has; with a token each role will do.
+    """Return a client in the first role for which this process has a key. With a token, it is the first of the roles.
 
     Args:
       key: the public key of a server that does not have the cluster's server key (a worker).
@@ -229,7 +229,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
 
 
 def listening_keys(credentials: Credentials) -> list[bytes]:
-    """Return the public keys that workers of this cluster may have, as far as this side knows them."""
+    """Return the public keys of workers of this cluster that this process knows from its `authorized` file."""
     folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
     try:
         authorized = keys.load_authorized(folder) if folder else {}
@@ -239,7 +239,7 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
 
 
 def _probe(client: ZmqClient, timeout_s: float) -> tuple[ServerInfo, float, float]:
-    """Return what the server reports about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
+    """Return the server's report about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
     until = time.monotonic() + timeout_s
     probes = []
     for _ in range(PROBES):
@@ -277,9 +277,9 @@ def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: floa
 
 
 def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float) -> Finding:
-    """Explain why a ZeroMQ server did not reply. If it refused this side, the client's error says it best."""
+    """Return a finding why a ZeroMQ server did not reply. If the server refused this process, it quotes the client's error."""
     if isinstance(error, errors.DeadlineExceededError):
-        message = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
+        message = f"it accepts connections, but does not answer within {timeout_s:g} s: its Python is busy or stuck"
         process = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
         return problem(
             subject, message, f"look at its log and its threads{process} (py-spy dump), or wait longer (--timeout)"

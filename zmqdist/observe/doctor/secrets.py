@@ -1,4 +1,4 @@
-"""Checks of tokens and keys as the next start will find them: present, private, complete, and matching."""
+"""Checks whether the token, or the keys, that the next start of a process will use exist, are private and complete, and match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once mor
 
 
 def examine(credentials: Credentials) -> list[Finding]:
-    """Check the token, or the keys if there are any, by the rules of transport/security.py."""
+    """Check the folder of keys if there is one, otherwise the token, by the rules of transport/security.py."""
     if credentials.insecure:
         return [
             warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")
@@ -27,19 +27,19 @@ def examine(credentials: Credentials) -> list[Finding]:
 
 
 def user_token(path: str | None) -> Finding:
-    """Check the token that would be used. If the user's own token is missing, it is not created."""
+    """Check the token that a process would use. If the user's own token does not exist, this check does not create it."""
     try:
         own = token.default_path()
         if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
-            return ok("token", f"{own} is not there yet; the first start makes it")
+            return ok("token", f"{own} does not exist yet; the first start makes it")
         _, used = token.user_token(path)
     except FailedPreconditionError as error:
         return problem("token", error.message, _TOKEN_ADVICE)
-    return ok("token", f"{used} is private and whole; it has no end of validity")
+    return ok("token", f"{used} is private and complete; it does not expire")
 
 
 def key_folder(folder: Path) -> list[Finding]:
-    """Check a folder made by `zmqdist keygen`, or a part of one."""
+    """Check a folder that `zmqdist keygen` has made, or a copy of some of its files."""
     subject = f"keys {folder}"
     if not folder.is_dir():
         return [problem(subject, "there is no such folder", f"`zmqdist keygen {folder}`, or name the right one")]
@@ -54,7 +54,7 @@ def key_folder(folder: Path) -> list[Finding]:
         found.append(problem(subject, "it has no keys", advice))
     if not found:
         server = ["server"] if (folder / "server.key").exists() else []
-        message = f"{', '.join(server + roles)}: private, whole, and fitting each other; they have no end of validity"
+        message = f"{', '.join(server + roles)}: private, complete and matching; they do not expire"
         found.append(ok(subject, message))
     return found
 

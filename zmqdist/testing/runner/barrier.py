@@ -1,7 +1,8 @@
-"""`get_barrier`: the tasks of a run wait for each other.
+"""`get_barrier`: a barrier at which the tasks of a run wait for each other.
 
-The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended and can never arrive: then the waiting
-tasks get an error at once instead of waiting for ever. A task that was terminated, or that is restarted after a failure, may still arrive.
+The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended and can never arrive. When such a task
+is missing, the waiting tasks get an error at once instead of waiting for ever. A task that was terminated, or that is restarted after a
+failure, may still arrive.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ Answer: TypeAlias = "Callable[[str, Any], object]"
 
 
 def named(task: Task) -> str:
-    """("worker", 1) as the harness writes it: "worker-1"."""
+    """Return the name of a task in output and error texts: "worker-1" for ("worker", 1)."""
     return f"{task[0]}-{task[1]}"
 
 
 class BarrierGate:
-    """The parent's side: it counts which tasks have arrived. Any thread may call it.
+    """The parent's side of the barrier: it counts the tasks that have arrived. Threads may share it.
 
     Args:
       members: all tasks that have to arrive.
@@ -43,25 +44,27 @@ class BarrierGate:
         self._lock = threading.Lock()
 
     def heard(self, task: Task, word: str, answer: Answer) -> None:
-        """Handle a message of a task: it has arrived ("arrive"), asks which tasks are missing ("who"), or its time is over ("give up")."""
+        """Handle a message of a task: it has arrived ("arrive"), it asks which tasks are missing ("who"), or its time-out has passed
+        ("give up"). `answer(word, facts)` sends a reply to the task, now or later.
+        """
         with self._lock:
             if word == "arrive":
                 self._arrive(task, answer)
             elif task in self._waiting and word == "who":
                 answer("waiting", self._missing())
             elif task in self._waiting:
-                text = f"the barrier was not complete when the time of {named(task)} was over: {self._missing()}"
+                text = f"the barrier was not complete when the time-out of {named(task)} passed: {self._missing()}"
                 self._broken = (errors.DEADLINE_EXCEEDED, text)
                 self._fail(*self._broken)
 
     def started(self, task: Task) -> None:
-        """A task has started, perhaps again: it may arrive, so a broken barrier can be used again."""
+        """Note that a task has started, for the first time or again. It may arrive, so a barrier that had failed can be used again."""
         with self._lock:
             self._ended.pop(task, None)
             self._broken = None
 
     def gone(self, task: Task, why: str | None) -> None:
-        """A task waits no longer. With `why` it cannot arrive any more, so the tasks that wait for it get an error."""
+        """Note that a task waits no longer. If `why` is a reason why it can never arrive, the tasks that wait for it get an error."""
         with self._lock:
             self._waiting.pop(task, None)
             if why is not None and task in self._members:
@@ -91,7 +94,7 @@ class BarrierGate:
 
     def _missing(self) -> str:
         missing = ", ".join(named(task) for task in self._members if task not in self._waiting)
-        return f"{len(self._waiting)}/{len(self._members)} tasks have come; missing: {missing}"
+        return f"{len(self._waiting)}/{len(self._members)} tasks have arrived; missing: {missing}"
 
     def _hopeless(self) -> str:
         return "the barrier cannot be complete any more: " + "; ".join(
@@ -100,10 +103,10 @@ class BarrierGate:
 
 
 class Barrier:
-    """The barrier that `get_barrier` returns in a task. One thread of the task may call `wait` at a time.
+    """The barrier that `get_barrier` returns in a task. If several threads of a task call `wait`, they do so one after the other.
 
-    Unpickled in a task it becomes the barrier of that task, so a task may return it or get it as an argument. The parent is no
-    task and cannot wait.
+    A barrier that is unpickled in a task becomes the barrier of that task, so it may be an argument or a result of a function. The parent
+    is not a task and cannot wait.
 
     Attributes:
       parties: the number of tasks that have to arrive.
@@ -118,15 +121,16 @@ class Barrier:
         """Wait until all tasks of the run have called `wait`. The barrier can be used again at once.
 
         Args:
-          timeout: seconds; None waits without a limit and logs every 10 s which tasks are missing.
+          timeout: seconds; None: wait without a limit. Every 10 s the task logs which tasks are missing.
 
         Returns:
           The number of tasks that had arrived before this one.
 
         Raises:
-          DeadlineExceededError: the time of this or another task was over. All waiting tasks get it, and all that arrive later.
+          DeadlineExceededError: the time-out of this or another task has passed. All waiting tasks get this error, and so do tasks that
+            arrive later.
           AbortedError: a task has ended before it arrived.
-          InvalidArgumentError: this task was added to the run and is not counted; or `timeout` is negative or NaN.
+          InvalidArgumentError: this task was added to the run later, so it does not belong to the barrier; or `timeout` is negative or NaN.
           ValueError: the caller is the parent.
         """
         if timeout is not None and not timeout >= 0:
@@ -168,10 +172,10 @@ _NO_TASK: Final = (
 
 
 def get_barrier() -> Barrier:
-    """The barrier of all tasks of this run. To be called in a task.
+    """Return the barrier of all tasks of this run. Call this in a task.
 
     Raises:
-      ValueError: this is the parent, which is no task.
+      ValueError: the caller is the parent, which is not a task.
     """
     if _here is None:
         raise ValueError(_NO_TASK)
@@ -179,6 +183,6 @@ def get_barrier() -> Barrier:
 
 
 def set_barrier(barrier: Barrier | None) -> None:
-    """This process is a task from now on; None: it is none any more."""
+    """Set the barrier that `get_barrier` returns in this process, which is a task from now on. None: it is not a task any more."""
     global _here
     _here = barrier

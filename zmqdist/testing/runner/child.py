@@ -1,9 +1,10 @@
-"""A process of a run: `main` with LIFELINE and PIPE, two descriptors that it has from its parent.
+"""The program of a task's process. Its arguments, LIFELINE and PIPE, are two descriptors that it inherits from its parent.
 
-It ends with its parent, however that ends, and takes with it what it has started: the kernel sends SIGKILL to the whole process group
-when the lifeline, a pipe, breaks. So that works also for a function that is stuck in C code and holds the interpreter's lock.
+The process, and all processes that it has started, end with the parent, even if the parent crashes: the lifeline is a pipe, and when its
+other end is closed, the kernel sends SIGKILL to the whole process group. So even a function that is stuck in C code and holds the
+interpreter's lock is ended.
 
-SIGTERM writes the stacks of all threads to standard error and ends it; so does a crash.
+On SIGTERM, and when it crashes, the process writes the stacks of all threads to standard error and ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from zmqdist.wire import trusted
 
 
 def main() -> int:
-    """Run the functions that the parent sends, until one is marked as the last or the parent closes the pipe."""
+    """Run the functions that the parent sends, until one is marked as the last or the parent closes the pipe. Return the exit code."""
     _end_with_parent(int(sys.argv[1]))
     pipe = BlockingPipe(int(sys.argv[2]), TASK_CODEC)
     faulthandler.enable()
@@ -37,7 +38,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
     sys.path[:] = facts["path"]
-    multiprocessing.current_process().authkey = bytes.fromhex(facts["authkey"])  # for what `manager` shares
+    multiprocessing.current_process().authkey = bytes.fromhex(
+        facts["authkey"]
+    )  # the objects of `manager` authenticate with it
     set_barrier(Barrier(pipe, facts["parties"]))
     while True:
         try:
@@ -60,7 +63,9 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
-    """Run one function and report what came of it. SystemExit is let through: that code is the process's."""
+    """Run one function, and report its result or error. Return whether it has returned. SystemExit is not caught, so that its code becomes
+    the exit code of the process.
+    """
     try:
         if module is not None:
             _make_importable(*module)
@@ -72,7 +77,7 @@ def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
         packed = trusted.pack(fn(*args, **kwargs))
     except SystemExit:
         raise
-    except BaseException as error:  # pytest's fail and skip, too, which are no Exceptions
+    except BaseException as error:  # not only Exception: those of pytest.fail and pytest.skip are no Exceptions
         error.__traceback__ = _without_us(error)
         traceback.print_exception(error)
         pipe.send(("raised", None), [trusted.pack_error(error)])
@@ -82,19 +87,19 @@ def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
 
 
 def _without_us(error: BaseException) -> Any:
-    """Its traceback from the function on; all of it where the function was not reached."""
+    """Return the error's traceback from the user's function on; the whole traceback if the function was not called."""
     trace = error.__traceback__
     return trace.tb_next if trace is not None and trace.tb_next is not None else trace
 
 
 def _make_importable(name: str, path: str) -> None:
-    """A test's module need not be on the path: pytest imports it by its file, and so do we."""
+    """Import a test's module by its file, as pytest does, if it is not on the path. Pickles of its functions refer to it by name."""
     if name in sys.modules:
         return
     try:
         if importlib.util.find_spec(name) is not None:
             return
-    except ImportError:  # one of the packages around it
+    except ImportError:  # a parent package of the module cannot be imported
         pass
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is not None and spec.loader is not None:

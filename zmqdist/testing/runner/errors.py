@@ -1,4 +1,4 @@
-"""The result of a run, and the two errors of the runner itself. Errors of the tasks' functions are raised unchanged."""
+"""The result of a run, and the two errors that a runner raises itself. An error of a task's function is raised unchanged."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 
 class MultiProcessRunnerResult(NamedTuple):
-    """What the tasks returned and wrote.
+    """The results and the output of the tasks of a run.
 
     Attributes:
-      return_value: what the functions returned, in no particular order and without None.
-      stdout: their lines, prefixed with the task and ending with a newline; empty without `return_output`.
+      return_value: the results of the functions, in no particular order and without None.
+      stdout: the lines that the tasks wrote, each prefixed with the task and ending with a newline; empty without `return_output`.
     """
 
     return_value: list[Any]
@@ -27,16 +27,16 @@ class _Failed(RuntimeError):
 
 
 class SubprocessTimeoutError(_Failed):
-    """Some tasks had not ended in time, and were killed.
+    """Some tasks did not end in time, and were killed.
 
     Attributes:
-      mpr_result: what had been returned and written until then.
+      mpr_result: the results and the output until then.
     """
 
 
 class UnexpectedSubprocessExitError(_Failed):
-    """A process ended without its function having returned or raised: by an exit code of its own, or by a crash.
+    """A process ended before its function had returned or raised: it exited with a code of its own, crashed, or ran too long.
 
     Attributes:
-      mpr_result: what the tasks returned and wrote.
+      mpr_result: the results and the output of the tasks.
     """

@@ -1,4 +1,4 @@
-"""create_in_process_cluster: the servers of a cluster, all of them in this process."""
+"""`create_in_process_cluster`: starts the servers of a cluster, all of them in this process."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ if TYPE_CHECKING:
 
 
 _running: dict[int, InProcessCluster] = {}
-"""By identity: a server stops when nothing refers to it any more."""
+"""The running clusters, by identity. The references keep their servers running, because an unreferenced server stops."""
 
 
 class InProcessCluster(ReservedCluster):
-    """What `create_in_process_cluster` gives: the dict of jobs to addresses, and the servers behind it. A context manager.
+    """The result of `create_in_process_cluster`: a dict of jobs to addresses, with the servers at these addresses. A with-statement stops
+    the servers.
 
     Attributes:
-      servers: one for each task, started, in the order of the dict.
+      servers: the started servers, one for each task, in the order of the dict.
     """
 
     __slots__ = ("_ports", "servers")
@@ -29,7 +30,7 @@ class InProcessCluster(ReservedCluster):
         self.servers: list[Server] = []
 
     def stop(self) -> None:
-        """Stop the servers. Idempotent."""
+        """Stop the servers. A second call does nothing."""
         _running.pop(id(self), None)
         while self.servers:
             self.servers.pop().stop()
@@ -44,20 +45,20 @@ class InProcessCluster(ReservedCluster):
 def create_in_process_cluster(
     num_workers: int, num_ps: int, has_chief: bool = False, has_eval: bool = False, rpc_layer: str = "zmq"
 ) -> InProcessCluster:
-    """A `zmqdist.Server` for each task of a cluster, in threads of this process.
+    """Start a `zmqdist.Server` for each task of a cluster, in threads of this process.
 
     Args:
-      rpc_layer: "zmq".
+      rpc_layer: must be "zmq".
 
     Returns:
-      The cluster as a dict; it has `stop()`, and stops with the with-statement. Else the servers run until the process ends, also when
-      nothing refers to the dict any more: their addresses may be all that was kept of it.
+      The cluster as a dict of jobs to addresses. Its `stop()`, or a with-statement, stops the servers. Otherwise they run until the
+      process ends, even if the dict is no longer referenced, because the caller may have kept the addresses only.
 
     Raises:
-      ValueError: another layer, or a number of tasks below 0.
+      ValueError: `rpc_layer` is not "zmq", or a number of tasks is below 0.
     """
     if rpc_layer != "zmq":
-        raise ValueError(f"rpc_layer is 'zmq' here, not {rpc_layer!r}")
+        raise ValueError(f"rpc_layer must be 'zmq', not {rpc_layer!r}")
     from zmqdist.tasks.server import Server
 
     cluster = InProcessCluster(

@@ -1,6 +1,6 @@
-"""MultiProcessPoolRunner: one process for each task, which stays for the next function.
+"""MultiProcessPoolRunner: it has one process for each task, which stays for the next function.
 
-Use one pool for a module of tests and call `run` in each test, because starting Python and importing NumPy takes longer than most tests.
+Use one pool for a module of tests, and call `run` in each test: starting Python and importing NumPy takes longer than most tests.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class MultiProcessPoolRunner:
     """Processes for the tasks of a cluster. The first `run` starts them, and each later one uses them again.
 
     Args:
-      cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` gives it.
-      initializer: called without arguments in each process, before anything else.
-      share_gpu: False gives each process its share of the devices of this machine, by CUDA_VISIBLE_DEVICES.
+      cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` returns it.
+      initializer: a function that each process calls once, without arguments, before it runs other functions.
+      share_gpu: True: each process sees all GPUs of this host. False: each process sees its share of them, by CUDA_VISIBLE_DEVICES.
       task_timeout_s: longest time of one `run`, in seconds.
 
     Attributes:
-      task_timeout_s: longest time of one `run`, in seconds; a change holds from the next `run` on.
+      task_timeout_s: longest time of one `run`, in seconds; a change takes effect with the next `run`.
 
-    The output of the processes goes to standard output, each line with its task in front. The processes end with `shutdown`, with the
-    with-statement, when the pool is garbage-collected, and with this process.
+    The pool writes the output of the processes to standard output, each line prefixed with its task. The processes end with `shutdown`,
+    with the with-statement, when the pool is garbage-collected, and with this process.
 
     Raises:
       ValueError: more than one chief, no task, or an initializer that cannot be called.
@@ -58,7 +58,7 @@ class MultiProcessPoolRunner:
         task_timeout_s: float = TASK_TIMEOUT_S,
     ) -> None:
         if initializer is not None and not callable(initializer):
-            raise ValueError(f"initializer is what each process calls first, and {initializer!r} cannot be called")
+            raise ValueError(f"initializer must be a function, which each process calls first, not {initializer!r}")
         self._cluster_spec = cluster_spec
         self._initializer = initializer
         self._share_gpu = share_gpu
@@ -75,10 +75,11 @@ class MultiProcessPoolRunner:
         """Run `fn` in all tasks, and wait until all have finished.
 
         Returns:
-          The results in the order of the tasks, the chief first, without those that are None.
+          The results in the order of the tasks, the chief first, without results that are None.
 
         Raises:
-          Exception: the error of the first task that raised, after all have finished; the pool can be used again.
+          Exception: a task has raised it. It is raised here after all tasks have finished; of several, the error of the first task in their
+            order. The pool can be used again.
           UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the next `run` starts new ones.
           SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all processes; the next `run` starts new ones.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
@@ -88,7 +89,7 @@ class MultiProcessPoolRunner:
             if not self._processes:
                 self._start()
             for task in self._processes:
-                self._crew.gate.started(task)  # before any of them can come to the barrier
+                self._crew.gate.started(task)  # before any task can arrive at the barrier
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # the process has ended: `on_exit` reports it
                     work.send(process.pipe, last=False)
@@ -100,7 +101,7 @@ class MultiProcessPoolRunner:
         return [outcomes[task].value for task in self._crew.tasks if outcomes[task].value is not None]
 
     def shutdown(self) -> None:
-        """End the processes. Idempotent; a later `run` starts new ones."""
+        """End the processes. A second call does nothing; a later `run` starts new processes."""
         with self._lock:
             if self._dropped is not None:
                 self._dropped.detach()
@@ -116,7 +117,7 @@ class MultiProcessPoolRunner:
         self.shutdown()
 
     def _new_crew(self) -> ProcessCrew:
-        """Return the processes' manager. It refers to a queue and not to this pool, so that an unused pool is garbage-collected."""
+        """Return a new ProcessCrew. It refers to a queue and not to this pool, so that an unused pool is garbage-collected."""
         outcomes = self._outcomes = SimpleQueue()
         return ProcessCrew(
             self._cluster_spec,
@@ -130,7 +131,7 @@ class MultiProcessPoolRunner:
     def _start(self) -> None:
         works = [] if self._initializer is None else [PoolWork.of(self._initializer, (), {})]
         self._dropped = weakref.finalize(self, _close_in_background, self._crew)
-        self._dropped.atexit = False  # their lifelines end them then
+        self._dropped.atexit = False  # at the end of this process, the lifelines end the processes
         try:
             for task in self._crew.tasks:
                 self._processes[task] = self._crew.start(task, works, last=False)
@@ -154,7 +155,7 @@ class MultiProcessPoolRunner:
                 self._crew.gate.gone(process.task, outcome.why)
         except Empty:
             self._late(outcomes)
-        except BaseException:  # Ctrl-C: no caller waits for the functions any more
+        except BaseException:  # for example Ctrl-C: no caller waits for the functions any more
             self.shutdown()
             raise
         return outcomes
@@ -168,7 +169,7 @@ class MultiProcessPoolRunner:
 
     def _late(self, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
         late = [process for task, process in self._processes.items() if task not in outcomes]
-        self._crew.signal(late, SIGTERM)  # they write their stacks
+        self._crew.signal(late, SIGTERM)  # on which a process writes its stacks
         until = time.monotonic() + TERM_GRACE_S
         for process in late:
             process.child.ended.wait(max(0.0, until - time.monotonic()))

@@ -1,11 +1,11 @@
 """Addresses for the tasks of a test: ports that stay free until their tasks listen there.
 
-A port that was found free and released may be taken by another test before the server of this one listens. So each port stays bound by a
-socket that never listens: the kernel gives it to no process that requests any free port, and a listener with SO_REUSEADDR, as ZeroMQ,
-asyncio and http.server have it, may still bind it. The port is released when the dict that names it, and each runner made with that dict,
-is garbage-collected.
+If a port were found free and then released, another test could bind it before the server of this test listens. So each port stays bound by
+a socket that never listens. The kernel then assigns the port to no process that asks for any free port, but a listener with SO_REUSEADDR
+can still bind it; ZeroMQ, asyncio and http.server set this option. The port is released when the dict that names it, and each runner made
+with that dict, is garbage-collected.
 
-Not prevented: a program that binds exactly this port, by number and with SO_REUSEADDR.
+Not prevented: that another program binds exactly this port, by number and with SO_REUSEADDR.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import weakref
 
 
 class ReservedCluster(dict[str, list[str]]):
-    """A dict of jobs to addresses that keeps their ports reserved while it is referenced. It equals a plain dict; a copy is plain."""
+    """A dict of jobs to addresses that keeps the ports reserved while it is referenced. It equals a plain dict with the same items, and its
+    `copy()` is a plain dict."""
 
     __slots__ = ("__weakref__",)
 
 
 def reserved(tasks: dict[str, int]) -> ReservedCluster:
-    """Return a cluster with this number of tasks for each job. Jobs with 0 tasks are left out.
+    """Return a cluster on this host with the given number of tasks of each job. Jobs with 0 tasks are left out.
 
     Raises:
-      ValueError: a number of tasks below 0.
-      OSError: no ports are left, or no descriptors: a reserved port takes one.
+      ValueError: a number of tasks is below 0.
+      OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.
     """
     for job, count in tasks.items():
         if not isinstance(count, int) or count < 0:
@@ -46,11 +47,12 @@ def reserved(tasks: dict[str, int]) -> ReservedCluster:
 def create_cluster_spec(
     has_chief: bool = False, num_workers: int = 1, num_ps: int = 0, has_eval: bool = False
 ) -> dict[str, list[str]]:
-    """Return a cluster on this machine. Its ports stay reserved while the dict, or a runner made with it, is referenced.
+    """Return a cluster on this host, as a dict of jobs to addresses. Its ports stay reserved while the dict, or a runner made with it, is
+    referenced.
 
     Raises:
-      ValueError: a number of tasks below 0.
-      OSError: no ports are left, or no descriptors: a reserved port takes one.
+      ValueError: a number of tasks is below 0.
+      OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.
     """
     return reserved(
         {"chief": int(has_chief), "worker": num_workers, "ps": num_ps, "evaluator": int(has_eval)},

@@ -1,4 +1,4 @@
-"""The processes of a run: started with their environment, heard, and ended."""
+"""ProcessCrew: starts the processes of a run with their environment, receives their messages and output, and ends them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from zmqdist.wire import trusted
 PREFIX_CHARS = 14
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 OUTCOME_S = 60.0
-"""Seconds to read and unpickle the last message of an ended process: it may be gigabytes, on a busy machine."""
+"""Limit for reading and unpickling the last message of an ended process, in seconds. The message may have gigabytes, and the host may be
+busy."""
 
 
 @dataclass(frozen=True)
 class PoolWork:
-    """A function with its arguments, as they were when this was made, for any number of processes."""
+    """A function with its arguments, pickled once, to be sent to any number of processes."""
 
     payloads: list[Any]
     module: tuple[str, str] | None
 
     @classmethod
     def of(cls, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PoolWork:
-        """Raises InvalidArgumentError: something cannot be pickled; the text says what."""
+        """Pickle a function and its arguments. Raises InvalidArgumentError if that fails; the text names the part."""
         packed = trusted.pack_call(tuple(args), dict(kwargs))
         parts = [bytes(part) for part in packed] if isinstance(packed, list) else [packed]
         inner: Any = fn
@@ -51,20 +52,20 @@ class PoolWork:
         return cls([trusted.pack_function(fn), *parts], found)
 
     def send(self, pipe: TaskPipe, last: bool) -> None:
-        """`last`: the process ends after it."""
+        """Send the function to a process. `last`: the process ends after this function."""
         pipe.send(("run", {"module": self.module, "last": last}), self.payloads)
 
 
 @dataclass(frozen=True)
 class PoolOutcome:
-    """What came of one function: its value, or its error."""
+    """The outcome of one run of a function: its value or its error."""
 
     value: Any = None
     error: BaseException | None = None
 
     @property
     def why(self) -> str:
-        """For who waits at the barrier."""
+        """A phrase for the tasks that wait at the barrier: why this task cannot arrive."""
         return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
 
 
@@ -72,8 +73,8 @@ class TaskProcess:
     """One process of one task.
 
     Attributes:
-      pipe: to it.
-      child: with its pid and exit code.
+      pipe: the pipe to the process.
+      child: the process, with its pid and exit code.
     """
 
     def __init__(self, task: Task, pipe: TaskPipe, child: Child) -> None:
@@ -87,14 +88,14 @@ class ProcessCrew:
     """The processes of one run or pool.
 
     Args:
-      cluster: as users give it; whatever keeps its ports reserved lives as long as this.
-      on_line: gets each line that a process writes, with its prefix and a newline.
-      on_outcome: gets a process and what its function gave, in a thread of that process.
+      cluster: the user's cluster. The crew keeps a reference to it, so that its ports stay reserved.
+      on_line: called with each line that a process writes, with a prefix and a newline.
+      on_outcome: called with a process and the outcome of its function, in the thread of that process.
       on_exit: called with a process that has ended, after all its messages were handled.
 
     Raises:
-      ValueError: more than one chief, or no tasks.
-      TypeError: not a cluster.
+      ValueError: there is more than one chief, or no task.
+      TypeError: `cluster` is not a cluster.
     """
 
     def __init__(
@@ -126,14 +127,14 @@ class ProcessCrew:
         """Start a process for a task.
 
         Args:
-          works: what it runs first.
-          last: it ends after that.
-          cluster: what it sees in TF_CONFIG; None: the crew's.
+          works: the functions that the process runs first.
+          last: whether the process ends after them.
+          cluster: the cluster in the process's TF_CONFIG; None: the crew's cluster.
         """
         environment = {**os.environ, "TF_CONFIG": self.tf_config(task, cluster), **self._gpus(task)}
         ours, theirs = BlockingPipe.pair(TASK_CODEC)
         self.gate.started(task)
-        with self._lock:  # it may end before it stands in the table
+        with self._lock:  # `_exited` waits for the lock, because the process may end before it is in the table
             if self._children is None:
                 self._children = Children(self._exited, whole_groups=True)
             try:
@@ -150,8 +151,8 @@ class ProcessCrew:
             finally:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
-            with contextlib.suppress(OSError):  # it has gone already: its exit code says why
-                # here, not in its thread, because the caller may send work to the process at once
+            with contextlib.suppress(OSError):  # the process has ended already; its exit code tells why
+                # sent here and not in the process's thread, because the caller may send a function right after this call
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -160,7 +161,7 @@ class ProcessCrew:
         return process
 
     def tf_config(self, task: Task, cluster: ClusterSpec | None = None) -> str:
-        """The text of TF_CONFIG for a task."""
+        """Return the text of TF_CONFIG for a task."""
         tf_config: dict[str, Any] = {
             "cluster": (cluster or self._spec).as_dict(),
             "task": {"type": task[0], "index": task[1]},
@@ -170,7 +171,7 @@ class ProcessCrew:
         return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """Return the first message to a process."""
+        """Return the facts of the first message to a process."""
         return {
             "path": sys.path,
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),
@@ -178,12 +179,12 @@ class ProcessCrew:
         }
 
     def signal(self, processes: Sequence[TaskProcess], number: int) -> None:
-        """SIGKILL is for all that a process has started, too; other signals for itself."""
+        """Send a signal to processes. SIGKILL is also sent to all processes that they have started."""
         for process in processes:
             process.child.signal(number, group=number == signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill what still runs. Returns when all have ended. Idempotent."""
+        """Kill the processes that still run, and return when all have ended. A second call does nothing."""
         children = self._children
         if children is not None:
             with self._lock:
@@ -191,10 +192,12 @@ class ProcessCrew:
             children.close(0.0)
 
     def listen(self, task: Task, pipe: TaskPipe, on_message: Callable[[str, Parts], object]) -> None:
-        """Serve the pipe of one task until its other end is closed: barrier messages here, all others by `on_message`."""
+        """Receive the messages of one task until it closes its pipe. Messages to the barrier are handled here, results and errors by
+        `on_message`.
+        """
 
         def answer(word: str, facts: Any) -> None:
-            with contextlib.suppress(OSError):  # it has just gone
+            with contextlib.suppress(OSError):  # the process has just ended
                 pipe.send((word, facts))
 
         with contextlib.suppress(EOFError):
@@ -225,7 +228,9 @@ class ProcessCrew:
         self._on_exit(process)
 
     def _gpus(self, task: Task) -> dict[str, str]:
-        """Which devices a process sees: every n-th for the n tasks, or one where there are fewer than tasks."""
+        """Return the environment variable for the GPUs that a process sees: of n tasks every n-th GPU, or one if there are fewer GPUs than
+        tasks. Empty if the processes share all GPUs.
+        """
         devices = [] if self._share_gpu else physical_gpus()
         if not devices:
             return {}
@@ -235,25 +240,25 @@ class ProcessCrew:
 
 
 def checked(cluster: Any) -> ClusterSpec:
-    """Raises as `ProcessCrew`."""
+    """Return the cluster as a ClusterSpec. Raises ValueError if it has no task or several chiefs, and TypeError if it is not a cluster."""
     if not isinstance(cluster, Mapping | ClusterSpec | ClusterDef):
-        raise TypeError(f"cluster_spec is a dict of jobs, as create_cluster_spec gives it, not {cluster!r}")
+        raise TypeError(f"cluster_spec is a dict of jobs, as create_cluster_spec returns it, not {cluster!r}")
     spec = ClusterSpec(cluster)
     if not tasks_of(spec):
         raise ValueError("cluster_spec has no tasks: there is nothing to run")
     if "chief" in spec.jobs and spec.num_tasks("chief") > 1:
-        raise ValueError(f"cluster_spec has {spec.num_tasks('chief')} chiefs; a cluster has one at most")
+        raise ValueError(f"cluster_spec has {spec.num_tasks('chief')} chiefs; a cluster has at most one")
     return spec
 
 
 def tasks_of(spec: ClusterSpec) -> list[Task]:
-    """All tasks, the chief first."""
+    """Return all tasks of a cluster, the chief first."""
     jobs = sorted(spec.jobs, key=lambda job: job != "chief")
     return [(job, index) for job in jobs for index in spec.task_indices(job)]
 
 
 def physical_gpus() -> list[str]:
-    """The devices that this process may use: those of CUDA_VISIBLE_DEVICES, else those that the driver tells."""
+    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES if it is set, otherwise those that the driver lists."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is not None:
         return [name.strip() for name in devices.split(",") if name.strip()]
@@ -267,5 +272,5 @@ def _outcome(word: str, payloads: Parts) -> PoolOutcome:
         if word == "raised":
             return PoolOutcome(error=trusted.unpack_error(payloads[0]))
         return PoolOutcome(trusted.unpack_parts(payloads))
-    except BaseException as error:  # of a class's own way to be rebuilt
+    except BaseException as error:  # unpickling runs code of users' classes, which may raise any error
         return PoolOutcome(error=error)

@@ -1,16 +1,16 @@
-"""MultiProcessRunner: a function in every task of a cluster, each a process, and what came of it.
+"""MultiProcessRunner: runs a function in every task of a cluster, each in a process of its own, and returns the results.
 
 Rules
-    A task is a process, started by command, with TF_CONFIG in its environment. Function and arguments are pickled; no main guard and
-    no special main are needed, and the processes end with this one, however it ends.
+    A task is a new process with TF_CONFIG in its environment. The function and its arguments are pickled; the test's module needs no main
+    guard. The processes end with this process, even if it crashes.
 
-    What a function raises is raised by `join`, the first one first, as it was; it wins over a time-out and over exit codes. Of a
-    task that ran more than once its last outcome counts.
+    If a function raises an error, `join` raises this error unchanged; of several, the one that arrived first. An error of a function is
+    raised rather than a time-out or an exit code. If a task has run several times, its last outcome counts.
 
-    Who is terminated has not failed. A process that a signal from outside ended (SIGKILL, SIGTERM) has not either; one that crashed
-    (SIGSEGV, SIGABRT, ...) has, and so has one with an exit code above 0.
+    A task that `terminate` has ended has not failed. Neither has a process that was ended by SIGKILL or SIGTERM from outside. A process
+    has failed if it crashed (SIGSEGV, SIGABRT, ...) or if its exit code is above 0.
 
-    `join` leaves no process behind, whatever happens in it: a Ctrl-C, too.
+    `join` leaves no process behind, even if Ctrl-C interrupts it.
 """
 
 from __future__ import annotations
@@ -44,24 +44,25 @@ CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFP
 
 
 class MultiProcessRunner:
-    """A function in every task of a cluster. `run` is the short form.
+    """Runs a function in every task of a cluster. The function `run` is a short form for most tests.
 
     Args:
-      fn: what every task runs.
+      fn: the function that every task runs.
       cluster_spec: a dict of jobs to addresses; `create_cluster_spec` makes one with free ports.
-      rpc_layer: what TF_CONFIG says under that name; None: nothing.
-      max_run_time: seconds from the start after which tasks that still run are ended, and `join` fails.
-      stream_output: write their lines to this process's standard output as they come, prefixed with the task.
+      rpc_layer: the value of "rpc_layer" in TF_CONFIG; None: TF_CONFIG does not have it.
+      max_run_time: seconds from the start after which tasks that still run are ended, and `join` fails; None: no limit.
+      stream_output: write the lines of the tasks to this process's standard output as they arrive, prefixed with the task.
       return_output: keep these lines for `MultiProcessRunnerResult.stdout`.
-      dependence_on_chief: when the chief has ended, the others have `chief_grace_s`, and are then killed.
-      auto_restart: a task that failed or was terminated is started again, until the chief has ended well.
-      share_gpu: False: the devices of this machine are dealt out, by CUDA_VISIBLE_DEVICES.
-      args, kwargs: for `fn`.
-      grpc_fail_fast, use_dill_for_args, daemon: TensorFlow's, without effect here: there is no gRPC, cloudpickle goes where
-        plain pickle does not, and no process outlives this one.
-      term_grace_s: from SIGTERM, which makes a task write its stacks, to SIGKILL.
+      dependence_on_chief: when the chief has ended, the other tasks may run for `chief_grace_s` and are then killed.
+      auto_restart: restart a task that failed or was terminated, until the chief has ended successfully.
+      share_gpu: True: each task sees all GPUs of this host. False: each task sees its share of them, by CUDA_VISIBLE_DEVICES.
+      args, kwargs: the arguments of `fn`.
+      grpc_fail_fast, use_dill_for_args, daemon: arguments of TensorFlow, without effect: zmqdist has no gRPC, uses cloudpickle for
+        objects that plain pickle refuses, and lets no process outlive this one.
+      chief_grace_s: seconds that the other tasks may run after the chief has ended.
+      term_grace_s: seconds from SIGTERM, on which a task writes its stacks, to SIGKILL.
 
-    As a context manager it ends what still runs.
+    A with-statement ends the tasks that still run.
 
     Raises:
       ValueError: `fn` is not callable, there is more than one chief, or no task.
@@ -89,7 +90,7 @@ class MultiProcessRunner:
         term_grace_s: float = TERM_GRACE_S,
     ) -> None:
         if not callable(fn):
-            raise ValueError(f"fn is what every task runs, and {fn!r} cannot be called")
+            raise ValueError(f"fn must be a function, which every task runs, not {fn!r}")
         self._fn, self._args, self._kwargs = fn, tuple(args or ()), dict(kwargs or {})
         self._max_run_time = max_run_time
         self._stream_output = stream_output
@@ -107,10 +108,10 @@ class MultiProcessRunner:
             on_exit=self._exited,
         )
         self._changed = threading.Condition(threading.RLock())
-        self._processes: dict[Task, TaskProcess] = {}  # the last one of each task
+        self._processes: dict[Task, TaskProcess] = {}  # the last process of each task
         self._running: set[TaskProcess] = set()
         self._works: dict[Task, tuple[PoolWork, Any]] = {}
-        self._outcomes: dict[Task, PoolOutcome] = {}  # in the order in which they came
+        self._outcomes: dict[Task, PoolOutcome] = {}  # in order of arrival
         self._terminated: set[TaskProcess] = set()
         self._overran: list[Task] = []
         self._timers: list[threading.Timer] = []
@@ -124,20 +125,20 @@ class MultiProcessRunner:
         """Start all tasks.
 
         Raises:
-          ValueError: it was started before, or joined.
-          InvalidArgumentError: the function or its arguments cannot be pickled; the text says what.
+          ValueError: the runner was started or joined already.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
         """
         self._start_all_but(None)
 
     def start_in_process_as(self, as_task_type: str, as_task_id: int) -> None:
-        """Start all other tasks, and run the function in this process as that task, until it returns.
+        """Start all other tasks, and run the function of the given task in this process. Return when it has returned.
 
-        TF_CONFIG is set meanwhile. What it returns is dropped. When it raises, the other tasks are ended.
+        While it runs, this process has the TF_CONFIG of the task. Its result is dropped. If it raises an error, the other tasks are ended.
 
         Raises:
-          ValueError: no such task; or as `start`.
+          ValueError: the cluster has no such task; or as `start`.
           InvalidArgumentError: as `start`.
-          Exception: what the function raises.
+          Exception: the function has raised it.
         """
         me = (as_task_type, as_task_id)
         if me not in self._crew.tasks:
@@ -161,19 +162,20 @@ class MultiProcessRunner:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start one task: one that was terminated, or one that the cluster did not have.
+        """Start one task: a task that was terminated, or a task that the cluster did not have.
 
         Args:
-          cluster_spec: what it finds in TF_CONFIG; None: the runner's.
-          fn, args, kwargs: None: the runner's (its arguments only with its function).
+          cluster_spec: the cluster in the task's TF_CONFIG; None: the runner's cluster.
+          fn: the function that the task runs; None: the runner's function.
+          args, kwargs: the arguments of the function; None: those of the runner if `fn` is None, otherwise no arguments.
 
         Raises:
-          ValueError: that task is running, or the runner was joined; or as the constructor.
+          ValueError: the task is running, or the runner was joined; or as the constructor.
           InvalidArgumentError: as `start`.
         """
         task = (task_type, task_id)
         if fn is not None and not callable(fn):
-            raise ValueError(f"fn is what the task runs, and {fn!r} cannot be called")
+            raise ValueError(f"fn must be a function, which the task runs, not {fn!r}")
         own = fn is None
         work = PoolWork.of(
             self._fn if fn is None else fn,
@@ -241,7 +243,7 @@ class MultiProcessRunner:
         """Kill one task and the processes that it has started, and wait for its end. With `auto_restart` the runner restarts it.
 
         Raises:
-          ValueError: it was never started.
+          ValueError: the task was never started.
         """
         task = (task_type, task_id)
         with self._changed:
@@ -254,24 +256,26 @@ class MultiProcessRunner:
                 self._changed.wait_for(lambda: process not in self._running)
 
     def terminate_all(self, sig: int = signal.SIGKILL) -> None:
-        """Send a signal to all running tasks, and restart none. `join` still raises errors that the tasks had before."""
+        """Send a signal to all running tasks, and restart none of them. `join` still raises errors that tasks had raised before."""
         with self._changed:
             self._auto_restart = False
             self._terminated |= self._running
             self._crew.signal(list(self._running), sig)
 
     def join(self, timeout: int | None = JOIN_TIMEOUT_S) -> MultiProcessRunnerResult:
-        """Wait for the end of all tasks. Once.
+        """Wait for the end of all tasks, and return their results and output. Call this once.
 
         Args:
-          timeout: whole seconds; None waits for ever.
+          timeout: whole seconds; None: wait without a limit.
 
         Raises:
-          ValueError: joined before, never started, or `timeout` is not a number of seconds.
-          SubprocessTimeoutError: tasks still ran; they got SIGTERM, on which they write their stacks, and then SIGKILL.
+          ValueError: the runner was joined already or never started, or `timeout` is not a whole number of seconds.
+          SubprocessTimeoutError: some tasks still ran after `timeout`. They were ended: by SIGTERM, on which they write their stacks, and
+            then by SIGKILL.
           UnexpectedSubprocessExitError: a task ended with an exit code above 0, crashed, or ran longer than `max_run_time`.
-          Exception: what the function of a task raised, with the remote traceback as its cause.
-            All of these have `mpr_result`, a MultiProcessRunnerResult with what there was until then.
+          Exception: the function of a task has raised it; its cause is the remote traceback.
+
+        All errors except ValueError have an attribute `mpr_result`: a MultiProcessRunnerResult with the results and the output until then.
         """
         if timeout is not None and (not isinstance(timeout, int) or isinstance(timeout, bool) or timeout < 0):
             raise ValueError(f"timeout is a whole number of seconds, or None, not {timeout!r}")
@@ -313,11 +317,11 @@ class MultiProcessRunner:
         self._end_with_stacks()
 
     def _close(self) -> None:
-        """End all tasks. Idempotent: it returns at once if they have ended."""
+        """End all tasks that still run. A second call returns at once."""
         with self._changed:
             self._auto_restart = False
         self._crew.close()
-        for timer in self._timers:  # no more are made, because no task is left
+        for timer in self._timers:  # no timer is added any more, because no task is left
             timer.cancel()
             timer.join()
 
@@ -359,8 +363,9 @@ class MultiProcessRunner:
         return None if process is None else process.child.pid
 
     def get_process_exit_code(self, task_type: str, task_id: int) -> int | None:
-        """Return the exit code of the task's last process, as `subprocess` gives it: -9 for SIGKILL. None if the process still runs, or if
-        the task had none."""
+        """Return the exit code of the task's last process, in the form of `subprocess`: -9 for SIGKILL. None if the process still runs, or
+        if the task had no process.
+        """
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.exit_code
 
@@ -390,10 +395,10 @@ class MultiProcessRunner:
             self._running.discard(process)
             if code != 0 and self._auto_restart:
                 self._crew.gate.gone(task, None)
-                log.info("%s is started again: %s", named(task), describe_exit(code or 0))
+                log.info("%s has ended and is restarted: %s", named(task), describe_exit(code or 0))
                 try:
                     self._start_task(task, *self._works[task])
-                except Exception as error:  # no more processes or descriptors: join tells
+                except Exception as error:  # no process or descriptor is left, for example; `join` raises the error
                     self._outcomes[task] = PoolOutcome(error=error)
             else:
                 may_come = process in self._terminated
@@ -425,7 +430,9 @@ def run(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> MultiProcessRunnerResult:
-    """Run `fn` in every task of a cluster, and wait for all. Arguments, errors: MultiProcessRunner and its `join`."""
+    """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. Arguments and errors are those of
+    MultiProcessRunner and its `join`.
+    """
     with MultiProcessRunner(
         fn,
         cluster_spec,

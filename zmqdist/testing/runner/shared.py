@@ -1,7 +1,7 @@
-"""`manager`: objects that the parent and the tasks of a run share, those of the standard library's `multiprocessing.Manager`.
+"""`manager`: objects that the parent and the tasks of a run share. They are those of the standard library's `multiprocessing.Manager`.
 
-The objects are in a process of their own, which the first call starts and which ends with this process: its standard input is its
-lifeline. Each access to an object is a request to that process, which is quick enough for tests.
+The objects live in a separate process. The first call starts it, and it ends with this process, because its standard input is then closed.
+Each access to an object is a request to that process, which is quick enough for tests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _process: subprocess.Popen[str] | None = None
 
 
 def manager() -> SyncManager:
-    """Return the manager of this process: `.Value`, `.list`, `.dict`, `.Queue`, `.Event`, ... Its objects may be arguments of tasks."""
+    """Return the manager of this process, whose methods make shared objects: `.Value`, `.list`, `.dict`, `.Queue`, `.Event`, ... These
+    objects may be arguments of tasks.
+    """
     global _manager, _process
     with _lock:
         if _manager is None:
@@ -46,13 +48,13 @@ def manager() -> SyncManager:
 
 
 def end_manager() -> None:
-    """End the process of the manager, and with it the objects. Calling it again does nothing; the next `manager()` starts a new process."""
+    """End the process of the manager and thereby its objects. A second call does nothing; the next `manager()` starts a new process."""
     global _manager, _process
     with _lock:
         process, _process, _manager = _process, None, None
         if process is not None:
             atexit.unregister(end_manager)
-            process.communicate()  # closes its input, on which it ends
+            process.communicate()  # closes the standard input of the process, which then ends
 
 
 def _end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""The pipe between the parent and the process of one task. A message is a word and facts as JSON; pickled values go beside it as parts.
+"""The pipe between the parent and the process of one task. A message is a word and facts, as JSON; pickled values are parts beside it.
 
 Only these two processes have the pipe, so a pickle that arrives by it comes from a process of this run.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
 
 TaskMessage: TypeAlias = tuple[str, Any]
-"""A word, and its facts: None where there are none."""
+"""A word, and its facts; None if the word has no facts."""
 
 TaskPipe: TypeAlias = BlockingPipe[TaskMessage]
 
@@ -25,6 +25,4 @@ def _decode(data: bytes) -> TaskMessage:
     return word, facts
 
 
-TASK_CODEC: Final[PipeCodec[TaskMessage]] = PipeCodec(
-    _encode, _decode, "a function with its arguments, or what came of it"
-)
+TASK_CODEC: Final[PipeCodec[TaskMessage]] = PipeCodec(_encode, _decode, "a function with its arguments, or its result")

@@ -1,1 +1,1 @@
-"""The simulation; its names are those of zmqdist.testing."""
+"""The simulations of a cluster and of a data service. Users import from `zmqdist.testing`."""

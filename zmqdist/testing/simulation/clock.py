@@ -1,4 +1,4 @@
-"""The clock of a simulation: virtual time, so that nothing really waits, and each run with the same seed is the same."""
+"""The clock of a simulation. Time is virtual, so that a simulation waits for nothing and two runs with the same seed are equal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 AT_ONCE_MAX = 10_000
-"""The most events at one moment of virtual time. More of them mean that a machine never gets past that moment."""
+"""The most events at one moment of virtual time. If there are more, a machine sets a deadline for this moment again and again."""
 
 
 class SimClock:
@@ -32,8 +32,8 @@ class SimClock:
         heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
 
     def next_poll(self, since_s: float, step_s: float) -> float:
-        """Return when a poll that runs every `step_s` seconds since a time runs next. One event at that time replaces the polls before it,
-        of which none would see a change.
+        """Return the next time of a poll that has run every `step_s` seconds since `since_s`. One event at that time replaces all earlier
+        polls, none of which would have seen a change.
         """
         at_s = since_s + step_s
         while at_s <= self.now:
@@ -45,7 +45,7 @@ class SimClock:
         while self._heap and self._heap[0][0] <= until_s:
             at, _, fn = heapq.heappop(self._heap)
             self._at_once = self._at_once + 1 if at == self.now else 0
-            assert self._at_once < AT_ONCE_MAX, "a machine asks for one call after the other at the same time"
+            assert self._at_once < AT_ONCE_MAX, "a machine sets a deadline for the current time again and again"
             self.now = at
             fn()
             if stop():

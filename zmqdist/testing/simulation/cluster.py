@@ -1,12 +1,13 @@
 """A simulated cluster in one thread and in virtual time: the real machines, with simulated network, processes and functions, and seeded
 faults.
 
-In the first phase faults happen, and only safety is checked. Then no more faults come: dispatcher and workers are back, and all scheduled
-work must end within CALM_LIMIT_S of virtual time, with nothing left over.
+In the first phase faults happen, and only safety is checked. The second phase has no faults: the dispatcher and workers run again, and all
+scheduled work must end within CALM_LIMIT_S of virtual time. At the end no lease, held result or unfinished work may be left.
 
-A function in a process that was frozen with its slots, and thaws after its connection has ended, executes until the worker has registered
-again. No part of the cluster can prevent that, and the results are refused. The same holds for a thread, which cannot be ended, in a worker
-that has lost its connection. These are the two exceptions to the promise that nothing executes after the end of its round.
+The promise that no function executes after the end of its round has two exceptions. First, a worker that was frozen with its slots may thaw
+after its connection has ended: a function of it then executes until the worker has registered again. No part of the cluster can prevent
+that, and the dispatcher refuses the result. Second, slots that are threads cannot be ended, so a function in such a slot continues when its
+worker has lost its connection.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ FAULTS = (
 
 
 class SimCluster:
-    """One dispatcher, some workers and coordinators, driven by a seed.
+    """One dispatcher, some workers and some coordinators. All random choices follow from the seed.
 
     Args:
-      workers, coordinators: how many of each.
-      works: pieces of work that each coordinator schedules.
-      faults: the number of faults; 0: none.
-      can_kill: the slots are processes, which the worker can kill; False: threads.
-      queue_max: the most pieces of work that a coordinator has queued; None: drawn at random.
+      workers, coordinators: the number of workers and of coordinators.
+      works: number of pieces of work that each coordinator schedules.
+      faults: number of faults.
+      can_kill: True: the slots are processes, which the worker can kill. False: they are threads.
+      queue_max: the most pieces of work that a coordinator queues; None: a random number.
 
     Raises (from `run`):
       AssertionError: a promise was broken; the text begins with the machine and the promise's number.
@@ -94,14 +95,16 @@ class SimCluster:
             self.clock.at(self.random.uniform(0.05, FAULTS_UNTIL_S), self._fault)
 
     def run(self) -> None:
-        """Run the phase with faults, the phase without, and the final checks."""
+        """Run the phase with faults, the phase without faults, and the final checks."""
         self.clock.run(FAULTS_UNTIL_S)
         self._be_calm()
         self.clock.run(FAULTS_UNTIL_S + CALM_LIMIT_S, self._ended)
         for coordinator in self.coordinators:
             left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
             assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
-        self.clock.run(self.clock.now + 10.0)  # messages on the way arrive, and each side notices ended connections
+        self.clock.run(
+            self.clock.now + 10.0
+        )  # so that messages in flight arrive, and each side notices the end of connections
         self._check_nothing_left()
 
     # -- parts ----------------------------------------------------------------------------------------------------
@@ -135,7 +138,9 @@ class SimCluster:
         self.worker_exited(worker)
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Note the end of a worker's process. Mostly another incarnation starts later; two workers always come back in the end."""
+        """Note the end of a worker's process. With a probability of 0.7 another incarnation starts later; in the phase without faults the
+        first two workers always restart.
+        """
         if worker.connection is not None:
             self.end_connection(worker.connection, noticed_by_client=False)
         if (self._calm and worker.index < 2) or self.random.random() < 0.7:
@@ -146,7 +151,7 @@ class SimCluster:
             self.start_worker(index)
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """Return the live worker that holds a bulk result, or None."""
+        """Return the live worker that holds the bulk result of this reference, or None."""
         return self._holder_of(int(reference.split(b"|")[3]))
 
     def is_held(self, run: int) -> bool:
@@ -180,7 +185,7 @@ class SimCluster:
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """End a connection. Messages on the way are lost; each side notices at its own time."""
+        """End a connection. Messages in flight are lost; each side notices the end at a time of its own, or never if its flag is False."""
         if not connection.open:
             return
         connection.end()
@@ -258,7 +263,7 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Have the program take back work several times: most work ends before, and a reply can be lost only within a short time."""
+        """Have the program take back work several times, because most work has ended already and a reply is lost only at rare moments."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
@@ -281,7 +286,7 @@ class SimCluster:
         worker.freeze(slots_too=slots_too)
         connection = worker.connection
         length_s = self.random.choice((0.2, 1.0, 6.0))
-        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end the connection
+        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end the connection of a frozen process
             self.clock.after(0.5, lambda: self.end_connection(connection) if worker.process.frozen else None)
 
         def end() -> None:
@@ -346,7 +351,7 @@ class SimCluster:
                 assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Check that work goes to a worker that its options allow, and before all waiting work that comes later for the same workers."""
+        """Check that work is assigned to a worker that its options allow, and before all later work that waits for the same workers."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
@@ -354,7 +359,7 @@ class SimCluster:
             worker, priority, detached = coordinator.options.get(work, PLAIN)
             assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
             assert assign.pinned == bool(worker), (
-                f"dispatch P12: {member.name} does not know which worker work {work} names"
+                f"dispatch P12: the Assign to {member.name} does not say whether work {work} is pinned to it"
             )
             line = (number, worker, detached)
             if line not in waiting:
@@ -368,7 +373,7 @@ class SimCluster:
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
     def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
-        """Return the waiting work for the same workers, as (work, priority, whether it was never submitted before)."""
+        """Return the waiting work with this worker in its options, as (work, priority, whether this is its first submission)."""
         sessions = self.broker.dispatch.sessions.values()
         parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]
         ranks = [rank for part in parts for line in part.queues.values() for rank in line.bands]
@@ -389,7 +394,7 @@ class SimCluster:
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
-        if isinstance(message, Registered):  # functions that were sent before do not count
+        if isinstance(message, Registered):  # after a registration the dispatcher may send functions again
             self._known[connection].clear()
         if isinstance(message, StealRequest):
             self._check_steal(connection, message)
@@ -414,17 +419,17 @@ class SimCluster:
                 worker.own.update(leases if message.pinned else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
-        """Check that no worker drops a value that a coordinator keeps while its connection stands."""
+        """Check that no worker is told to drop a value that a coordinator keeps and whose connection is open."""
         if not isinstance(message, FreeResult):
             return
         for worker in self.workers:
             runs = {worker.held.get(lease) for lease in message.leases} if worker.connection is connection else set()
             for coordinator in self.coordinators:
                 early = [run for run in runs if run in coordinator.kept and _stands(coordinator.kept[run])]
-                assert not early, f"dispatch P11: {worker.key} is to let go of {early}, which are kept"
+                assert not early, f"dispatch P11: {worker.key} has to drop {early}, which a coordinator keeps"
 
     def _check_members(self, event: BrokerEvent) -> None:
-        """Check that every registered worker whose connection stands is a member."""
+        """Check that every registered worker whose connection is open is a member."""
         for worker in self.workers:
             connection = worker.connection
             if worker.machine.registered and connection is not None and connection.open and worker.process.alive:
@@ -458,7 +463,8 @@ def _stands(connection: SimConnection | None) -> bool:
 def simulate(seed: int, **options: object) -> SimCluster:
     """Run a simulated cluster with one seed to its end.
 
-    Use it to search for seeds that break a promise of the scheduling machines, also of changed ones. It needs no socket, process or sleep.
+    Use it to search for seeds that break a promise of the scheduling machines, for example after you have changed them. It needs no socket,
+    process or sleep.
 
     Args:
       options: the arguments of SimCluster.

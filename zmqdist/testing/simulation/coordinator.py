@@ -1,4 +1,4 @@
-"""A simulated coordinator: the real machine, and a model of the program that schedules and cancels work and raises the errors of rounds."""
+"""A simulated coordinator: the real machine, and a model of the program, which schedules and cancels work and calls `join`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 ANSWER_S = 2.0
-"""Without faults, the program learns within this many seconds whether work that it takes back has begun."""
+"""Without faults, the program gets the reply whether work that it takes back has begun within this many seconds."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
@@ -88,10 +88,10 @@ class SimCoordinator:
     Attributes:
       resolved: how often each piece of work was resolved.
       outcomes: the kind of outcome of each piece of work that has ended.
-      kinds: what each piece of work does.
-      options: the options of work that has some: for one worker, with a priority, detached from the rounds.
+      kinds: the kind of function that each piece of work runs, one of KINDS or "plan".
+      options: the options of work that has any: its worker, its priority, and whether it is detached.
       members: the incarnations of the current workers by name, from the last report.
-      kept: results that the program holds and that are still at their workers: number of the run -> the connection over which it came.
+      kept: results that the program holds and that their workers keep: number of the run -> the connection over which the result arrived.
     """
 
     def __init__(
@@ -107,11 +107,11 @@ class SimCoordinator:
         self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
         self._pending_take_backs: dict[int, SimConnection | None] = {}
-        """Work that the program takes back unless it has begun -> the connection at that time. The reply has not arrived."""
+        """Work that the program wants to take back and for which no reply has arrived -> the connection at the time of the request."""
         self._goes_on: set[int] = set()
-        """Work that has begun, by the replies to attempts to take it back."""
+        """Work that has begun, according to the replies to requests to take it back."""
         self._with_dispatcher: set[int] = set()
-        """The work that was submitted over this connection and counts against the width."""
+        """The work that was submitted over this connection and that counts against the width, the limit of submitted work."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
@@ -206,7 +206,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that work, or an attempt of it, goes to the machine now, with the options of this work."""
+        """Note that work, or an attempt of it, is passed to the machine now, with the options of this work."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -223,7 +223,7 @@ class SimCoordinator:
         self.cluster.clock.after(0.0, lambda: self.handle(event))
 
     def _options(self) -> WorkOptions:
-        """Return random options: perhaps for one of the workers, which may never come back, or for one that never existed."""
+        """Return random options. They may name a worker that never comes back, or one that never existed."""
         worker = self._random.choices(("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays))[
             0
         ]
@@ -239,7 +239,7 @@ class SimCoordinator:
         return fn
 
     def cancel(self) -> None:
-        """Have the program cancel some work, also if it has begun."""
+        """Have the program cancel some work, whether or not it has begun."""
         pending = [work for work in self.kinds if not self.resolved[work]]
         if pending and not self.ending:
             works = self._random.sample(pending, min(3, len(pending)))
@@ -269,8 +269,9 @@ class SimCoordinator:
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
-        """Check that the program knows of each work whether it has begun. Wait longer after a fault, with which the reply may be lost, and
-        until the end of an ending round: its work ends as cancelled when its function ends, which a thread cannot hasten.
+        """Check that the program has got the reply whether work has begun, for each piece of work that it wanted to take back. After a
+        fault, which may lose a reply, check later. While a round ends, also check later: its work is cancelled only when its function ends,
+        and a function in a thread cannot be ended early.
         """
         left = [work for work in works if work in self._pending_take_backs and work not in self._cancelled]
         quiet_since = self.cluster.quiet_since
@@ -445,7 +446,7 @@ class SimCoordinator:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         if not self.machine.closures.wants(work, attempt):
-            return  # the work has ended, or was submitted again meanwhile
+            return  # the work has ended, or was submitted again
         holder = self.cluster.holder(reference)
         if holder is None:
             if not self.resolved[work]:
@@ -454,7 +455,7 @@ class SimCoordinator:
         self.cluster.clock.after(self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference))
 
     def _fetched(self, work: int, attempt: int, reference: bytes) -> None:
-        """Report the arrival of a bulk result; fetch it again if its holder has gone meanwhile."""
+        """Report the arrival of a bulk result. If its holder has ended during the transfer, fetch the result again."""
         holder = self.cluster.holder(reference)
         if holder is None or self._fetching.get(work) != attempt:
             self._fetch(work, attempt, reference)

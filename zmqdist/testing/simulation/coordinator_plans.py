@@ -1,4 +1,6 @@
-"""The plans of a simulated coordinator: work with inputs, retries, time-outs, lineages. A model of a program holds and drops values."""
+"""The plans of a simulated coordinator: work with inputs, retries, time-outs or lineages, and a model of the program that holds and drops
+their values.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,24 @@ INPUT_GONE = b"gone"
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
-    """Return (the input that a simulated worker could not get, its packed error)."""
+    """Return (number of the input that a simulated worker could not get, its packed error) from the payload of an INPUT_LOST outcome."""
     return int(payload), INPUT_GONE
 
 
 @dataclass(eq=False)
 class SimPlan:
-    """One plan, as its program and the checks see it.
+    """One plan, with the facts that the model of the program and the checks need.
 
     Attributes:
-      inputs: the work whose values it takes.
-      arrived: those inputs that the coordinator's runtime has.
-      errors: the number of attempts that ended with an error of the function.
-      value: the place of its value, after it has succeeded.
-      users: the plans that hold its value, and 0 for the program.
-      replaced: how often its value was recomputed.
-      wanted: the program waits for its lost value.
+      inputs: the work whose values are inputs of the plan.
+      arrived: the inputs that the coordinator's runtime has.
+      errors: number of attempts that ended with an error of the function.
+      value: the place of the plan's value, after it has succeeded.
+      users: the plans that hold the value, and 0 for the program.
+      replaced: how often the value was recomputed.
+      wanted: whether the program waits for the lost value.
+      lost: whether the value is lost for good.
+      freed: whether the machine has freed the plan.
     """
 
     work: int
@@ -77,7 +81,7 @@ class PlanSurroundings(Protocol):
 
 
 class PlanningUser(Protocol):
-    """The simulated coordinator that the plans belong to; coordinator.py describes its attributes."""
+    """The simulated coordinator to which the plans belong; coordinator.py describes its attributes."""
 
     number: int
     machine: CoordinatorMachine
@@ -98,7 +102,7 @@ class PlanningUser(Protocol):
         """Handle an event after the current one, as a finalizer does."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that work, or an attempt of it, goes to the machine now, with the options of this work."""
+        """Note that work, or an attempt of it, is passed to the machine now, with the options of this work."""
 
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""
@@ -107,7 +111,11 @@ class PlanningUser(Protocol):
 
 
 class SimPlans:
-    """All plans of one coordinator. `user_of`: attempt -> its work, for every attempt so far."""
+    """All plans of one coordinator.
+
+    Attributes:
+      user_of: number of each attempt so far -> its work.
+    """
 
     def __init__(self, owner: PlanningUser, random: Random, *, calm: bool) -> None:
         self._owner = owner
@@ -121,13 +129,13 @@ class SimPlans:
 
     @property
     def finished(self) -> bool:
-        """Whether no plan or program holds a value, and the program waits for none."""
+        """Whether neither a plan nor the program holds a value, and the program waits for none."""
         return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
     # -- the program ----------------------------------------------------------------------------------------------
 
     def plan(self, work: int, fn: int) -> Planned:
-        """Return the event that plans this work, with some earlier work as its inputs."""
+        """Return the event that plans this work, with random earlier work as its inputs."""
         owner, random = self._owner, self._random
         known = [other for other in owner.kinds if other != work and self._usable(other)]
         recent = known[-8:]
@@ -159,7 +167,7 @@ class SimPlans:
         return Planned(work, fn, tuple(named), failed, plan.retries, until, lineage, lineage, owner.options_of(work))
 
     def _usable(self, work: int) -> bool:
-        """Return whether work can be an input: the program has its RemoteValue, and if only a worker has the value, it has a lineage."""
+        """Return whether work can be an input: the program holds its RemoteValue, and if only a worker has the value, it has a lineage."""
         plan = self.plans.get(work)
         if plan is not None:
             return 0 in plan.users
@@ -169,7 +177,7 @@ class SimPlans:
         assert self._owner.resolved[plan.work], f"dependencies G6: work {plan.work} has not ended at its time"
 
     def look(self) -> None:
-        """Have the program read each kept value. It waits for a lost one until that is recomputed."""
+        """Have the program read each kept value. If a value is lost, the program waits until it is recomputed."""
         for plan in self.plans.values():
             value = plan.value
             if value is None or 0 not in plan.users or plan.wanted:
@@ -202,7 +210,7 @@ class SimPlans:
     # -- effects of the machine -----------------------------------------------------------------------------------
 
     def hear(self, message: Message) -> None:
-        """Count the errors of functions, once for each attempt."""
+        """Count the attempts that ended with an error of their function."""
         if not isinstance(message, Results):
             return
         for number, _, kind, _ in message.items:

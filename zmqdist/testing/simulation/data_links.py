@@ -14,7 +14,7 @@ Then: TypeAlias = Callable[[Any, int], None]
 
 @dataclass(eq=False)
 class SimRequest:
-    """A pending request, at the dispatcher or on its way there."""
+    """A pending request, which the dispatcher has or which is in flight to it."""
 
     link: SimLink
     then: Then
@@ -34,7 +34,7 @@ class SimLink:
     open: bool = True
     pending: list[SimRequest] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
-    """Direction -> when the last message sent that way arrives: messages of a connection keep their order."""
+    """Direction -> the arrival time of the last message in this direction, because messages of a connection arrive in order."""
     receive: Callable[[Message], None] = lambda message: None
     closed: Callable[[], None] = lambda: None
     """Called when the client's side notices that the connection has ended."""

@@ -44,7 +44,7 @@ WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
-"""How often a task with a full buffer polls for room, in seconds."""
+"""Time between two polls of a task with a full buffer for room, in seconds."""
 
 TOGETHER = 3
 """The most elements in a reply."""
@@ -53,11 +53,11 @@ SendTaskReply: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
-    """The simulation around a part of it (data_service.py).
+    """The simulation, as its parts see it (data_service.py).
 
     Attributes:
-      count: the number of elements of the dataset.
-      disk_full_until: writing the journal fails before this time.
+      count: number of elements of the dataset.
+      disk_full_until: before this time, writing the journal fails.
     """
 
     clock: SimClock
@@ -73,7 +73,7 @@ class PartSurroundings(Protocol):
         """Call `fn` after a short random time, and after the earlier calls for this direction of the connection."""
 
     def end_link(self, link: SimLink) -> None:
-        """End a connection. Each side notices at its own time."""
+        """End a connection. Each side notices the end at a time of its own."""
 
     def note(self, what: str) -> None:
         """Add a line to the trace, which is printed when a promise is broken."""
@@ -85,14 +85,16 @@ class PartSurroundings(Protocol):
         """Note that the dispatcher has registered an incarnation of a worker, for the first time or again."""
 
     def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """Note the positions in the last reply to a task; the reply may be lost."""
+        """Note the positions that the dispatcher has just handed to a task. The reply with them may be lost."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
-        """Return the task that a worker shall begin."""
+        """Return the simulated task that a worker begins."""
 
 
 class SimDispatcher:
-    """The machines of the data service and of the membership, a journal on a disk that survives the process, and the connections."""
+    """The dispatcher: the real machines of the data service and of the membership, its connections, and a journal that survives its
+    process.
+    """
 
     def __init__(self, sim: PartSurroundings, fault_tolerant: bool) -> None:
         self._sim = sim
@@ -111,7 +113,7 @@ class SimDispatcher:
         self.start()
 
     def start(self) -> None:
-        """Start another incarnation, which takes its state from the journal if there is one."""
+        """Start another incarnation, which restores its state from the journal if there is one."""
         self.incarnation += 1
         self.alive = True
         self.membership = Membership(LEASE_S, GRACE_S, 1.0)
@@ -123,7 +125,7 @@ class SimDispatcher:
         self._tick(self.incarnation)
 
     def kill(self) -> None:
-        """Kill the process. Records that it was writing may be on the disk or not."""
+        """Kill the process. Records that it was just writing may be on the disk or not."""
         self.alive = False
         for link in self.links:
             self._sim.end_link(link)
@@ -137,7 +139,7 @@ class SimDispatcher:
         return link
 
     def ask(self, link: SimLink | None, make: Callable[[SimRequest], ev.Request], then: Then) -> None:
-        """Send a request. `then` gets its reply later, or UNAVAILABLE."""
+        """Send a request. `then` is called later with its reply, or with UNAVAILABLE."""
         sim = self._sim
         if link is None or not link.open:
             sim.soon(lambda: then(None, UNAVAILABLE))
@@ -164,12 +166,12 @@ class SimDispatcher:
         self._sim.in_order(link, "up", arrive)
 
     def gone(self, link: SimLink) -> None:
-        """Notice the end of a connection."""
+        """Have the dispatcher notice the end of a connection."""
         if self.alive and link.incarnation == self.incarnation:
             self._members(PeerGone(link))
 
     def exited(self, incarnation: int) -> None:
-        """Notice the end of a worker's process, as the kernel reports it for a child."""
+        """Have the dispatcher notice the end of a worker's process, as the kernel reports the end of a child process."""
         if not self.alive:
             return
         for member in list(self.membership.members.values()):
@@ -236,7 +238,7 @@ class SimDispatcher:
             return
         self._records += records
         if len(self._records) > 200:
-            # The snapshot holds the durable state only, as the runtime writes it.
+            # Like the snapshot that the runtime writes, this one holds the durable state only.
             self._snapshot, self._records = r.encode(self._durable()), []
         self.handle(ev.JournalCommitted())
 
@@ -253,7 +255,7 @@ class SimDispatcher:
         self.machine.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
 
     def _tick(self, incarnation: int) -> None:
-        """Poll for due deadlines; a runtime has a timer instead."""
+        """Poll for due deadlines, for which the runtime has a timer."""
         if self.alive and incarnation == self.incarnation:
             if self.machine.deadline <= self._sim.clock.now:
                 self.handle(Ticked())
@@ -287,7 +289,7 @@ class SimTask:
         self._serve()
 
     def drop(self) -> None:
-        """Drop the task, as the worker does at the dispatcher's order."""
+        """Drop the task. The worker does so when the dispatcher requests it."""
         self.dropped = True
         self._buffer.close()
         self._serve()
@@ -355,7 +357,7 @@ class SimTask:
 
 
 class SimDataWorker:
-    """A worker process with tasks. The real worker machine registers it; its tasks have a connection of their own."""
+    """A worker process with tasks. The real worker machine registers it; its tasks share a second connection."""
 
     def __init__(self, sim: PartSurroundings, name: str, address: str, index: int) -> None:
         self.sim = sim
@@ -368,7 +370,7 @@ class SimDataWorker:
         self.tasks: dict[int, SimTask] = {}
         self._work = WorkerTasks()
         self.died: list[Callable[[], None]] = []
-        """Functions to call when the worker is killed, of the readers that wait for a reply."""
+        """Functions to call when the worker is killed. Readers that wait for a reply have registered them."""
         self.link: SimLink | None = None
         self._calls: SimLink | None = None
         self._away_until = 0.0
@@ -430,7 +432,7 @@ class SimDataWorker:
             clock.at(due, lambda: self._handle(TimePassed()))
 
     def cut(self) -> None:
-        """End one connection or both. The worker reconnects soon, or only after the dispatcher counts it as lost."""
+        """End one connection or both. The worker reconnects soon, or only after the dispatcher has counted it as lost."""
         both = self.sim.random.random() < 0.5
         if both:
             self._away_until = self.sim.clock.now + self.sim.random.choice((0.05, GRACE_S * 2))

@@ -40,7 +40,7 @@ class SimPortionTask(SimTask):
         lane.serve()
 
     def drop(self) -> None:
-        """Drop the task, as the worker does at the dispatcher's order."""
+        """Drop the task. The worker does so when the dispatcher requests it."""
         super().drop()
         for lane in self._lanes.values():
             lane.machine.close()
@@ -56,10 +56,10 @@ class SimLane:
         self._sim = task.worker.sim
         self._client = client
         self._given: deque[list[int]] = deque()
-        """Portions that the dispatcher has given and that are not begun."""
+        """Portions that the dispatcher has handed out to this lane and that it has not begun."""
         self._segment: PortionSegment | None = None
         self._coming: deque[int] = deque()
-        """The elements of the current portion that are still to be made."""
+        """The elements of the current portion that were not made yet."""
         self._full_since: float | None = None
         self._more()
 

@@ -51,7 +51,7 @@ from zmqdist.testing.simulation.data_links import SimLink, SimRequest
 from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 
 QUICK_S, SLOW_S = 0.0005, 0.01
-"""The seconds that a quick and a slow consumer need for an element. Elements that wait for a slow one meet more faults."""
+"""Seconds that a quick and a slow consumer need for an element. Elements wait longer for a slow consumer, so that more faults hit them."""
 
 
 @dataclass(eq=False)
@@ -59,8 +59,8 @@ class SimTaskLink:
     """The requests to a task in one incarnation of its worker. The machine gets their replies in order.
 
     Attributes:
-      arrives_at: when the last request arrives: messages of a connection keep their order.
-      last: the last element that the consumer got of this task.
+      arrives_at: the arrival time of the last request, because messages of a connection arrive in order.
+      last: the last element of this task that the consumer has taken.
     """
 
     incarnation: int
@@ -70,7 +70,7 @@ class SimTaskLink:
 
 
 class ReaderSurroundings(PartSurroundings, Protocol):
-    """The simulation around a reader: that of the other parts, and more.
+    """The simulation, as readers see it.
 
     Attributes:
       lose_answers: the fraction of the replies to readers that are lost.
@@ -86,14 +86,16 @@ class ReaderSurroundings(PartSurroundings, Protocol):
         """Register the dataset under its id; repeat the request until it succeeds."""
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Call `fail` some time after the death of a worker, if `open_` is true then: its reader polls for that while it waits."""
+        """Call `fail` some time after the death of a worker, if `open_` is true then. It stands for the poll by which a waiting reader
+        notices the death.
+        """
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """Note elements that a reader does not get."""
+        """Note that a reader does not get these elements."""
 
 
 class SimReader:
-    """One reader with its consumer, which takes elements as long as there are some."""
+    """One reader with its consumer, which takes elements until the end of the iteration."""
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, mode: int, repetition: int) -> None:
         self.sim = sim
@@ -137,7 +139,7 @@ class SimReader:
         return ev.OpenRequest(pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
 
     def made(self, first: int) -> Delivery:
-        """Return the delivery machine. `first`: the first portion of this reader."""
+        """Return a new delivery machine. `first`: the first portion of this reader."""
         return PlainDelivery(self.client, "", -1)
 
     def _opened(self, value: Any, code: int) -> None:
@@ -220,7 +222,7 @@ class SimReader:
         self.look()
 
     def look(self) -> None:
-        """Note whether the consumer has come to the end."""
+        """Note whether the consumer has reached the end."""
         if self._over and not self.queue and not self._consuming:
             self.ended = True
 
@@ -284,7 +286,7 @@ class SimReader:
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def consume(self) -> None:
-        """Have the consumer take the next batch of the queue, unless it is busy."""
+        """Have the consumer take the next batch from the queue, unless it is busy."""
         if self._consuming or not self.alive:
             return
         if not self.queue:
@@ -293,14 +295,14 @@ class SimReader:
         self._consuming = True
         link, batch, _ = self.queue.popleft()
         for element in batch:
-            assert self.mode == r.DYNAMIC or element > link.last, "F1: the batches of a task came out of their order"
+            assert self.mode == r.DYNAMIC or element > link.last, "F1: the batches of a task arrived in another order"
             link.last = element
         self.got += batch
         self.handle(BatchTaken())
         self.sim.clock.after(self.pause_s(), self._consumed)
 
     def pause_s(self) -> float:
-        """Return the seconds that the consumer needs for what it has taken."""
+        """Return the seconds that the consumer needs for the elements that it has taken."""
         return self.sim.random.expovariate(1 / (self._element_s if self.sim.faulty() else QUICK_S))
 
     def _consumed(self) -> None:
@@ -315,7 +317,7 @@ class SimReader:
             self.sim.end_link(self._link)
 
     def lose_queue(self) -> None:
-        """Note the elements in the queue as lost."""
+        """Note that the consumer does not get the elements in the queue."""
         for _, batch, _ in self.queue:
             self.sim.lose_answer(self, batch)
 
@@ -324,8 +326,8 @@ class SimPortionReader(SimReader):
     """A reader of portions, which acknowledges the elements that its consumer has finished.
 
     Attributes:
-      acknowledged: elements that the reader has acknowledged.
-      confirmed: those of them whose acknowledgment has got its reply.
+      acknowledged: the elements that the reader has acknowledged.
+      confirmed: the acknowledged elements for which the dispatcher has replied.
     """
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
@@ -334,7 +336,7 @@ class SimPortionReader(SimReader):
         self.acknowledged: list[int] = []
         self._consumption = Consumption(nullcontext(), 1, Consumed())
         self._given: dict[int, list[int]] = {}
-        """Portion -> the elements that the consumer got of it."""
+        """Portion -> its elements that the consumer has taken."""
         self._marked: dict[int, int] = {}
         self._skipped: dict[int, int] = {}
         """Portion -> the offset at which this reader began it."""
@@ -353,7 +355,7 @@ class SimPortionReader(SimReader):
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def consume(self) -> None:
-        """Have the consumer begin the next piece, unless it is busy with one."""
+        """Have the consumer begin the next piece, unless it is busy with another piece."""
         if self._hand is None and self.alive:
             self._next_piece()
 
@@ -384,7 +386,7 @@ class SimPortionReader(SimReader):
         self._next_element()
 
     def _next_element(self) -> None:
-        """Have the consumer take the next element of its piece, and spend time on it."""
+        """Have the consumer take the next element of its piece, and need some time for it."""
         if self._hand is None or not self.alive:
             return
         piece, elements = self._hand
@@ -419,7 +421,9 @@ class SimPortionReader(SimReader):
         self.sim.dispatcher.ask(self._dispatcher_link(), request_of, then)
 
     def _note_marks(self, marks: Marks) -> list[int]:
-        """Check marks against the elements that the consumer got. Return the elements that they acknowledge and that were not confirmed."""
+        """Check that marks acknowledge no element that the consumer has not finished. Return the acknowledged elements that were not yet
+        confirmed.
+        """
         found: list[int] = []
         for number, elements, _ in marks:
             skipped, given = self._skipped[number], self._given[number]

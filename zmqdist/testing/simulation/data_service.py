@@ -1,14 +1,14 @@
 """A simulated data service: the real machines of dispatcher, workers and readers, and models of the computed elements, in virtual time.
 
-The real machines of membership and worker decide which workers are in the cluster, so that workers come back in any order and under other
+The real machines of membership and worker decide which workers are in the cluster, so workers may come back in any order and under other
 names.
 
-Faults: workers are killed and come back at the same address or another one, lose their connections, or are added; readers are killed; the
-dispatcher is killed and started again, with or without its journal, and perhaps a worker with it; the journal fails; replies of workers to
-readers are lost. After FAULTS_S no more faults come, and every reader must come to its end.
+The faults are these: a worker is killed and comes back at its address or another one, loses its connection, or is added. A reader is
+killed. The dispatcher is killed and restarted, with or without its journal, and perhaps a worker with it. The journal fails. A worker's
+reply to a reader is lost. After FAULTS_S there are no more faults, and every reader must reach its end.
 
-At the end of a run, `check` compares the elements of all readers with the table of docs/delivery.md. For each way of reading it says which
-elements may be missing because of the faults: those that a lost incarnation held, those in a lost reply, and no others.
+At the end of a run, `check` compares the elements of all readers with the table of docs/delivery.md. For each way of reading, the table
+states which elements may be missing because of the faults: elements that a lost incarnation held, elements in a lost reply, and no others.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
 CALM_S = 16.0
-"""The end of the calm phase: after it each time-out of the rules has passed since the last fault."""
+"""The end of the calm phase, in seconds. By then each time-out of the rules has passed since the last fault."""
 END_S = 40.0
 
 
 class DataSim:
-    """One run of a simulated data service with seeded faults; `simulate_data_service` runs and checks it.
+    """One simulated data service with seeded faults. `simulate_data_service` runs and checks it.
 
     Attributes:
       trace: the events of the run, one text each.
@@ -49,7 +49,7 @@ class DataSim:
         self.seed = seed
         self.random = Random(seed)
         self.clock = SimClock()
-        # Each run has only some kinds of faults: under all of them a loss that one kind does not allow could be excused by another.
+        # Each run has only some kinds of faults. If all kinds occurred, a loss that one kind does not allow could be excused by another.
         self._kinds = self.random.sample(KINDS, self.random.randint(1, len(KINDS)))
         self.trace: list[str] = []
         self.count = self.random.choice((0, 1, 60, 400, 1200))
@@ -60,13 +60,13 @@ class DataSim:
         """The lost incarnations that have not registered again."""
         self._most_away = 0
         self._given: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        """(state, task) -> incarnation -> the positions that it got."""
+        """(state, task) -> incarnation of the worker -> the positions that the dispatcher handed to it."""
         self._unseen: dict[tuple[int, int], set[int]] = defaultdict(set)
         """(state, iteration) -> the elements in lost replies."""
         self._begun: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
-        """(state, iteration) -> the tasks that workers have begun, with the workers' addresses."""
+        """(state, iteration) -> (task, address of the worker) of each task that a worker has begun."""
         self._named = self.random.random() < 0.5
-        """Whether workers bring their indexes; False: the dispatcher assigns them."""
+        """Whether workers register with an index; False: the dispatcher assigns the indexes."""
         self.disk_full_until = 0.0
         self._portions = self.random.random() < 0.4
         self.faults_until = FAULTS_S if faults else 0.0
@@ -122,7 +122,7 @@ class DataSim:
         attempt()
 
     def end_link(self, link: SimLink) -> None:
-        """End a connection. Each side notices at its own time."""
+        """End a connection. Each side notices the end at a time of its own."""
         if not link.open:
             return
         link.open = False
@@ -134,7 +134,9 @@ class DataSim:
         self.soon(link.closed)
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Call `fail` some time after the death of a worker, if `open_` is true then: its reader polls for that while it waits."""
+        """Call `fail` some time after the death of a worker, if `open_` is true then. It stands for the poll by which a waiting reader
+        notices the death.
+        """
         since_s = self.clock.now
 
         def died() -> None:
@@ -157,19 +159,19 @@ class DataSim:
         self._away.discard(incarnation)
 
     def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """Note the positions in the last reply to a task; the reply may be lost."""
+        """Note the positions that the dispatcher has just handed to a task. The reply with them may be lost."""
         number, _, start, length = given.get(request.source, (0, 0, 0, 0))
         if number == request.request:
             self._given[request.state, request.task][request.incarnation].update(range(start, start + length))
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """Note elements that a reader does not get."""
+        """Note that a reader does not get these elements."""
         self.answers_lost += len(elements)
         if not isinstance(reader, SimPortionReader):
             self._unseen[reader.state, reader.iteration].update(elements)
 
     def _may_miss(self, reader: SimReader) -> set[int]:
-        """Return the elements of a DYNAMIC iteration that were lost with an incarnation or a reply."""
+        """Return the elements that a DYNAMIC iteration may lack: those of lost incarnations of workers, and those in lost replies."""
         missed = set(self._unseen[reader.state, reader.iteration])
         for task, _ in self._begun[reader.state, reader.iteration]:
             for incarnation, given in self._given[reader.state, task].items():
@@ -234,7 +236,7 @@ class DataSim:
                 victim_reader.kill()
 
     def _kill(self, victim: SimDataWorker, address: str) -> None:
-        """Kill a worker, and have it come back at an address; "": it does not come back."""
+        """Kill a worker, and restart it later at an address; "": do not restart it."""
         self.note(f"{victim.name} is killed")
         victim.kill()
         self.workers_lost += 1
@@ -264,7 +266,9 @@ class DataSim:
         self._check_rows()
 
     def _check_rows(self) -> None:
-        """Check the snapshot for operators: iterations that have ended have no tasks, and no number in use is given out again."""
+        """Check the figures for the operators of the service: ended iterations have no tasks, and the dispatcher's next numbers are not in
+        use.
+        """
         state = self.dispatcher.machine.state
         rows = {row.id: row for row in iteration_rows(state)}
         for row in rows.values():
@@ -272,12 +276,14 @@ class DataSim:
         numbers = next_numbers(state)
         for reader in self.readers:
             if reader.client and reader.state == state.number:
-                assert reader.client < numbers.client, f"D3: client {reader.client} is there, and {numbers} come next"
+                assert reader.client < numbers.client, (
+                    f"D3: number {reader.client} of a client is in use, and the next are {numbers}"
+                )
                 assert reader.iteration in rows, f"iteration {reader.iteration} is not shown"
 
     def _check_end(self, reader: SimReader) -> None:
         lost_state = self.restarts and not self.dispatcher.rules.fault_tolerant
-        assert reader.ended, "D4: a reader has not come to its end, although no more faults came"
+        assert reader.ended, "D4: a reader has not reached its end, although there were no more faults"
         if reader.error:
             allowed: tuple[int, ...] = (NOT_FOUND, FAILED_PRECONDITION) if lost_state else ()
             if reader.failed and self._most_away >= DEATHS_MAX:
@@ -308,15 +314,19 @@ class DataSim:
             assert len(got) == self.count, f"OFF: {self.count - len(got)} of {self.count} elements were never given"
 
     def _check_shares(self, reader: SimReader, got: Counter[int]) -> None:
-        """Check an OFF iteration: each address whose last task was begun there and that is alive at the end has given the whole dataset."""
+        """Check an OFF iteration: every live worker whose address has a task of the iteration must have delivered the whole dataset."""
         there = {worker.address for worker in self.workers if worker.alive}
-        last = dict(self._begun[reader.state, reader.iteration])  # a worker in another's place continues its task
+        last = dict(
+            self._begun[reader.state, reader.iteration]
+        )  # the last address of a task, which may move to another worker
         shares = len(there & set(last.values()))
         least = min((got[element] for element in range(self.count)), default=shares)
-        assert least >= shares, f"OFF: an element came {least} times, and {shares} workers had a share"
+        assert least >= shares, f"OFF: an element was delivered {least} times, and {shares} workers had the dataset"
 
     def _check_portions(self, readers: list[Any], kept: bool) -> None:
-        """Check that each element was delivered and acknowledged once. An acknowledgment of a killed reader that got no reply may count."""
+        """Check that each element was delivered and acknowledged once. Acknowledgments of a killed reader to which the dispatcher did not
+        reply may or may not have taken effect.
+        """
         sure = Counter(element for each in readers for element in (each.got if each.alive else each.confirmed))
         maybe = Counter(element for each in readers if not each.alive for element in each.acknowledged)
         twice = [element for element, times in sure.items() if times > 1]

@@ -1,7 +1,7 @@
-"""A simulated network with ZeroMQ's own failures, and processes that can be killed and frozen.
+"""A simulated network that fails as ZeroMQ does, and simulated processes that can be killed and frozen.
 
-Messages of a connection arrive in order. When an end dies or the link is cut, the last messages of the connection are lost. A send to a
-peer that has just died succeeds. Each side notices the end of a connection at its own time, and a reconnect is a new connection.
+Messages of a connection arrive in order. When one of its processes dies or the link is cut, the last messages are lost. A send to a peer
+that has just died succeeds. Each side notices the end of a connection at a time of its own, and a reconnect makes a new connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SimProcess:
         self._backlog: deque[Callable[[], object]] = deque()
 
     def post(self, fn: Callable[[], object]) -> None:
-        """Call `fn`, an event in this process: at once, after the thaw, or not at all if the process is dead."""
+        """Call `fn`, which is an event in this process: at once, after the thaw if the process is frozen, or never if it is dead."""
         if not self.alive:
             return
         if self.frozen:
@@ -49,19 +49,19 @@ class SimProcess:
 
 
 def through_headers(message: Message) -> tuple[Message, int]:
-    """Return (a message as its receiver decodes it, its number of bytes). The copy shares nothing with the original, as on a real wire."""
+    """Encode and decode a message, as a real network does. Return the copy that the receiver gets, and its number of bytes."""
     data = encode(message)
     return decode(data, "a peer"), len(data)
 
 
 class SimConnection:
-    """One connection of a client to a server. The server's machine gets this object as the Peer.
+    """One connection of a client to a server. The server's machine knows the client by this object, as its peer.
 
     Args:
       up: `up(connection, message, *frames)` is called with each message that reaches the server, and its payload frames.
       down: `down(message, *frames)` is called with each message that reaches the client.
       bytes_per_s: the bandwidth of the link in each direction.
-      wire: returns (a message as its receiver gets it, its number of bytes).
+      wire: a function that returns the copy of a message that its receiver gets, and its number of bytes.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class SimConnection:
         self._send(1, message, frames)
 
     def in_order(self, direction: int, nbytes: int, fn: Callable[[], object]) -> None:
-        """Call `fn` when `nbytes` bytes have arrived behind everything sent before, unless they are lost. Direction 0 is to the server, 1
-        to the client.
+        """Send `nbytes` bytes, and call `fn` when they have arrived, after all earlier messages in this direction. If the connection ends
+        before, `fn` is not called. Direction 0 is to the server, 1 to the client.
         """
         at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction]) + nbytes / self.bytes_per_s
         self._last[direction] = at
         self._clock.at(at, lambda: fn() if self.open else None)
 
     def end(self) -> None:
-        """End the connection. Messages on the way are lost, in both directions."""
+        """End the connection. Messages in flight are lost, in both directions."""
         self.open = False
 
     def _send(self, direction: int, message: Any, frames: tuple[bytes, ...]) -> None:

@@ -1,6 +1,7 @@
 """A simulated worker: the real machine, with slots that run functions in virtual time.
 
-The payload of a function says what it does: b"kind|coordinator|work". `Oracle` records what really happened to each run, for the checks.
+The payload of a function is b"kind|coordinator|work", and the kind determines its duration and outcome. `Oracle` records the facts of each
+run for the checks.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ DURATIONS_S = {
 }
 POLL_S = 0.02
 PIPE_S = 0.0001
-"""How long a message is on its way to a slot, in seconds."""
+"""Time that a message to a slot takes, in seconds."""
 
 
 @dataclass
 class Oracle:
-    """The facts of a run that no part of the cluster can know."""
+    """The facts of a simulation that the checks need and that no single part of the cluster knows."""
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of a run -> (coordinator, work)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """(coordinator, work) -> its leases whose start a worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) whose result a dispatcher was told to keep while it held the result."""
+    """(coordinator, work) of each result that a coordinator has told the dispatcher to keep while the dispatcher held it."""
 
 
 @dataclass(eq=False)
@@ -89,7 +90,7 @@ class WorkerSurroundings(Protocol):
     """The simulated cluster around a worker (cluster.py).
 
     Attributes:
-      incarnation: of the current dispatcher, or of the last one while there is none.
+      incarnation: incarnation of the dispatcher; while no dispatcher runs, that of the last one.
     """
 
     clock: SimClock
@@ -105,7 +106,7 @@ class WorkerSurroundings(Protocol):
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """End a connection. Messages on the way are lost; each side notices at its own time."""
+        """End a connection. Messages in flight are lost; each side notices the end at a time of its own, or never if its flag is False."""
 
     def worker_exited(self, worker: SimWorker) -> None:
         """Note that a worker's process has ended by itself."""
@@ -114,7 +115,7 @@ class WorkerSurroundings(Protocol):
         """Kill a worker's process as SIGKILL does."""
 
     def new_run(self, coordinator: int, work: int) -> int:
-        """Return the number of a run that begins."""
+        """Return the number of a new run of a function."""
 
     def is_held(self, run: int) -> bool:
         """Return whether a live worker holds the result of this run."""
@@ -123,7 +124,7 @@ class WorkerSurroundings(Protocol):
         """Raise AssertionError if the message by which a worker registers breaks a promise."""
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
-        """Raise AssertionError if a worker begins careful work before the dispatcher knows of its start."""
+        """Raise AssertionError if work whose start has to be reported first begins before the dispatcher has the report."""
 
 
 class SimWorker:
@@ -144,7 +145,7 @@ class SimWorker:
         self.has_disconnected = False
         """The worker has lost a connection at least once."""
         self.thawed_unheard = False
-        """The worker was frozen with its slots, and has not registered since."""
+        """The worker was frozen with its slots, and has not registered since then."""
         self.report_before_start: set[int] = set()
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
@@ -188,7 +189,7 @@ class SimWorker:
         self.cluster.clock.after(self._random.expovariate(1000.0), lambda: self.process.post(up))
 
     def lost_connection(self, connection: SimConnection) -> None:
-        """Notice the end of a connection."""
+        """Have the worker notice the end of a connection."""
         if connection is self.connection:
             self.connection = None
             self.has_disconnected = True
@@ -206,9 +207,9 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """Stop the worker's process with SIGSTOP, and with `slots_too` its slots.
+        """Stop the worker's process as by SIGSTOP, and with `slots_too` its slots.
 
-        Slots that run on are ended by the zygote's watch, because their worker does not run (process/zygote.py).
+        The zygote ends slots that are not stopped, because it notices that their worker does not run (process/zygote.py).
         """
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
@@ -224,7 +225,7 @@ class SimWorker:
         self.handle(LeaveRequested(1.0))
 
     def executing(self) -> list[tuple[int, int]]:
-        """Return the (coordinator, work) of every function that runs now."""
+        """Return (coordinator, work) of every function that runs now."""
         if not self.process.alive or self.slots_frozen:
             return []
         return [
@@ -340,15 +341,13 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Check that work for this very worker goes to slots first and in order, except for work whose start is reported first."""
+        """Check that pinned work is handed to slots first and in order, except for work whose start has to be reported first."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.report_before_start
-        assert not waiting or not early, "worker P9: work for this very worker waits for other work"
+        assert not waiting or not early, "worker P9: pinned work waits for other work"
         given, waiting = leases & self.own - self.report_before_start, waiting - self.report_before_start
-        assert not given or not waiting or max(given) < min(waiting), (
-            "worker P9: what is for this worker is out of order"
-        )
+        assert not given or not waiting or max(given) < min(waiting), "worker P9: pinned work is out of order"
 
     def _give(self, give: Give) -> None:
         slot = self._slots[give.slot]
@@ -371,7 +370,7 @@ class SimWorker:
         self.cluster.clock.after(PIPE_S, arrive)
 
     def _forget(self, index: int, functions: list[tuple[int, int]]) -> None:
-        """Have a slot forget functions. The message travels behind the work that was sent to the slot before, which still needs them."""
+        """Have a slot forget functions. The message arrives after the work that was sent to the slot before and that still needs them."""
         slot = self._slots[index]
         if slot is not None:
             self.cluster.clock.after(PIPE_S, lambda: slot.known.difference_update(functions))
@@ -433,7 +432,7 @@ class SimWorker:
         self._next(slot)
 
     def _report(self, slot: SimSlot, position: int, kind: int, payload: bytes) -> None:
-        """Report an outcome a moment later. A slot that dies before loses it."""
+        """Report an outcome 1 ms later. If the slot dies before, the outcome is lost."""
 
         def leave() -> None:
             if slot.alive:

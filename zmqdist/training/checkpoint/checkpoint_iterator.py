@@ -1,7 +1,7 @@
-"""The checkpoints of a directory: listing them, and waiting for the next one.
+"""Lists the checkpoints of a directory, and waits for the next one.
 
 A directory holds folders `ckpt-<number>`, and a file FINISHED when no further checkpoint will follow. The latest checkpoint is the one
-that was saved last, whatever its number: after a return to an earlier step the numbers continue from there.
+that was saved last. It need not have the highest number, because a program may return to an earlier step and count on from there.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ def path_of(directory: str, number: int) -> str:
 
 
 def number_of(path: str) -> int | None:
-    """Return the number in a folder's name; None for a folder that is not a checkpoint's."""
+    """Return the number in the name of a checkpoint's folder; None for any other name."""
     found = re.fullmatch(r"(?:.*/)?ckpt-(\d+)", path, re.ASCII | re.DOTALL)
     return None if found is None else int(found[1])
 
 
 def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]:
-    """Return (path, manifest) of each complete checkpoint, the one saved last at the end. A damaged one is skipped, and logged."""
+    """Return (path, manifest) of each complete checkpoint, in the order in which they were saved. A checkpoint whose manifest is damaged
+    is skipped and logged.
+    """
     found = []
     directory = storage.absolute(directory)
     for name in storage.list_names(directory):
@@ -43,7 +45,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
             continue
         try:
             found.append((path, Manifest.read(path)))
-        except NotFoundError:  # unfinished, or deleted since the folder was listed
+        except NotFoundError:  # the checkpoint is unfinished, or was deleted after the folder was listed
             continue
         except OpError as error:
             log.warning("a checkpoint is skipped: %s", error)
@@ -63,16 +65,16 @@ def checkpoints_iterator(
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
     """Yield the path of each new checkpoint of a directory. If several appear while the caller works on one, only the latest is yielded.
-    Blocks between checkpoints, and polls the directory.
+    Between checkpoints the iterator blocks and polls the directory.
 
     The iterator ends when training has finished (`CheckpointManager.finish`) and the last checkpoint was yielded.
 
-    A checkpoint may be deleted before the caller reads it: `restore` then raises NotFoundError, and the caller should go on to the next
-    one.
+    A checkpoint may be deleted before the caller reads it: `restore` then raises NotFoundError, and the caller should continue with the
+    next checkpoint.
 
     Args:
-      directory: need not exist yet.
-      min_interval_secs: minimum time between two checkpoints, in seconds.
+      directory: the directory; it need not exist yet.
+      min_interval_secs: minimum time between two yielded checkpoints, in seconds.
       timeout: how long to wait for a new checkpoint, in seconds; None: for ever.
       timeout_fn: called after a timeout; the iterator ends if it returns True. None: the iterator ends.
     """
@@ -80,7 +82,7 @@ def checkpoints_iterator(
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:
-        # Look for the mark before listing: if it is there, the list holds the last checkpoint.
+        # Look for FINISHED before listing: no checkpoint is saved after it, so if it exists, the list includes the last checkpoint.
         finished = storage.exists(storage.join(directory, FINISHED))
         found = checkpoints(directory)
         latest = (found[-1][0], found[-1][1].serial) if found else None

@@ -1,9 +1,9 @@
-"""`CheckpointManager`: keeps the last few checkpoints of a directory, saved on demand, every some steps, or periodically.
+"""`CheckpointManager`: saves checkpoints to a directory and keeps the last few. It saves on demand, every N steps, or periodically.
 
 Promises
     1. A crash at any moment leaves the last complete checkpoint: an older one is deleted only after a newer one is complete and on disk.
-    2. An error of periodic saving is logged at once, and raised once, by the next call. Periodic saving continues at its interval.
-    3. Nothing is saved after `close` has returned, or during a restore.
+    2. An error of periodic saving is logged at once, and raised once, by the next call of a method. Periodic saving continues.
+    3. No checkpoint is saved after `close` has returned, or during a restore.
 
 One manager at a time may write to a directory, because it removes unfinished checkpoints there. Any number of programs may read.
 
@@ -32,7 +32,7 @@ _UNFINISHED = re.compile(r"ckpt-\d+\.[0-9a-f]{8}" + re.escape(storage.TMP), re.A
 
 
 class CheckpointManager:
-    """Saves, restores and deletes the checkpoints of one directory. Threads may share it; a with-statement closes it."""
+    """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager; a with-statement closes it."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class CheckpointManager:
         every_s: float | None = None,
         every_steps: int | None = None,
     ) -> None:
-        """Start periodic saving, if `every_s` is given. Saves and restores nothing yet.
+        """Start periodic saving if `every_s` is given. The constructor itself saves and restores nothing.
 
         Args:
-          checkpoint: a Checkpoint, or what `zmqdist.checkpoint.save` takes.
-          directory: made when the first checkpoint is saved.
+          checkpoint: a Checkpoint, or any structure that `zmqdist.checkpoint.save` accepts.
+          directory: the directory; it is made when the first checkpoint is saved.
           max_to_keep: number of checkpoints to keep; None: all.
           every_s: save in a background thread, this many seconds after the last save; None: no periodic saving.
           every_steps: `maybe_save` saves when at least this many steps have passed since the last save; None: it never saves.
@@ -76,7 +76,7 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """The absolute path."""
+        """The absolute path of the directory."""
         return self._directory
 
     @property
@@ -99,10 +99,10 @@ class CheckpointManager:
 
         Args:
           step: an integer of Python or NumPy, or a variable that holds one; None: the highest number in the directory + 1. An existing
-            checkpoint of that number is replaced.
+            checkpoint with that number is replaced.
 
         Returns:
-          The path.
+          The path of the checkpoint.
 
         Raises:
           As `zmqdist.checkpoint.save`; also the error of an earlier periodic save.
@@ -111,8 +111,8 @@ class CheckpointManager:
         return self._save(None if step is None else whole(step))
 
     def maybe_save(self, step: SupportsIndex) -> str | None:
-        """Note the current step, and save if at least `every_steps` have passed since the last save, or if the steps went back. Return the
-        path; None if nothing was saved.
+        """Note the current step. Save if at least `every_steps` steps have passed since the last save, or if `step` is below the last saved
+        step. Return the path of the checkpoint, or None if none was saved.
 
         Raises:
           As `save`.
@@ -146,17 +146,19 @@ class CheckpointManager:
             return path
 
     def finish(self) -> None:
-        """Close, and mark the directory as finished, so that evaluators that wait for a new checkpoint end (`checkpoints_iterator`)."""
+        """Close the manager, and mark the directory as finished. Programs that wait for a new checkpoint (`checkpoints_iterator`) then
+        end.
+        """
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
         self._tidied = False  # a later save removes the mark
 
     def close(self) -> None:
-        """Stop periodic saving; blocks until a save in progress has ended. May be called again.
+        """Stop periodic saving, and wait until a save in progress has ended. A second call does nothing.
 
         Raises:
-          The error of a periodic save, if no call has raised it yet.
+          The error of a periodic save that no call has raised yet.
         """
         self._closing.set()
         if self._thread is not None:
@@ -173,12 +175,12 @@ class CheckpointManager:
         if error is None:
             self.close()
         else:
-            # An error of a periodic save has been logged. It must not hide the error that leaves the with-statement.
+            # An error of a periodic save has been logged already. It must not replace the error that leaves the with-statement.
             with contextlib.suppress(Exception):
                 self.close()
 
     def _save(self, step: int | None) -> str:
-        with self._lock:  # promise 3: a restore holds the lock as well
+        with self._lock:  # promise 3: a restore also holds the lock
             self._tidy()
             existing = checkpoints(self._directory)
             if step is None:
@@ -234,7 +236,7 @@ class CheckpointManager:
 
 
 def _delete(path: str) -> None:
-    """Delete a checkpoint. The manifest goes first, so that a crash in between leaves no damaged checkpoint."""
+    """Delete a checkpoint. Its manifest is deleted first, so that a crash in between leaves no folder that looks like a checkpoint."""
     with contextlib.suppress(FileNotFoundError):
         storage.remove(storage.join(path, MANIFEST))
     storage.remove_tree(path)

@@ -6,15 +6,15 @@
                           the rows of one shard: "value", and "slot:<name>" for each slot of an optimizer beside it
 
 Rules
-    An entry has one logical name, its full shape and dtype, and pieces. Each piece is a run of rows in a file of its own; in order they
-    make up all rows. The number of pieces says how the variable was cut when it was saved. It may be cut in another way when it is
+    An entry has one logical name, its full shape and dtype, and pieces. Each piece is a run of rows in a file of its own; all pieces in
+    order have all rows. There is one piece for each shard that the variable had when it was saved. It may have other shards when it is
     restored.
 
-    A slot is cut like its variable if in every piece it has as many rows as the piece. Otherwise it is a whole (a count of steps, say),
-    and each piece has one of its own.
+    A slot is cut by rows, like its variable, if in every piece it has as many rows as the piece. Any other slot is not cut, such as a count
+    of steps, and each piece has its own copy.
 
-    Files hold plain data only, JSON and npz; nothing is unpickled. A manifest is validated before it is used, and the size and checksum of
-    each file are checked before anything of a checkpoint is used.
+    Files hold plain data only, JSON and npz; nothing is unpickled. A manifest is validated before it is used, and the sizes and checksums
+    of all needed files are checked before any data of a checkpoint is used.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-"""Number of this format. A reader refuses higher ones."""
+"""Number of this format. A reader refuses a manifest with a higher number."""
 
 Plain: TypeAlias = "bool | int | float | str | None"
-"""A value of Python's own types, which the manifest itself holds."""
+"""A value of a built-in type. It is stored in the manifest, not in a file of its own."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,11 @@ class StoredPiece:
     """Some rows of an entry, and the file that holds them.
 
     Attributes:
-      start, stop: rows of the whole. A scalar is one row.
-      file: name of the file; `size` and `crc32` are of its bytes.
-      version: of the variable when it was read; `source` identifies the variable, as in parts.py.
-      slots: shape and dtype of each slot beside the value.
+      start, stop: the rows, counted in the whole variable; `stop` is after the last. A scalar is one row.
+      file, size, crc32: name of the file, and the number and checksum of its bytes.
+      version: version of the variable when it was read.
+      source: identifies the variable, as in parts.py.
+      slots: shape and dtype of each slot that the file has beside the value.
     """
 
     start: int
@@ -70,7 +71,7 @@ class Entry:
     variable: bool = True
 
     def cut_by_rows(self, slot: str) -> bool:
-        """Whether a slot has a row for each row of the value, in every piece that has the slot."""
+        """Return whether a slot has a row for each row of the value, in every piece that has the slot."""
         shapes = [(piece, piece.slots[slot][0]) for piece in self.pieces if slot in piece.slots]
         return bool(self.shape) and all(shape[:1] == (piece.stop - piece.start,) for piece, shape in shapes)
 
@@ -85,12 +86,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
-      entries, values: by logical name.
-      step: the step given to `save`, or None.
-      serial: grows with each checkpoint of a directory.
+      entries, values: the arrays and the plain values, by logical name.
+      step: the step that was passed to `save`, or None.
+      serial: increases with each checkpoint that is saved to a directory.
       saved_at: seconds since 1970, on the clock of the program that saved it.
     """
 
@@ -111,7 +112,7 @@ class Manifest:
         return {piece.file for entry in self.entries.values() for piece in entry.pieces}
 
     def write(self, path: str) -> None:
-        """Write or replace the manifest of a folder, atomically."""
+        """Write the manifest to a folder, or atomically replace the one that the folder has."""
         body = {
             "step": self.step,
             "serial": self.serial,
@@ -127,7 +128,7 @@ class Manifest:
         """Return the manifest of a checkpoint's folder.
 
         Raises:
-          NotFoundError: there is no checkpoint, or an unfinished one.
+          NotFoundError: there is no checkpoint at `path`, or it is unfinished.
           DataLossError: the manifest is damaged.
           FailedPreconditionError: a newer zmqdist wrote it.
         """
@@ -136,10 +137,12 @@ class Manifest:
             data = storage.read(file)
         except (FileNotFoundError, NotADirectoryError):
             text = (
-                f"there is no {MANIFEST} in it: writing it was never finished" if storage.exists(path) else "not found"
+                f"it has no {MANIFEST}: the checkpoint was not completely written"
+                if storage.exists(path)
+                else "not found"
             )
             if within := _checkpoints_in(path):
-                text = f"it is a folder of checkpoints, of which one is wanted, as {within[-1]}"
+                text = f"this is a folder of checkpoints: pass one of them, such as {within[-1]}"
             raise NotFoundError(f"checkpoint {path}: {text}") from None
         except OSError as error:
             raise storage.error_of(error, file) from error
@@ -147,11 +150,11 @@ class Manifest:
             whole = json.loads(data)
             if isinstance(whole["format"], int) and whole["format"] > FORMAT:
                 raise FailedPreconditionError(
-                    f"{file} is of format {whole['format']}, this zmqdist reads up to {FORMAT}: install a newer one here",
+                    f"{file} is of format {whole['format']}, and this zmqdist reads formats up to {FORMAT}: install a newer zmqdist",
                 )
             body = whole["checkpoint"]
             if whole["format"] != FORMAT or zlib.crc32(_canonical(body)) != whole["crc32"]:
-                raise ValueError("its checksum is not that of what it says")
+                raise ValueError("its contents do not match its checksum")
             return cls(
                 {name: _read_entry(fields) for name, fields in body["entries"].items()},
                 {name: _read_plain(value) for name, value in body["values"].items()},
@@ -196,7 +199,7 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
     reached = 0
     for piece in pieces:
         if piece.start != reached or piece.stop < piece.start:
-            raise ValueError(f"rows {piece.start} to {piece.stop} where {reached} should follow")
+            raise ValueError(f"a piece has rows {piece.start} to {piece.stop}, and the next row is {reached}")
         reached = piece.stop
     if not pieces or reached != (shape[0] if shape else 1):
         raise ValueError(f"{reached} rows for an array of shape {shape}")
@@ -206,7 +209,7 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
 def _read_piece(fields: dict[str, Any]) -> StoredPiece:
     start, stop = map(int, fields["rows"])
     file = fields["file"]
-    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # a name, never a path that leads out of the folder
+    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # refuses a path, which could lead out of the folder
         raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
     slots = {
         str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in fields["slots"].items()

@@ -1,4 +1,6 @@
-"""`Checkpoint`: an object whose attributes are saved and restored together. Attributes that are set after the restore are restored then."""
+"""`Checkpoint`: an object whose attributes are saved and restored together. An attribute that is set after the restore is restored when it
+is set.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ class _Source:
     """The checkpoint from which an object is restored.
 
     Attributes:
-      prefix: of the names of the object's parts in the checkpoint.
-      used: names that have been restored; all objects of one `restore` share the set.
+      prefix: prefix of the names that the object's attributes have in the checkpoint.
+      used: names of the entries that have been restored; all objects of one `restore` share this set.
     """
 
     reader: CheckpointReader
@@ -28,8 +30,8 @@ class _Source:
 class Checkpoint(Container):
     """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
 
-    An attribute may be anything that `save` takes, including another Checkpoint. Names with a leading underscore are not saved. A class of
-    models may be a subclass; its attributes then are what is saved.
+    An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with a leading underscore are not saved. A
+    class of models may be a subclass: the attributes of a model are then saved.
 
     After `restore`, an attribute that is set for the first time is restored at that moment, if the checkpoint holds it.
     """
@@ -45,14 +47,14 @@ class Checkpoint(Container):
         return save(path, self, step=step)
 
     def restore(self, path: str | os.PathLike[str] | None) -> Checkpoint:
-        """Restore the attributes that the checkpoint holds: existing ones now, others when they are set. Attributes that it does not hold
-        stay as they are.
+        """Restore the attributes that the checkpoint holds: existing attributes at once, others when they are set. Attributes that the
+        checkpoint does not hold stay as they are.
 
-        None, such as the `latest_checkpoint` of an empty directory, restores nothing. Raises as `zmqdist.checkpoint.restore`; after a
-        refusal nothing has changed.
+        If `path` is None, such as the `latest_checkpoint` of an empty directory, nothing is restored. Raises as
+        `zmqdist.checkpoint.restore`; after a refusal nothing has changed.
 
         Returns:
-          Itself, for `restore(...).assert_consumed()`.
+          This object, for `restore(...).assert_consumed()`.
         """
         if path is None:
             self._source = None
@@ -61,7 +63,7 @@ class Checkpoint(Container):
         return self
 
     def assert_existing_objects_matched(self) -> Checkpoint:
-        """Raise AssertionError if an attribute was not restored, because the checkpoint does not hold it. Return this object."""
+        """Raise AssertionError if an attribute was not restored because the checkpoint does not hold it. Return this object."""
         source = self._restored_from()
         missing = [name for name in leaves(self) if source.prefix + name not in source.used]
         if missing:
@@ -69,14 +71,14 @@ class Checkpoint(Container):
         return self
 
     def assert_consumed(self) -> Checkpoint:
-        """Raise AssertionError if an attribute was not restored, or the checkpoint holds an entry that no attribute has taken. Return this
-        object.
+        """Raise AssertionError if an attribute was not restored, or if the checkpoint holds an entry that was restored to no attribute.
+        Return this object.
         """
         source = self.assert_existing_objects_matched()._restored_from()
         names = [name for name in source.reader.manifest.names if name.startswith(source.prefix)]
         left = [name for name in names if name not in source.used]
         if left:
-            raise AssertionError(f"in {source.reader.path}, but no attribute here has taken it: {', '.join(left)}")
+            raise AssertionError(f"in {source.reader.path}, but restored to no attribute: {', '.join(left)}")
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -95,8 +97,8 @@ class Checkpoint(Container):
         return self._source
 
     def _take(self, source: _Source, structure: Any) -> None:
-        """Restore what the source holds for a structure and has not restored yet. Checkpoints in the structure continue from there by
-        themselves.
+        """Restore the leaves of a structure that the source holds and has not restored yet. Checkpoints in the structure get a source of
+        their own, so that they restore attributes that are set later.
         """
         available = set(source.reader.manifest.names) - source.used
         found = {

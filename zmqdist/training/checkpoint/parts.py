@@ -1,4 +1,4 @@
-"""The data that a variable and a checkpoint exchange."""
+"""`Part`: the data that a variable and a checkpoint exchange."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a variable, with the slots beside them. The holder owns the arrays, and nothing else changes them.
+    """Rows of a variable, with the rows of its slots. The holder of a Part owns the arrays: no other code changes them.
 
     Attributes:
-      slots: of optimizers, by name.
-      version: of the variable at the moment when it was read.
-      source: identifies the variable: (number of its session, its number there); (0, 0) for no variable, or several.
-      once: encoded keys of the updates that the value contains (variables/update_keys.py); they mean something for `source` only.
+      slots: the slots of optimizers, by name.
+      version: version of the variable at the moment when it was read.
+      source: identifies the variable: (number of its session, its number in the session). (0, 0): the rows are not of one variable.
+      once: encoded keys of the updates that the value contains (variables/update_keys.py); they are valid for the variable `source` only.
     """
 
     value: NDArray[Any]

@@ -1,12 +1,12 @@
-"""Reads a checkpoint: any rows of it, however it was cut.
+"""Reads any rows of a checkpoint, whatever pieces the rows were saved in.
 
 Rules
-    `verify` reads every file that will be used, and compares its size and checksum. Callers call it before they assign anything, so that a
-    damaged checkpoint changes nothing.
+    `verify` reads every file that will be used, and compares its size and checksum. Callers call it before they assign a value, so that a
+    damaged checkpoint changes no variable.
 
-    When a file is missing or wrong, the manifest is read again. If it is gone, or names other files, the checkpoint was deleted or
-    replaced meanwhile (NotFoundError: take the next one). If it is unchanged, the checkpoint is damaged (DataLossError: get it from
-    elsewhere).
+    When a file is missing or wrong, the reader reads the manifest again. If the manifest does not exist any more, or names other files,
+    the checkpoint was deleted or replaced (NotFoundError: the caller can use the next checkpoint). If it is unchanged, the checkpoint is
+    damaged (DataLossError: the caller needs a copy or another checkpoint).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BLOCK = 2**20
 
 
 class CheckpointReader:
-    """Reads one checkpoint. Threads may share it."""
+    """Reads one checkpoint. Threads may share a reader."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read the manifest. Raises NotFoundError, DataLossError, FailedPreconditionError as Manifest.read does."""
@@ -45,7 +45,7 @@ class CheckpointReader:
 
         Raises:
           DataLossError: a file is missing, cut off or changed; the text names file, variable and rows.
-          NotFoundError: the checkpoint was deleted meanwhile.
+          NotFoundError: the checkpoint was deleted or replaced after its manifest was read.
         """
         entries = self.manifest.entries
         pieces = [(name, piece) for name in names if name in entries for piece in entries[name].pieces]
@@ -57,7 +57,8 @@ class CheckpointReader:
                 raise
 
     def rows(self, name: str, start: int, stop: int, kept: dict[str, Part] | None = None) -> Part:
-        """Return rows of an entry, with the slots beside them. `kept` caches the last file; pass the same dict when reading ascending rows.
+        """Return rows of an entry, with the same rows of its slots. `kept` caches the contents of the last file: pass the same dict in
+        successive calls with ascending rows, so that no file is read twice.
 
         Raises:
           DataLossError, NotFoundError: as `verify`.
@@ -65,7 +66,9 @@ class CheckpointReader:
         entry = self.manifest.entries[name]
         kept = {} if kept is None else kept
         touched = [piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)]
-        touched = touched or [entry.pieces[0]]  # no rows are requested: take none of the first piece
+        touched = touched or [
+            entry.pieces[0]
+        ]  # no rows are requested: the empty result has the shapes and slots of the first piece
         if len(touched) == 1 and (touched[0].start, touched[0].stop) == (start, stop):
             return self._load(name, touched[0])
         value = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
@@ -80,7 +83,7 @@ class CheckpointReader:
             value[to_rows] = part.value[from_piece]
             for slot, array in part.slots.items():
                 if entry.cut_by_rows(slot):
-                    if slot not in slots:  # rows of pieces without the slot get its initial value
+                    if slot not in slots:  # rows of pieces that lack the slot keep its initial value
                         slots[slot] = np.full((stop - start, *array.shape[1:]), initial_of(slot), array.dtype)
                     slots[slot][to_rows] = array[from_piece]
                 else:
@@ -88,7 +91,7 @@ class CheckpointReader:
         return Part(value, slots, max(piece.version for piece in touched))
 
     def whole(self, name: str) -> NDArray[Any]:
-        """Return all of an entry's value."""
+        """Return the whole value of an entry."""
         entry = self.manifest.entries[name]
         return self.rows(name, 0, entry.shape[0] if entry.shape else 1).value
 
@@ -103,7 +106,7 @@ class CheckpointReader:
         except OSError as error:
             raise self._lost(name, piece, error.strerror or str(error)) from error
         if size != piece.size:
-            raise self._lost(name, piece, f"it has {size} bytes, and {piece.size} were written")
+            raise self._lost(name, piece, f"it has {size} bytes, but {piece.size} were written")
         if crc32 != piece.crc32:
             raise self._lost(name, piece, "its bytes are not those that were written (checksum)")
 
@@ -139,7 +142,7 @@ class CheckpointReader:
 
 
 def initial_of(slot: str) -> float:
-    """Return the initial value of a slot such as "Adagrad/accumulator"; 0 for a slot that no optimizer of this package has."""
+    """Return the initial value of a slot such as "Adagrad/accumulator"; 0 for a slot that no optimizer of zmqdist has."""
     kind, _, name = slot.rpartition("/")
     return KINDS[kind]().slot_values.get(name, 0.0) if kind in KINDS else 0.0
 

@@ -2,17 +2,17 @@
 
 Rules
     One thread for each parameter server of a strategy checks, several times a second, whether the server still has the strategy's session.
-    If it has not, it was restarted, and the thread recreates its variables, each in one step with its slots and its version, from the
-    newest readable checkpoint. Variables that no checkpoint holds get their first values, if `from_initial` allows it.
+    A restarted server does not have it. The thread then recreates the server's variables from the newest readable checkpoint, each
+    atomically with its slots and its version. A variable that no checkpoint holds gets its first value if `from_initial` allows it.
 
-    Meanwhile accesses to these variables wait, on workers as well, if the strategy was made with `recovery_s`. Otherwise they raise
-    PSUnavailableError until the variable is back. Other parameter servers keep their values, so that after a recovery some shards are
-    older than others.
+    Until then accesses to these variables wait, on workers as well, if the strategy was made with `recovery_s`. Otherwise they raise
+    PSUnavailableError until the variable is restored. Other parameter servers keep their values, so after a recovery some shards are older
+    than others.
 
-    What is lost is reported in the log and in `strategy.recoveries`. No version occurs twice, even if the server counted on after the last
-    check: the high bits of a version hold the incarnation of the variable, and each recovery begins a new one.
+    The log and `strategy.recoveries` report the losses. No two values of a variable have the same version, even if the server has made
+    updates after the last check: the high bits of a version hold the incarnation of the variable, and each recovery begins a new one.
     A checkpoint holds, with each variable, the keys of the updates that its value contains (`schedule(once=True)`), and the number of its
-    last synchronous step. A function that runs again after a recovery is therefore recognized as before it.
+    last synchronous step. So the parameter server also recognizes a repeated run of a function after a recovery.
 
 Not here: restarting the process (`zmqdist launch` does, with `restarts`), saving (manager.py).
 """
@@ -42,17 +42,16 @@ log = logging.getLogger("zmqdist.checkpoint")
 
 @dataclass(frozen=True)
 class Recovered:
-    """What happened to the variables of a parameter server that was restarted.
+    """The report of one recovery: what happened to the variables of a restarted parameter server.
 
     Attributes:
-      task: such as "ps:1".
+      task: name of the parameter server, such as "ps:1".
       restored: names of the variables and shards that were restored from the checkpoint at `path`.
-      began_anew: names of those that have their first values again.
-      lost: names of those that were not recreated, because no checkpoint holds them.
-      path: None if nothing was restored.
+      began_anew: names of the variables and shards that got their first values again.
+      lost: names of the variables and shards that were not recreated, because no checkpoint holds them.
+      path: path of the checkpoint; None if none was used.
       age_s: seconds from the save of that checkpoint to the recovery.
-      updates_lost: lower bound of the number of updates that no checkpoint holds. Updates between the last check and the crash are not
-        counted.
+      updates_lost: lower bound of the number of updates that are lost. Updates between the last check and the crash are not counted.
     """
 
     task: str
@@ -84,8 +83,8 @@ class RecoverySnapshot:
     """The state of a `Recovery` at one moment.
 
     Attributes:
-      watching: the parameter servers that are watched, such as "ps:1"; empty after the end.
-      versions: by name, the last version seen of each variable and shard that still has a handle in the program.
+      watching: the parameter servers that are watched, such as "ps:1"; empty after `close` or the end of the strategy.
+      versions: the last seen version of each variable and shard that has a handle in the program, by name.
     """
 
     watching: tuple[str, ...]
@@ -98,7 +97,7 @@ class Recovery:
     def __init__(
         self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
     ) -> None:
-        """Start the threads that watch.
+        """Start one thread for each parameter server, which watches it.
 
         Args:
           strategy: make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
@@ -119,18 +118,18 @@ class Recovery:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # the caller gets no object to close, so the threads that run have to end here
+        except BaseException:  # the caller gets no object that it could close, so the started threads are ended here
             self._closing.set()
             raise
 
     def close(self) -> None:
-        """Stop watching; blocks until a recovery in progress has ended. May be called again."""
+        """Stop watching, and wait until a recovery in progress has ended. A second call does nothing."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
 
     def snapshot(self) -> RecoverySnapshot:
-        """Return what is known now. May be called from any thread; sends no message."""
+        """Return the watched servers and the versions seen so far. Any thread may call this; it sends no message."""
         seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
         names = {storage.ref.number: storage.ref.name for storage in self._session.storages()}
         return RecoverySnapshot(
@@ -159,13 +158,15 @@ class Recovery:
             except FailedPreconditionError:  # the strategy was closed
                 return
             except BaseException as error:
-                if logged != str(error):  # logged once: the next attempt follows in a fraction of a second
+                if logged != str(
+                    error
+                ):  # log a repeated error once: the attempts follow each other in fractions of a second
                     log.exception("the variables of ps:%d could not be restored; the attempts go on", ps)
                 logged = str(error)
 
     def _look(self, ps: int) -> None:
-        """Check one parameter server: recover its variables if it has lost the session, and note their versions. Raises UnavailableError if
-        it is lost.
+        """Check one parameter server. If it does not have the session, recover its variables. Note the versions of its variables. Raises
+        UnavailableError if the server is lost.
         """
         self._due[ps] |= not self._session.open_at(ps)
         if self._due[ps]:
@@ -191,7 +192,7 @@ class Recovery:
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
                 part: Part = reader.rows(name, start, stop)
-                # A checkpoint of another program has other update keys, and versions that are not comparable.
+                # A checkpoint of another program has update keys and versions that mean nothing in this one.
                 own = part.source == (ref.session, ref.number)
                 changes = _changes(part.version) if own else 1
                 earlier = _version(incarnation, changes), part.slots, part.once if own else b""
@@ -205,7 +206,7 @@ class Recovery:
             seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             updates_lost += max(0, _changes(seen) - changes)
             versions[ref.number] = _version(incarnation, changes)
-        # Only here: after a recovery that fails halfway, the next one has to count all lost updates.
+        # At the end only: if this recovery fails halfway, the next one needs the old versions to count all lost updates.
         self._versions[ps].update(versions)
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
         path = reader.path if reader is not None and restored else None
@@ -216,7 +217,7 @@ class Recovery:
         log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
 
     def _places(self, found: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
-        """Return, by a variable's number, where its rows are in a checkpoint: (name, first row, row after the last)."""
+        """Return the places of variables in a checkpoint, by the variables' numbers: (name, first row, row after the last)."""
         places = {}
         for name, leaf in found.items():
             for shard in shards_of(leaf.value):

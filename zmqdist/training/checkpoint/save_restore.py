@@ -2,10 +2,10 @@
 
 Promises
     1. When `save` returns, the checkpoint is on disk, complete, with the slots of the optimizers beside each variable.
-    2. Each shard is saved in a state that it had at one moment. Training goes on meanwhile, so that shards and variables may differ by
-    some updates.
-    3. `restore` checks names, shapes, dtypes and every file before it assigns anything: a refused restore has changed nothing.
-    4. A variable can be restored into any number of shards, and so can its slots.
+    2. Each shard is saved in a state that it had at one moment. Training goes on during a save, so these moments differ: one shard may
+    contain updates that another one does not.
+    3. `restore` checks names, shapes, dtypes and every file before it assigns a value, so that a refused restore has changed nothing.
+    4. A variable and its slots can be restored into any number of shards.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from zmqdist.training.checkpoint.writer import ToWrite, write
 
 
 def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | None = None) -> str:
-    """Write a checkpoint; an existing one at `path` is replaced. Blocks until it is on disk.
+    """Write a checkpoint, or replace the one at `path`. Blocks until the checkpoint is on disk.
 
     Args:
       path: a folder, which is made if necessary, or a URL that fsspec knows.
       variables: a variable, a list of variables (saved under their names), or any structure of dicts, lists and `Checkpoint`s with
         variables, arrays, numbers and strings.
-      step: kept in the checkpoint: an integer of Python or NumPy, or a variable that holds one.
+      step: a number that the checkpoint records: an integer of Python or NumPy, or a variable that holds one; None: no number.
 
     Returns:
-      The absolute path.
+      The absolute path of the checkpoint.
 
     Raises:
-      TypeError, ValueError: something cannot be saved, two items have one name, or `step` is not an integer from 0 on.
-      ResourceExhaustedError, UnknownError: the disk is full, or has another fault; what was at `path` before is still there.
+      TypeError, ValueError: an item cannot be saved, two items have one name, or `step` is not an integer of 0 or more.
+      ResourceExhaustedError, UnknownError: the disk is full, or has another fault. An earlier checkpoint at `path` is unchanged.
       PSUnavailableError: a variable cannot be read.
     """
     return save_numbered(storage.absolute(path), variables, None if step is None else whole(step), 0)
 
 
 def whole(step: SupportsIndex) -> int:
-    """Return a step as an int. Raises TypeError, ValueError unless it is an integer from 0 on."""
+    """Return a step as an int. Raises TypeError or ValueError unless it is an integer of 0 or more."""
     number = index(step)
     if number < 0:
         raise ValueError(f"step is {number}, wants 0 or more")
@@ -58,7 +58,7 @@ def whole(step: SupportsIndex) -> int:
 
 
 def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> str:
-    """Save as `save` does. `serial` orders the checkpoints of one directory."""
+    """Write a checkpoint as `save` does, with a serial number that orders the checkpoints of one directory. Return its path."""
     arrays: list[ToWrite] = []
     values: dict[str, Plain] = {}
     for name, leaf in leaves(variables).items():
@@ -66,7 +66,7 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
             shards = [(shard.start, shard.stop, shard.read) for shard in shards_of(leaf.value)]
             arrays.append(ToWrite(name, tuple(leaf.value.shape), np.dtype(leaf.value.dtype), shards, True))
         elif leaf.is_array:
-            array = np.array(leaf.value)  # a copy, because the program may change the array meanwhile
+            array = np.array(leaf.value)  # a copy, because the program may change the array during the save
             rows = array.shape[0] if array.shape else 1
             arrays.append(ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False))
         else:
@@ -76,20 +76,20 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
 
 
 def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -> None:
-    """Restore what `save` wrote: variables are assigned, with their slots; arrays, numbers and strings are changed in place. Blocks until
-    all are assigned.
+    """Restore a checkpoint that `save` wrote. Variables and their slots are assigned, arrays are changed in place, and numbers and strings
+    are replaced in their dict, list or Checkpoint. Blocks until all are restored.
 
     Args:
-      path: of a checkpoint.
-      variables: as for `save`; a variable may be sharded differently.
-      strict: True: the names in `variables` and in the checkpoint must be the same. False: the names in both are restored.
+      path: path of the checkpoint.
+      variables: as for `save`; a variable may have other shards than when it was saved.
+      strict: True: `variables` and the checkpoint must have the same names. False: names that both have are restored.
 
     Raises:
       ValueError: the checkpoint does not fit: names, a shape or a dtype differ, or no name is in both.
-      TypeError: a number stands alone or in a tuple, where it cannot be replaced.
-      NotFoundError: there is no such checkpoint, or it was deleted meanwhile.
-      DataLossError: it is damaged; the text names file, variable and shard.
-      FailedPreconditionError: a newer zmqdist wrote it.
+      TypeError: `variables` is a number, or has one in a tuple, where it cannot be replaced.
+      NotFoundError: there is no such checkpoint, or it was deleted during the restore.
+      DataLossError: the checkpoint is damaged; the text names file, variable and shard.
+      FailedPreconditionError: a newer zmqdist wrote the checkpoint.
       PSUnavailableError: a variable could not be assigned; other variables may have been. After every other error nothing has changed.
     """
     reader = CheckpointReader(path)
@@ -100,20 +100,20 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
         differences = [f"it lacks {_listed(missing)}"] if missing else []
         differences += [f"it also holds {_listed(extra)}"] if extra else []
         raise ValueError(
-            f"checkpoint {reader.path} is of something else: {', and '.join(differences)} (strict=False takes what is in both)"
+            f"checkpoint {reader.path} has other names: {', and '.join(differences)} (strict=False restores the names that both have)"
         )
     if saved_names and found and not saved_names & found.keys():
         raise ValueError(
-            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and nothing of {_listed(sorted(found))}"
+            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and none of {_listed(sorted(found))}"
         )
     fill(reader, {name: leaf for name, leaf in found.items() if name in saved_names})
 
 
 def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, Any]:
-    """Return what a checkpoint holds, by name: arrays, numbers and strings. Needs no cluster.
+    """Return the contents of a checkpoint by name: arrays, numbers and strings. Needs no cluster.
 
     Args:
-      names: return only these; None: all.
+      names: return only the items with these names; None: all items.
 
     Raises:
       NotFoundError, DataLossError, FailedPreconditionError: as `restore`.
@@ -130,7 +130,7 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
 
 
 def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
-    """Restore leaves that the checkpoint holds. All of them are checked before the first is assigned."""
+    """Restore leaves that the checkpoint holds. All leaves are checked before the first one is assigned."""
     for name, leaf in found.items():
         check(reader, name, leaf)
     reader.verify(found)
@@ -148,7 +148,7 @@ def _known(array: NDArray[Any]) -> Callable[[], Part]:
 
 
 def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
-    """Raise ValueError or TypeError if a leaf cannot take what the checkpoint holds under its name."""
+    """Raise ValueError or TypeError if the value that the checkpoint holds under `name` cannot be restored to a leaf."""
     manifest, value = reader.manifest, leaf.value
     entry = manifest.entries.get(name)
     if leaf.is_handle or leaf.is_array:
@@ -158,16 +158,18 @@ def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
                 f"{name!r} has shape {tuple(value.shape)} and dtype {value.dtype}, and in checkpoint {reader.path} it is {saved}"
             )
         if isinstance(value, np.ndarray) and not value.flags.writeable:
-            raise ValueError(f"{name!r} is a read-only array: give one that can be written to")
+            raise ValueError(f"{name!r} is a read-only array: pass a writable array")
     elif entry is not None or not _alike(value, manifest.values[name]):
         saved = entry if entry is not None else f"{manifest.values[name]!r:.80}"
         raise ValueError(f"{name!r} is {value!r:.80}, and in checkpoint {reader.path} it is {saved}")
     if leaf.put is None and not leaf.is_handle and not isinstance(value, np.ndarray):
-        raise TypeError(f"{name!r} is a number in a tuple or alone, and cannot be replaced there: put it in a dict")
+        raise TypeError(
+            f"{name!r} is a number in a tuple, or on its own, and cannot be replaced there: put it in a dict"
+        )
 
 
 def _alike(one: Plain, other: Plain) -> bool:
-    """Whether one value may replace the other: both are numbers, both are strings, or one is None."""
+    """Return whether one value may replace the other: both are numbers, both are bools, both are strings, or one is None."""
     kinds = [bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in (one, other)]
     return one is None or other is None or kinds[0] is kinds[1]
 
@@ -180,7 +182,7 @@ def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
             part = reader.rows(name, shard.start, shard.stop, kept)
             if under_way is not None:
                 under_way.get_value()
-            under_way = shard.start_writing(part)  # the next shard is read from disk while this one is sent
+            under_way = shard.start_writing(part)  # the loop reads the next shard from disk while this one is sent
         if under_way is not None:
             under_way.get_value()
     elif isinstance(leaf.value, np.ndarray):

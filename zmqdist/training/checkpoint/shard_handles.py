@@ -1,4 +1,4 @@
-"""The shards of a variable as a checkpoint handles them: rows that can be read and written, with the slots beside them."""
+"""The shards of a variable, as a checkpoint reads and writes them: rows of the value with the rows of its slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmqdist.variables.client import restore
 
 
 def is_handle(value: Any) -> bool:
-    """Whether `value` is a variable, sharded or not."""
+    """Return whether `value` is a Variable or a ShardedVariable."""
     return isinstance(value, Variable | ShardedVariable)
 
 
@@ -22,7 +22,7 @@ class Shard:
     """One shard of a variable.
 
     Attributes:
-      start, stop: its rows of the whole. A scalar is one row.
+      start, stop: the rows of the shard, counted in the whole variable; `stop` is after the last. A scalar is one row.
     """
 
     variable: Variable
@@ -30,19 +30,21 @@ class Shard:
     stop: int
 
     def read(self) -> Part:
-        """Return value, slots and version of one moment. Raises PSUnavailableError."""
+        """Return value, slots and version, read atomically. Raises PSUnavailableError if the shard's parameter server is lost."""
         storage = self.variable.storage
         version, value, slots, once = storage.saved().get_value()
         return Part(value, slots, version, (storage.ref.session, storage.ref.number), once)
 
     def start_writing(self, part: Part) -> Future:
-        """Start to replace value and slots; the future's `get_value()` returns when they are replaced. It raises PSUnavailableError."""
+        """Start to replace value and slots. `get_value()` of the returned future returns when they are replaced; it raises
+        PSUnavailableError if the shard's parameter server is lost.
+        """
         storage = self.variable.storage
         return storage.change(restore(storage.ref, part.value, part.slots))
 
 
 def shards_of(variable: Variable | ShardedVariable) -> list[Shard]:
-    """Return the shards, in the order of their rows."""
+    """Return the shards of a variable, in the order of their rows. A Variable is one shard."""
     shards = []
     start = 0
     for each in variable.variables if isinstance(variable, ShardedVariable) else [variable]:

@@ -1,11 +1,11 @@
 """Flattens the structure that a program saves into named leaves.
 
 Rules
-    A leaf is a variable, a NumPy array, or a number, bool, str or None. Containers are dicts, lists, tuples and `Checkpoint`s, nested in
-    any way. A name is the path to the leaf: `model/w` for {"model": {"w": ...}}. In a list or tuple a variable has its own name, and any
-    other item its position.
+    A leaf is a variable, a NumPy array, or a number, bool, str or None. The structure is of dicts, lists, tuples and `Checkpoint`s, nested
+    in any way. The name of a leaf is the path to it: `model/w` for {"model": {"w": ...}}. In a list or tuple, the path has the name of a
+    variable, and the position of any other item.
 
-    A restored leaf goes back to its place: variables are assigned, arrays are written into, and numbers are replaced in the dict, list or
+    A leaf is restored in its place: variables are assigned, arrays are changed in place, and numbers are replaced in the dict, list or
     Checkpoint that holds them.
 """
 
@@ -25,7 +25,7 @@ class Leaf:
     """A variable, an array or a plain value.
 
     Attributes:
-      put: replaces the leaf in its container; None where it stands in a tuple or alone.
+      put: replaces the leaf in the dict, list or Checkpoint that holds it; None for a leaf in a tuple or on its own.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Leaf:
 
 
 class Container:
-    """Base of `Checkpoint`: an object with parts that are saved."""
+    """Base of `Checkpoint`: an object whose `_parts` are saved."""
 
     _source: Any
 
@@ -51,10 +51,10 @@ class Container:
 
 
 def leaves(structure: Any) -> dict[str, Leaf]:
-    """Return the leaves by name.
+    """Return the leaves of a structure by name.
 
     Raises:
-      TypeError: something in the structure cannot be saved; the text says where it is.
+      TypeError: an item of the structure cannot be saved; the text names it.
       ValueError: two leaves have one name.
     """
     found: dict[str, Leaf] = {}
@@ -68,7 +68,7 @@ def leaves(structure: Any) -> dict[str, Leaf]:
 
 
 def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]]:
-    """Yield (name, container) for each Container in a structure; the outermost one has the name ""."""
+    """Yield (name, Container) for each Container in a structure; the name of the structure itself is ""."""
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(structure, Container):
         yield name, structure

@@ -1,11 +1,11 @@
-"""Writes a checkpoint: one file for each shard, several at once, the manifest last.
+"""Writes a checkpoint: one file for each shard, several files at the same time, and the manifest last.
 
 Rules
-    A checkpoint appears under its name only when all of it is on disk: files are written into a folder beside it, which is then renamed.
-    If the name belongs to a checkpoint already, the new files are written beside the old ones, the manifest is replaced atomically, and
-    then the old files are deleted. A crash leaves the earlier checkpoint. Other files in such a folder stay.
+    A checkpoint appears under its name only when all of it is on disk: its files are written into another folder, which is then renamed.
+    If a checkpoint of that name exists already, the new files are written beside its files, the manifest is replaced atomically, and then
+    the old files are deleted. A crash before the replacement leaves the earlier checkpoint. Other files in such a folder stay.
 
-    After an error the unfinished files are deleted, and the earlier checkpoint stays. Errors of the disk name the file.
+    After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a disk error names the file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ToWrite:
     """An array to be saved.
 
     Attributes:
-      shards: for each shard (first row, row after the last, function that reads it). The function is called in another thread.
+      shards: for each shard (first row, row after the last, function that returns its rows). Another thread calls the function.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ToWrite:
 def write(
     path: str, arrays: Iterable[ToWrite], values: dict[str, Plain], *, step: int | None = None, serial: int = 0
 ) -> Manifest:
-    """Write a checkpoint to `path`; an existing one is replaced.
+    """Write a checkpoint to `path`, or replace the one that is there. Return its manifest.
 
     Raises:
       ResourceExhaustedError: the disk is full.
@@ -61,8 +61,8 @@ def write(
     path = storage.absolute(path)
     suffix = uuid.uuid4().hex[
         :8
-    ]  # new names, so that files of the checkpoint that is replaced stay readable until the end
-    # At a URL files are written where they stay, because renaming a folder may copy it.
+    ]  # new names, so that the files of a checkpoint that is replaced stay readable until the new manifest is written
+    # At a URL the files are written to the final folder, because a rename there may copy the files.
     in_place = "://" in path or storage.exists(path)
     folder = path if in_place else f"{path}.{suffix}{storage.TMP}"
     written: list[str] = []
@@ -123,7 +123,7 @@ def _write_shard(
     shape = (stop - start, *array.shape[1:]) if array.shape else ()
     if part.value.shape != shape or part.value.dtype != array.dtype:
         raise AssertionError(
-            f"rows {start} to {stop} of {array.name!r} came as {part.value.shape} of {part.value.dtype}, not {shape}"
+            f"rows {start} to {stop} of {array.name!r} have shape {part.value.shape} and dtype {part.value.dtype}, not {shape}"
         )
     path = storage.join(folder, file)
     try:
@@ -142,10 +142,11 @@ def _write_shard(
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in a form that npz can hold: a dtype that is not NumPy's own becomes raw bytes, and the manifest has the dtype.
+    """Return the array in a form that npz can hold. An array whose dtype is not NumPy's own becomes raw bytes; the manifest records its
+    dtype.
 
     Raises:
-      BadArray: the array holds pointers, which npz would pickle.
+      BadArray: the array holds Python objects, which npz would pickle.
     """
     dtype_to_json(array.dtype)
     if array.dtype.isbuiltin == 2:
@@ -154,7 +155,7 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """Passes bytes on to a file, and computes their number and checksum. It cannot seek, so that each byte is written once."""
+    """Passes bytes on to a file, and computes their number and checksum. It cannot seek, so that a writer writes each byte once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
