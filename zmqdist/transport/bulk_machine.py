@@ -73,7 +73,7 @@ class OutboundTransfers:
     """The transfers that one connection sends.
 
     Attributes:
-        pace: decides how many bytes may be unacknowledged, and counts them.
+      pace: decides how many bytes may be unacknowledged, and counts them.
     """
 
     def __init__(self, pace: Pace | None = None) -> None:
@@ -91,7 +91,7 @@ class OutboundTransfers:
 
         Args:
           id: a number that is not in use.
-            sizes: bytes of each part; 0 for a part that does not travel in chunks. At least one size is not 0.
+          sizes: bytes of each part; 0 for a part that does not travel in chunks. At least one size is not 0.
         """
         assert id not in self._queue
         self._queue[id] = _Progress(sizes)
@@ -139,7 +139,7 @@ class InboundTransfers:
     """The transfers that one connection receives.
 
     Attributes:
-        announced: bytes of all transfers that have not ended, including the bytes that have arrived.
+      announced: bytes of all transfers that have not ended, including the bytes that have arrived.
       late: number of chunks that arrived after their transfer was over.
       problem: why the last WRONG chunk did not fit.
     """

@@ -65,9 +65,9 @@ class Connector:
     """One connection and its attempts; the module's docstring has the rules.
 
     Attributes:
-        socket, monitor: the sockets of the current attempt; None between two attempts.
-        due: the time at which the owner calls `tick`, on the clock of its argument; None if only input of the monitor matters.
-        trouble: why the last attempt failed, for the log line of a waiting caller.
+      socket, monitor: the sockets of the current attempt; None between two attempts.
+      due: the time at which the owner calls `tick`, on the clock of its argument; None if only input of the monitor matters.
+      trouble: why the last attempt failed, for the log line of a waiting caller.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Connector:
         """Make a connector. Its first `tick` begins the first attempt.
 
         Args:
-            opened: called when `socket` and `monitor` exist, before any message or event can arrive through them.
-            closing: called before the two sockets are closed.
+          opened: called when `socket` and `monitor` exist, before any message or event can arrive through them.
+          closing: called before the two sockets are closed.
         """
         self.address = address
         self.socket: zmq.Socket[bytes] | None = None

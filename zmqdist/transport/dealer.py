@@ -42,8 +42,8 @@ class DealerConnection:
 
     Attributes:
       up: both hellos have been exchanged and the connection has not been lost since.
-        trouble: why there is no connection, for the log line of a waiting caller.
-        dropped: number of messages that were dropped, by reason.
+      trouble: why there is no connection, for the log line of a waiting caller.
+      dropped: number of messages that were dropped, by reason.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class DealerConnection:
         """Make a connection that `connect` starts.
 
         Args:
-            hello: the hello that is sent on each new connection.
-            on_up: called with the server's hello.
-            on_message: called with a message and its payload frames, which the callback may keep.
+          hello: the hello that is sent on each new connection.
+          on_up: called with the server's hello.
+          on_message: called with a message and its payload frames, which the callback may keep.
         """
         self.address = address
         self.up = False
@@ -106,10 +106,10 @@ class DealerConnection:
         """Send a message without waiting.
 
         Args:
-            frames: the payload. Large frames are not copied, so they must not change until they have left.
+          frames: the payload. Large frames are not copied, so they must not change until they have left.
 
         Returns:
-            False if there is no connection; then nothing was sent. True does not promise that the message arrives.
+          False if there is no connection; then nothing was sent. True does not promise that the message arrives.
         """
         return self.up and self._send(encode(message), frames)
 
@@ -244,8 +244,7 @@ def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
     """Receive the frames after the header of a message. Each returned view is writable and keeps its frame alive.
 
     Return None if the message exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX; all its frames are then dropped. These bounds do not limit the
-    memory
-    of the process, because ZeroMQ holds the whole message in memory before it returns the first frame.
+    memory of the process, because ZeroMQ holds the whole message in memory before it returns the first frame.
     """
     frames: list[memoryview] = []
     more, count, nbytes = True, 1, 0

@@ -1,8 +1,8 @@
 """The guard around the code of a client channel: no thread enters after a fork, and no KeyboardInterrupt rises inside (R7 in channel.py).
 
 While the main thread runs guarded code, the guard replaces Python's handler of SIGINT by its own, which sets a flag and wakes the thread.
-When the thread leaves the guarded code, the flag becomes a KeyboardInterrupt. An exception inside would lose the message that the thread
-is reading.
+When the thread leaves the guarded code, the flag becomes a KeyboardInterrupt. An exception inside would lose the message that the thread is
+reading.
 
 If Ctrl-C arrives after Python's last check for signals and before the system call that sleeps, the thread notices it when that call
 returns: after one slice (channel.py) at the latest.
@@ -26,10 +26,9 @@ class InterruptGuard:
     """Use `with guard as shielded:` around all code that takes the channel's lock. It must not be nested.
 
     Attributes:
-        interrupted: Ctrl-C has arrived since the main thread entered, so the main thread should leave. Only a `shielded` thread reads it.
-        wake: the function that the signal handler calls after it has written the eventfd, while the main thread is at any point of its
-        code;
-          None while the main thread does not sleep.
+      interrupted: Ctrl-C has arrived since the main thread entered, so the main thread should leave. Only a `shielded` thread reads it.
+      wake: the function that the signal handler calls after it has written the eventfd, while the main thread is at any point of its code;
+        None while the main thread does not sleep.
     """
 
     def __init__(self, address: str, wake_fd: int) -> None:

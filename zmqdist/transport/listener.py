@@ -27,7 +27,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
       any_port: whether the port may be outside of ZMQDIST_PORTS.
 
     Raises:
-        UnknownError: `host` is not an address of this host, or each port of ZMQDIST_PORTS is in use.
+      UnknownError: `host` is not an address of this host, or each port of ZMQDIST_PORTS is in use.
     """
     number = look_up(host)
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)

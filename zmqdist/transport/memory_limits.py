@@ -16,8 +16,7 @@ from typing import Final
 from zmqdist.errors import ResourceExhaustedError
 
 CHECKED_BYTES_MIN: Final = 32 * 2**20
-"""Bytes. A smaller amount is taken without a check. From this size on, writing to fresh memory takes a hundred times as long as the
-check."""
+"""Bytes. A smaller amount is taken without a check. Writing to fresh memory of this size takes a hundred times as long as the check."""
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _REMEDY: Final = (
@@ -27,8 +26,7 @@ _REMEDY: Final = (
 
 
 def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Return the bytes of memory that this process may use in all: the host's memory, or the limit of its control group if that is
-    lower."""
+    """Return the bytes of memory that this process may use in all: those of the host, or a lower limit of its control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(limit for limit, _ in _limits(proc, groups))])
 

@@ -109,7 +109,7 @@ class ConnectionWatch:
     """The state of one connecting side over all its attempts; the module's docstring explains it.
 
     Attributes:
-        connected: a TCP connection exists and the handshake has not ended.
+      connected: a TCP connection exists and the handshake has not ended.
       up: the handshake succeeded and the connection has not been lost since.
     """
 
@@ -167,10 +167,10 @@ class ConnectionWatch:
         """Decide what the mechanism in the server's greeting means for further attempts.
 
         Args:
-            mechanism: the mechanism in the greeting; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
+          mechanism: the mechanism in the greeting; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
 
         Returns:
-            The refusal; or None if another attempt may succeed.
+          The refusal; or None if another attempt may succeed.
         """
         closes, self._closes = self._closes, 0
         mismatch, self._mismatch = self._mismatch, False

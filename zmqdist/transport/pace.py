@@ -5,9 +5,8 @@ Rule: a pace bounds the bytes that were sent and not yet acknowledged. It never 
 Theory of operation
     A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the router before the slowest link. If a
     sender sends more than the link carries within the heartbeat's time-out, its connection ends, although the link works. A pace measures
-    that
-    queue by acknowledgments: the time from the sending of a chunk to its acknowledgment, less the shortest such time, was
-    spent in queues, in either direction, just as a heartbeat and its reply would spend it.
+    that queue by acknowledgments: the time from the sending of a chunk to its acknowledgment, less the shortest such time, was spent in
+    queues, in either direction, just as a heartbeat and its reply would spend it.
 
     The window aims at the bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has just shown. The
     window begins small, because the link is unknown, and each acknowledgment widens it by `GROWTH` times the acknowledged bytes, up to the

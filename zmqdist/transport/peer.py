@@ -22,20 +22,19 @@ class Peer:
     """One connection of a server.
 
     Attributes:
-        routing_id: ZeroMQ's name for the connection.
-        fd: the descriptor number of the connection; -1 if unknown.
+      routing_id: ZeroMQ's name for the connection.
+      fd: the descriptor number of the connection; -1 if unknown.
       role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer that gets one reply only.
-        key: the peer's public key, 32 bytes; empty without CURVE.
-        limited: whether the role is "joining" or "revoked".
-        hello: the peer's hello; None until it has arrived. The router passes no peer without a hello to `on_hello`, nor lists it in
-        `peers`.
-        name: the peer's name for log lines and errors; it contains the address until the hello arrives.
+      key: the peer's public key, 32 bytes; empty without CURVE.
+      limited: whether the role is "joining" or "revoked".
+      hello: the peer's hello; None until it has arrived. The router passes no peer without a hello to `on_hello`, nor lists it in `peers`.
+      name: the peer's name for log lines and errors; it contains the address until the hello arrives.
       bulk: the large parts on the way in either direction; None until it is needed.
-        session: any object that the owner of the router stores here.
+      session: any object that the owner of the router stores here.
       gone: the connection is known to have ended; nothing can be sent to the peer.
-        fault_logged: a wrong message of this peer was logged, so the router only counts further ones.
-        refusals: number of Refused messages that the router sent to the peer.
-        ignored: the router drops all further messages of the peer.
+      fault_logged: a wrong message of this peer was logged, so the router only counts further ones.
+      refusals: number of Refused messages that the router sent to the peer.
+      ignored: the router drops all further messages of the peer.
     """
 
     __slots__ = (

@@ -1,5 +1,4 @@
-"""A probe of a port from outside: whether its host name exists, whether the port accepts a connection and speaks ZeroMQ, which process owns
-it.
+"""A probe of a port from outside: whether its host exists, whether it accepts a connection and speaks ZeroMQ, which process owns it.
 
 A ZeroMQ server sends first: before any handshake it sends 64 bytes in the clear that name its security mechanism. So a server runs on a
 port that sends this greeting, and no process listens on a port that refuses a connection. If a port does neither, its process is stopped
@@ -55,8 +54,8 @@ class Rejection:
     """An ICMP message that reports that a connection cannot be made.
 
     Attributes:
-        sender: the IP address of the firewall, router or host that sent the message.
-        forbidden: True if the sender forbids the connection (port or communication prohibited), False if it knows no route.
+      sender: the IP address of the firewall, router or host that sent the message.
+      forbidden: True if the sender forbids the connection (port or communication prohibited), False if it knows no route.
     """
 
     sender: str
@@ -68,9 +67,9 @@ class PortProbe:
 
     Attributes:
       connected: a TCP connection was made.
-        failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
-        rejection: the ICMP message that ended the attempt. None if none arrived: then the host's own kernel refused, or no reply arrived.
-        mechanism: at the end "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
+      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
+      rejection: the ICMP message that ended the attempt. None if none arrived: then the host's own kernel refused, or no reply arrived.
+      mechanism: at the end "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
     """
 
     def __init__(self, address: str, now: float, connect_s: float = PROBE_S) -> None:
@@ -213,7 +212,7 @@ class ProbeResult:
     """The findings of a probe of one port.
 
     Attributes:
-        ip_address: the address that the probe tried; "" if the name could not be looked up.
+      ip_address: the address that the probe tried; "" if the name could not be looked up.
       failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if one was made.
       connect_s: seconds that connecting took.
       mechanism, rejection: as in PortProbe.
@@ -231,10 +230,10 @@ class PortOwner:
     """The process that listens on a port of this host.
 
     Attributes:
-        uid: the user id of the socket.
-        pid: the number of the process; 0 if this user cannot see it, because it belongs to another user.
-        command: the command line, as the system shows it.
-        state: the state as `ps` shows it: "T" is stopped.
+      uid: the user id of the socket.
+      pid: the number of the process; 0 if this user cannot see it, because it belongs to another user.
+      command: the command line, as the system shows it.
+      state: the state as `ps` shows it: "T" is stopped.
     """
 
     uid: int

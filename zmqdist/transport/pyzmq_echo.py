@@ -1,8 +1,7 @@
 """A bare pyzmq echo, server and client. Benchmarks compare zmqdist with it, and no other code uses it.
 
 Its sockets are ROUTER and DEALER over tcp, as a careful user would write them: no codec, no security, high-water marks 0. The server has
-one
-addition, for the speed of large payloads: it replies to `SIZED_REQUEST` and a number with one frame of that many bytes. It serves every
+one addition, for the speed of large payloads: it replies to `SIZED_REQUEST` and a number with one frame of that many bytes. It serves every
 process that reaches its port.
 """
 

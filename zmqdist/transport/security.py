@@ -16,8 +16,7 @@ Rules
     listens. So a process with a worker's key can pose as a worker, and as nothing else.
 
     Where a dispatcher vouches for keys (voucher.py), a listening socket asks it about the key of each peer. A connecting socket asks it
-    about
-    the key that came with the address, or, if none came, which key listens there. The file `authorized` then counts only while the
+    about the key that came with the address, or, if none came, which key listens there. The file `authorized` then counts only while the
     dispatcher does not reply.
     The folder of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens. The key is read
     again for each connection, because it may have been replaced.
@@ -145,11 +144,11 @@ class ClientSecurity:
     """The mechanism and the secrets of a connecting side, which it shows to the server. `client_security` makes it.
 
     Attributes:
-        role: the role in which this side wants to connect, see zap.py.
-        source: the origin of the secret, for errors.
-        key: this side's key pair. None: `folder` belongs to a process that joined, and its key is read for each connection.
-        server_key: the public key (Z85) that the other side must show. A voucher, if there is one, knows it instead.
-        peer: the public key that came with the address; empty for the address of a server.
+      role: the role in which this side wants to connect, see zap.py.
+      source: the origin of the secret, for errors.
+      key: this side's key pair. None: `folder` belongs to a process that joined, and its key is read for each connection.
+      server_key: the public key (Z85) that the other side must show. A voucher, if there is one, knows it instead.
+      peer: the public key that came with the address; empty for the address of a server.
     """
 
     mechanism: str
@@ -188,11 +187,11 @@ class ClientSecurity:
         """Return whether the secret may be shown at the address now. Only with the token or a voucher can it be False.
 
         Returns:
-            False if no process listens there, or the dispatcher has not vouched for the server's key yet; the caller tries again later.
+          False if no process listens there, or the dispatcher has not vouched for the server's key yet; the caller tries again later.
 
         Raises:
           UnauthenticatedError: another user listens there, or the dispatcher does not vouch for the server's key.
-            FailedPreconditionError: the address is not on this host, or the system does not tell which user listens there.
+          FailedPreconditionError: the address is not on this host, or the system does not tell which user listens there.
         """
         if self.mechanism != PLAIN:
             return self.mechanism != CURVE or self.expected(address) is not None
@@ -222,13 +221,13 @@ def server_security(
     """Return the security of a server that binds `host`. Reads the secrets, and makes the user's token on first use.
 
     Args:
-        role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE the socket shows its key.
+      role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE the socket shows its key.
       curve: True insists on keys, False ignores them, None uses them if they are given.
-        insecure: if there are no keys, let every peer connect as admin, unencrypted; logs a warning.
-        vouched: a function of a key folder and a role that returns their voucher, or None if no dispatcher vouches for keys.
+      insecure: if there are no keys, let every peer connect as admin, unencrypted; logs a warning.
+      vouched: a function of a key folder and a role that returns their voucher, or None if no dispatcher vouches for keys.
 
     Raises:
-        FailedPreconditionError: there are no keys for an address that other hosts can reach, or the secrets cannot be read.
+      FailedPreconditionError: there are no keys for an address that other hosts can reach, or the secrets cannot be read.
     """
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
@@ -266,7 +265,7 @@ def client_security(
     Args:
       peer: the public key that came with the address of a worker or a program; empty for a server.
       curve: as in `server_security`.
-        insecure: if there are no keys, show nothing, to a server that was started insecure.
+      insecure: if there are no keys, show nothing, to a server that was started insecure.
 
     Raises:
       FailedPreconditionError: there are no keys for an address that is not loopback, or the secrets cannot be read.
@@ -334,7 +333,7 @@ def listening_users(host: str, port: int) -> set[int]:
     """Return the user ids of the sockets that would accept a connection to a loopback address; empty if no process listens.
 
     Raises:
-        FailedPreconditionError: this system does not tell which user listens.
+      FailedPreconditionError: this system does not tell which user listens.
     """
     try:
         return {uid for uid, _ in listening_sockets(host, port)}

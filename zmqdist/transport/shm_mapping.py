@@ -57,7 +57,7 @@ class Mapping:
     """Memory of this process that shows the content of a file. It is unmapped when no array refers to it any more.
 
     Attributes:
-        address, nbytes: the place of the mapping in this process's memory.
+      address, nbytes: the place of the mapping in this process's memory.
     """
 
     __slots__ = ("address", "nbytes")
@@ -66,7 +66,7 @@ class Mapping:
         """Map part of a file. With `private`, only this mapping sees the bytes that are written to it.
 
         Raises:
-            OSError: the kernel refuses the mapping.
+          OSError: the kernel refuses the mapping.
         """
         self.nbytes = 0
         self.address = _map(0, fd, nbytes, offset, writable=writable, flags=_MAP_PRIVATE if private else _MAP_SHARED)
@@ -112,8 +112,7 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-        OSError: the kernel refuses; or, with ENOMEM, less memory is available. The kernel would grant it all the same and end a process
-          later.
+      OSError: the kernel refuses; or, with ENOMEM, less memory is available. The kernel would grant it and end a process later.
     """
     try:
         check_room(nbytes, "it")
@@ -131,8 +130,8 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
     """Open another process's memfd; return a descriptor of this process.
 
     Raises:
-        OSError: the memfd does not exist any more, may not be opened, or its descriptor number now belongs to another file.
-        ValueError: the file is not a memfd of at least `nbytes` with a sealed size. Mapping such a file could end this process.
+      OSError: the memfd does not exist any more, may not be opened, or its descriptor number now belongs to another file.
+      ValueError: the file is not a memfd of at least `nbytes` with a sealed size. Mapping such a file could end this process.
     """
     # Without O_NONBLOCK, opening a FIFO would wait until another process opens its other end.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -176,7 +175,7 @@ def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
     The kernel releases the lock when the last process that has the description ends, so that a killed holder can be recognised.
 
     Args:
-        shared: take a lock for reading, which other readers may hold at the same time.
+      shared: take a lock for reading, which other readers may hold at the same time.
     """
     try:
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK

@@ -50,7 +50,7 @@ class PeerPool:
 
     Attributes:
       offer: the owner's offer.
-        nonce: the number in the owner's table. It proves to the owner that this process can read the table.
+      nonce: the number in the owner's table. It proves to the owner that this process can read the table.
     """
 
     def __init__(self, offer: Offer) -> None:
@@ -88,11 +88,10 @@ class PeerPool:
         """Return the bytes of a handle as an array, without a copy.
 
         The array is writable and private to the caller, or read-only if the bytes are frozen. The owner gets the bytes back when the array
-        and
-        everything made from it was collected.
+        and everything made from it was collected.
 
         Raises:
-            UnavailableError: the owner has taken the bytes back, or has ended.
+          UnavailableError: the owner has taken the bytes back, or has ended.
           WireError: this is not a handle of this owner, or it was used before.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
@@ -269,9 +268,7 @@ class _ExclusiveMemory(Exporter):
         self.length = length
 
     def make_private(self) -> None:
-        """Replace the shared mapping by a private one, right before a fork. *Invariant*: a block begins and ends at the border of a
-        page.
-        """
+        """Replace the shared mapping by a private one, right before a fork. *Invariant*: blocks begin and end at page boundaries."""
         if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
@@ -305,8 +302,7 @@ def lendable_block(array: NDArray[Any]) -> Block | None:
     """Return a block with the bytes of the array, so that the array can be lent without a copy; None if there is no such block.
 
     There is one if the array begins where a block of this process begins, or a block that was lent to this process alone. Use it for an
-    array
-    that no code changes any more.
+    array that no code changes any more.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -330,8 +326,7 @@ _peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictiona
 
 def open_peer(offer: Offer) -> PeerPool | None:
     """Return the pool that a peer offers. Return None if it cannot be opened: the peer is on another host or of another user or namespace,
-    or
-    has ended.
+    or has ended.
     """
     peer = _peers.get(offer)
     if peer is None:

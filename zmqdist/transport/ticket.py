@@ -1,9 +1,7 @@
-"""Joining a dispatcher by a ticket: the process makes its own key pair, and the dispatcher admits the public key for a token that works
-once.
+"""Joining a dispatcher by a ticket: a process makes its own key pair, and the dispatcher admits it for a token that works once.
 
 A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
-A ticket is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or the
-environment.
+It is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or environment.
 
 The result is a key folder (keys.py) for this process and its children. This process makes the secret key, which never leaves this host.
 
@@ -52,7 +50,7 @@ class JoinTicket:
     Attributes:
       dispatcher: "host:port".
       server_key: the dispatcher's public key, 40 characters.
-        number, secret: the two parts of the join token.
+      number, secret: the two parts of the join token.
     """
 
     name: str
@@ -133,7 +131,7 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
       The role of the key.
 
     Raises:
-        UnauthenticatedError: the token was used, has expired, or is not known to this dispatcher; or the dispatcher has another public key.
+      UnauthenticatedError: the token was used, has expired, or is not known to this dispatcher; or the dispatcher has another public key.
       PermissionDeniedError: the token is for another name.
       DeadlineExceededError: no dispatcher replied within `timeout_s`.
       FailedPreconditionError: the folder cannot be written.

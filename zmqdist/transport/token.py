@@ -29,7 +29,7 @@ def user_token(path: str | Path | None = None) -> tuple[bytes, Path]:
     The file is `path`, else the file that ZMQDIST_TOKEN_FILE names, else the user's own file, which is made if it is missing.
 
     Raises:
-        FailedPreconditionError: the file is missing (only the user's own file is made), not private or damaged, or cannot be made.
+      FailedPreconditionError: the file is missing (only the user's own file is made), not private or damaged, or cannot be made.
     """
     named = path or os.environ.get(ENVIRONMENT)
     if named:
@@ -132,7 +132,7 @@ def require_private(status: os.stat_result, what: str, *, mode_bits: int) -> Non
     """Raise FailedPreconditionError if a file or folder belongs to another user, or if other users may access it.
 
     Args:
-        what: the name of the file or folder in the error, such as "the folder /x".
+      what: the name of the file or folder in the error, such as "the folder /x".
       mode_bits: permissions that must not be set.
     """
     problem = _problem(status, (), mode_bits)

@@ -70,9 +70,9 @@ class _Transfer:
     """The parts of one call that are on the way, in either direction.
 
     Attributes:
-        handles: the leases of shared memory that were made for its message.
-        views: the buffers that are sent in chunks; None for a part that is not. If `held`, they are sent after SendParts.
-        frames: the received parts, complete or filled by chunks as they arrive. `on_arrived` gets them at the end.
+      handles: the leases of shared memory that were made for its message.
+      views: the buffers that are sent in chunks; None for a part that is not. If `held`, they are sent after SendParts.
+      frames: the received parts, complete or filled by chunks as they arrive. `on_arrived` gets them at the end.
     """
 
     __slots__ = ("frames", "handles", "held", "on_arrived", "views")
@@ -89,9 +89,9 @@ class BulkChannel:
     """The large parts that travel through one connection. One thread at a time uses it; the connection's owner calls `connection_lost`.
 
     Attributes:
-        shares_memory: whether the peer can open this process's shared memory. Any thread may read it.
-        tracked: the transfers under way, by the number of their call; empty while the connection carries only small messages.
-        faults: number of messages from the peer that broke the protocol.
+      shares_memory: whether the peer can open this process's shared memory. Any thread may read it.
+      tracked: the transfers under way, by the number of their call; empty while the connection carries only small messages.
+      faults: number of messages from the peer that broke the protocol.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BulkChannel:
         """Make the channel of a new connection.
 
         Args:
-            send_message: sends a message without waiting; returns False if the connection is lost.
+          send_message: sends a message without waiting; returns False if the connection is lost.
         """
         self.shares_memory = False
         self.tracked: dict[int, _Transfer] = {}
@@ -116,8 +116,7 @@ class BulkChannel:
 
     def hello_arrived(self, hello: Hello) -> None:
         """Note the peer's hello. If the peer is on this host, use the widest window at once; a peer that lies about its host slows only its
-        own
-        connection.
+        own connection.
         """
         if hello.host == host_identity():
             self._outbound.pace.widen()
@@ -125,9 +124,7 @@ class BulkChannel:
     # -- shared memory ----------------------------------------------------------------------------------------------------
 
     def open_offered_memory(self, hello: Hello) -> int:
-        """Open the shared memory that the peer's hello offers. Return the nonce to send to the peer; 0 if this process cannot open the
-        memory.
-        """
+        """Open the shared memory that the peer's hello offers. Return the nonce to send to the peer; 0 if the memory cannot be opened."""
         self.hello_arrived(hello)
         if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
@@ -166,9 +163,7 @@ class BulkChannel:
         return id in self._inbound
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
-        """Send a message with its parts, in the cheapest way. Return False if the connection is lost: nothing was sent, all sources are as
-        before.
-        """
+        """Send a message with its parts, in the cheapest way. Return False if nothing was sent, because the connection is lost."""
         nbytes = nbytes_of(sources)
         if nbytes <= self._outbound.pace.chunk_bytes:
             return self._send_message(message, sources)
@@ -234,13 +229,12 @@ class BulkChannel:
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def receive(self, id: int, parts: Sequence[Part], allocate: Allocator, on_arrived: OnArrived) -> list[Any] | None:
-        """Return the parts of a message that has arrived. Return None if chunks are awaited; then `on_arrived` gets the parts, unless
-        `call_ended` comes first.
+        """Return the parts of a message that has arrived; None if `on_arrived` gets them later, unless the call ends first.
 
         Raises:
           WireError: no message has such parts.
           UnavailableError: the owner of lent memory has taken it back, or has ended.
-            ResourceExhaustedError: with these parts, more than RECEIVING_BYTES_MAX bytes would be awaited.
+          ResourceExhaustedError: with these parts, more than RECEIVING_BYTES_MAX bytes would be awaited.
           OpError, MemoryError: from `allocate`.
         """
         sizes = self._sizes(id, parts)

@@ -116,7 +116,7 @@ class Voucher:
           peer: the key that came with the address; empty for a server.
 
         Raises:
-            UnauthenticatedError: the owner of the key has no right to listen.
+          UnauthenticatedError: the owner of the key has no right to listen.
         """
         if not peer and address == self._dispatcher:
             return keys.load_server_public(self._folder)
@@ -154,7 +154,7 @@ class _Link:
     """The connection to the dispatcher. Only the link's own thread changes the two dicts.
 
     Attributes:
-        keys, addresses: the dispatcher's latest reply about each key, and about the key that listens at each address.
+      keys, addresses: the dispatcher's latest reply about each key, and about the key that listens at each address.
     """
 
     def __init__(

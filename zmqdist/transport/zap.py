@@ -89,10 +89,10 @@ class Policy:
     """The secrets and keys that give access to a server.
 
     Attributes:
-        token: the password of mechanism PLAIN; with an empty token, every peer is refused.
+      token: the password of mechanism PLAIN; with an empty token, every peer is refused.
       roles: role of each CURVE public key (32 bytes).
-        judge: returns the rights of a CURVE key, which may change with time; it is used in place of `roles`. None: `roles` decides.
-        ask: `ask(key, answer)` calls `answer()`, in any thread, as soon as `judge` can decide about the key. None: `judge` knows every key.
+      judge: returns the rights of a CURVE key, which may change with time; it is used in place of `roles`. None: `roles` decides.
+      ask: `ask(key, answer)` calls `answer()`, in any thread, as soon as `judge` can decide about the key. None: `judge` knows every key.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -156,7 +156,7 @@ class ZapHandler:
     """The handler that runs `decide` for all connections of a loop's ZeroMQ context.
 
     Attributes:
-        refused: number of connections that it has refused.
+      refused: number of connections that it has refused.
     """
 
     def __init__(self, loop: Loop, policy: Policy) -> None:
