@@ -1,8 +1,8 @@
-"""Watches of other tasks: which of them are alive, as far as this task has noticed.
+"""Watches of other tasks: whether each is alive, as far as this task has noticed.
 
-A task is watched from the first time that this task waits for it. The watch is a call without a reply: it ends with the process at the
-other end, when the connection ends or ZeroMQ's heartbeats stop; no other message is sent meanwhile. A task that was never seen may not have
-started yet, so it is waited for. A task that was seen and has gone counts as gone until its next incarnation is seen.
+This task watches another task from the first time that it waits for it. The watch is a call that gets no reply: it ends when the other
+process ends, because the connection ends or ZeroMQ's heartbeats stop, and no other message is sent meanwhile. A task that was never seen
+may not have started yet, so callers wait for it. A task that was seen and has gone counts as gone until its next incarnation is seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METHOD = "zmqdist.watch"
 
 
 class Watches:
-    """The watches of one task. From any thread."""
+    """The watches of one task. Any thread may call the methods."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -42,15 +42,15 @@ class Watches:
         node.router.on_gone.append(self._connection_ended)
 
     def listen(self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
-        """Register callbacks for each new incarnation of a watched task, and for its end.
+        """Register callbacks, one for each new incarnation of a watched task, and one for its end.
 
-        They run in threads of zmqdist. Call this method before `Node.serve`.
+        The callbacks run in threads of zmqdist. Call this method before `Node.serve`.
         """
         self._on_incarnation.append(on_incarnation)
         self._on_gone.append(on_gone)
 
     def watch(self, task: Task) -> None:
-        """Watch a task from now on. Does not block.
+        """Begin to watch a task, unless this task watches it already. Does not block.
 
         Raises:
           FailedPreconditionError: this task's server was stopped.
@@ -73,19 +73,19 @@ class Watches:
         return rows
 
     def gone_message(self, task: Task) -> str:
-        """Return the error text for a task that has gone; "" for one that is up or was never seen."""
+        """Return the error text for a task that has gone; "" for a task that is up or was never seen."""
         return self._gone_messages.get(task, "")
 
     def heard_from(self, task: Task, incarnation: int, peer: Peer | None = None) -> None:
-        """A message of this incarnation of a task has arrived, so the task is up, even if its watch has not noticed yet.
+        """Note that a message of this incarnation of a task has arrived, so the task is up, even if its watch has not noticed that yet.
 
-        This does not hold for the incarnation that has gone, because its last messages may be handled late. A task may go before its watch
-        has learned its incarnation; then the incarnation that has gone is the one that spoke last over a connection of its own. If none
-        did, the task that passes this message on is believed: it has heard from this incarnation directly, and notifies all members when it
-        goes.
+        A message of an incarnation that has gone is ignored, because the last messages may be processed late. If a task goes before its
+        watch has learned its incarnation, the incarnation that has gone is taken to be the last one that sent a message over its own
+        connection. If there was no such message, the task that passes this message on is believed: it has heard from this incarnation
+        directly, and notifies all members when that incarnation goes.
 
         Args:
-          peer: the connection of the message, if it came from the task itself; None if another task passes it on.
+          peer: the connection of the message if the task itself has sent it; None if another task passes the news on.
         """
         with self._lock:  # a peer is marked as gone before `_connection_ended` runs, so one of the two sees the end
             seen = self._incarnations.get(task)
@@ -96,16 +96,16 @@ class Watches:
             else:
                 self._last_speaker[task] = incarnation
             if seen != incarnation and self._gone_messages.pop(task, ""):
-                # Until the new watch is there, the task's connection to this one shows its end (_connection_ended).
+                # Until the new watch has arrived, `_connection_ended` learns of the task's end.
                 self._incarnations.pop(task, None)
 
     def _connection_ended(self, peer: Peer) -> None:
-        """A connection to this task has ended. If the other end is a watched task that has not replied to its watch yet, it was there and
-        has gone.
+        """Act on the end of a connection that another task had opened to this one. If that task is watched and has not replied to its
+        watch, it was up and has gone.
 
-        If this task is connected to the other one too, that connection decides, after the replies that the task has sent before its end.
+        If this task is also connected to the other one, the end of that connection counts, because replies may still arrive on it.
         """
-        if self._node.closed:  # peers disconnect because this task stops, not because they end
+        if self._node.closed:  # the peers disconnect because this task stops, not because they end
             return
         for task in self._watched.copy():
             if (
@@ -120,36 +120,36 @@ class Watches:
                     self._task_gone(task, UNAVAILABLE, "")
 
     def _probe(self, task: Task) -> None:
-        """Call a task whose watch may wait for its next incarnation: this call fails with the connection, and waits for no other."""
+        """Call a task whose watch may wait for the task's next incarnation. This call fails with the connection, and waits for no other."""
         try:
             result = self._node.start(task, METHOD, 0, waits_for_server=False)
-        except OpError:  # this task's server was stopped
+        except OpError:  # the server of this task was stopped
             return
         result.add_done_callback(partial(self._probed, task))
 
     def _probed(self, task: Task, result: StatusOrResult) -> None:
         code, message = result.get_error()
-        # A reply shows that the watch, which was sent before, has arrived: its end will show when the task goes.
+        # A reply shows that the watch, which was sent earlier, has arrived, so the end of the watch will report the end of the task.
         if code and task not in self._incarnations and not self._node.closed:
             self._task_gone(task, code, message)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Another task watches this one. If it knows the current incarnation, the call stays without a reply until this process ends."""
+        """Keep the call of a watching task without a reply until this process ends, if the caller knows the current incarnation."""
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)
 
     def _start_watch(self, task: Task, incarnation: int) -> None:
-        # A watch of a known incarnation must not wait for a server: it would wait for the next incarnation and miss this one's end.
+        # A watch of a known incarnation must not wait for a server: it would wait for the next incarnation and miss the end of this one.
         result = self._node.start(task, METHOD, incarnation, waits_for_server=not incarnation)
         result.add_done_callback(partial(self._watch_ended, task, incarnation))
 
     def _watch_ended(self, task: Task, incarnation: int, result: StatusOrResult) -> None:
         code, message = result.get_error()
-        if self._node.closed:  # the stop of this task's server ended the watch, which says nothing about the task
+        if self._node.closed:  # this task's stop ended the watch, which shows nothing about the other task
             return
         if not code:
             self._task_seen(task, result.get_value())
-        else:  # also for a first watch: it was in flight, so the task was there
+        else:  # even a first watch: it was in flight when it ended, so the other task was up
             self._task_gone(task, code, message)
         try:
             if code in (0, UNAVAILABLE):
@@ -157,7 +157,7 @@ class Watches:
             else:
                 self._watched.discard(task)
         except OpError:
-            pass  # this task's server was stopped; the last state of the other task stays
+            pass  # the server of this task was stopped; the last state of the other task remains
 
     def _task_seen(self, task: Task, incarnation: Any) -> None:
         self._incarnations[task] = incarnation
