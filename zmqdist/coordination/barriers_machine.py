@@ -201,7 +201,11 @@ class Barriers:
         barrier = self._barriers.get(name)
         current = barrier.round if barrier is not None else None
         if barrier is None or current is None or current.counter != counter:
-            state = "has passed or failed" if barrier is not None and barrier.counter == counter else "is not on"
+            state = (
+                "has passed or failed"
+                if barrier is not None and barrier.counter == counter
+                else "is not the current one"
+            )
             return [
                 Fail(ticket, FAILED_PRECONDITION, f"round {counter} of barrier {name!r} {state}: nothing to cancel")
             ]
@@ -305,7 +309,7 @@ class Barriers:
         if counter is not None and counter != current.counter:
             text = (
                 f"{task_name(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
-                "was it started again?"
+                "was the task restarted?"
             )
             return self._code_out_of_step, text
         if task not in current.tasks:
@@ -333,7 +337,7 @@ class Barriers:
 
     def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
         last = barrier.counter
-        return f"{task_name(task)} came to round {counter} of {barrier.title}, the last one was {last}: was it started again?"
+        return f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was {last}: was the task restarted?"
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
         """Return the outcome for a caller that names the round that has ended, or a round that cannot begin yet."""

@@ -231,7 +231,7 @@ class CoordinationClient:
         self._link.close(notify)
 
     def end_waits(self, why: str) -> None:
-        """End the waits of this client with CancelledError, before `close`. Use it if the owner must end other waits between the two.
+        """End the waits of this client with CancelledError, before `close`. Use it if the owner must end other waits before `close`.
 
         Args:
           why: the reason, such as "the server of worker:1 was stopped".
@@ -272,7 +272,7 @@ class KeyValues:
 
         Raises:
           AlreadyExistsError: the key has a value and `overwrite` is False; the value stays.
-          ResourceExhaustedError: the store already has KEYS_MAX keys, or KEYS_BYTES_MAX bytes with this value.
+          ResourceExhaustedError: the store has KEYS_MAX keys already, or would have more than KEYS_BYTES_MAX bytes with this value.
         """
         self._request("kv_set", key, value, overwrite)
 

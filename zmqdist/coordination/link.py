@@ -276,7 +276,7 @@ class KeeperLink:
     def unless_ended(self, code: int = CANCELLED) -> None:
         """Raise CancelledError if the end of this task may have caused an error of this code."""
         if self._state == ENDED and code in _CODES_OF_AN_END:
-            raise CancelledError(f"{self._end_reason} while this waited")
+            raise CancelledError(f"{self._end_reason} while this request waited")
 
     def reset(self) -> None:
         """Have the keeper forget the error of this task, and register again. Waits for the keeper for LEADER_WAIT_S at most."""

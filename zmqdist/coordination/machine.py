@@ -314,7 +314,7 @@ class Coordination:
         if problem is not None and not (task in self._records and self._records[task].state == ERROR):
             return [Fail(ticket, *problem)]
         if tasks is None and self._open:
-            text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
+            text = f"barrier {name!r}: name its tasks, because this cluster has no list of them"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         wanted = frozenset(self._records if tasks is None else tasks)
         effects = self._barriers.arrived(

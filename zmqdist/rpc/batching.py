@@ -103,7 +103,7 @@ class Batched:
             for waiting in batch:
                 waiting.call.begun()
                 if not waiting.call.wanted():
-                    waiting.call.fail(DeadlineExceededError("deadline passed before it ran"))
+                    waiting.call.fail(DeadlineExceededError("the deadline passed before the batch of this call ran"))
             if wanted:
                 self._running = True
                 self._service.submit(self._run, wanted, refuse=partial(_refuse, wanted))
@@ -140,7 +140,7 @@ class Batched:
                     f"an array of shape {leaf.shape}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
                 )
                 raise UnknownError(
-                    f"{self._method.name} was given a batch of {total} rows, and {shown} is not as many results",
+                    f"{self._method.name} was given a batch of {total} rows, and returned {shown}, which does not have as many rows",
                 )
         ends = np.cumsum(rows).tolist()
         return (

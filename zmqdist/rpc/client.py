@@ -173,7 +173,7 @@ class ZmqClient(RpcClient):
         """
         check_name(method_name)
         if out is not None and output_specs is not None:
-            raise InvalidArgumentError("out and output_specs both say what the value is: give one of them")
+            raise InvalidArgumentError("out and output_specs both decide the form of the value: give only one of them")
         output = None if out is None else OutputArray(out)
         read = output.read if output else as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else payload.leaves(args))

@@ -76,7 +76,7 @@ class Generators:
 
     def _open(self, call: PendingCall, number: Any, name: Any, arguments: Any) -> None:
         if type(number) is not int or type(name) is not str:
-            raise InvalidArgumentError("a stream has a number, and its method a name")
+            raise InvalidArgumentError("the number of a stream must be an int, and the name of its method a str")
         method = self._service.allowed(call.peer, name)
         if not method.streaming:
             raise InvalidArgumentError(f"{name} is not a generator function: call it")
@@ -96,7 +96,7 @@ class Generators:
     def _next(self, call: PendingCall, number: Any) -> None:
         stream = self._find(call.peer, number)
         if stream is None:
-            raise UnavailableError("this stream is not known here: its connection went, or it was closed")
+            raise UnavailableError("the server does not know this stream: its connection has ended, or it was closed")
         stream.request_items(call)
         self._forget_if_over(stream)
 

@@ -65,7 +65,7 @@ def start(
 def packed(
     client: ZmqClient, args: tuple[Any, ...], *, still: bool = False, block: Block | None = None
 ) -> tuple[bytes, Sequence[Source]]:
-    """Return the arguments of a call, packed for `start_packed`. They are given as to `start`."""
+    """Return the arguments of a call, packed for `start_packed`. The parameters are those of `start`."""
     body, parts = payload.pack(args)
     if not parts:
         return body, ()

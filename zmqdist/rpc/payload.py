@@ -18,8 +18,10 @@ from zmqdist.wire import safe
 
 
 def pack(value: Any) -> tuple[bytes, list[Any]]:
-    """Return the body and the large parts of a value. The parts may be views of the arrays in `value`: copy or send them before the arrays
-    change.
+    """Return the body and the large parts of a value.
+
+    The parts may be views of the arrays in `value`: copy or send them before the arrays change.
+
     Raises:
       InvalidArgumentError: `value` contains an object that cannot travel; the message names the place and the allowed types.
     """
@@ -45,7 +47,7 @@ def leaves(value: Any) -> list[Any]:
     try:
         return nest.flatten(value)
     except RecursionError:
-        raise InvalidArgumentError(f"value is nested deeper than {DEPTH_MAX} containers, or contains itself") from None
+        raise InvalidArgumentError(f"value is nested deeper than {DEPTH_MAX} levels, or contains itself") from None
 
 
 def unpack(body: bytes, parts: Sequence[Any], peer: str) -> Any:

@@ -28,7 +28,7 @@ from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import Source, is_large
 
 _GENERATOR: Final = (
-    "the method returned a generator, which does not travel: register the generator function itself (with def and yield), whose calls are "
+    "the method returned a generator, which cannot be sent: register the generator function itself (with def and yield), whose calls are "
     "streams, and not a function or lambda that calls it"
 )
 

@@ -91,9 +91,9 @@ def shares(count: int, size: int) -> list[slice]:
 
 
 def packs(arrays: Sequence[Array | None], bytes_per_pack: int) -> list[list[int]]:
-    """Return the indices of the arrays that are reduced together: neighbours of one dtype, up to `bytes_per_pack` bytes. None is left out.
+    """Return the indices of the arrays that are reduced together: neighbours of one dtype, up to `bytes_per_pack` bytes.
 
-    An array of `bytes_per_pack` bytes or more is reduced alone, so that it need not be copied.
+    Entries that are None are skipped. An array of `bytes_per_pack` bytes or more is reduced alone, so that it need not be copied.
     """
     made: list[list[int]] = []
     left, dtype = 0, None

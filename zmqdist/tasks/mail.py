@@ -213,7 +213,7 @@ class Mail:
         problem = misfit(wait.letter, out)
         if problem:
             self._in.apply(self._in.box.returned, wait)
-            raise InvalidArgumentError(f"{problem}; the message from {key.source} is still there")
+            raise InvalidArgumentError(f"{problem}; the message from {key.source} stays in the mailbox")
         np.copyto(out, wait.letter)
         return out
 

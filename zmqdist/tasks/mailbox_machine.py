@@ -189,7 +189,7 @@ class Mailbox:
             return [], from_code(*self._status)
         source = self._source(key.source)
         if key.incarnation in source.past:  # P2
-            return [], UnavailableError(f"{key.source} was restarted after it had sent this")
+            return [], UnavailableError(f"{key.source} was restarted after it had sent this message")
         ended = self.incarnation_seen(key.source, key.incarnation)
         ended += self._given_up(source, low)
         if number and source.has(number):  # a duplicate, or a message that its sender has given up

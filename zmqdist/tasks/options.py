@@ -1,8 +1,8 @@
 """The options in the `config` of a server or a session.
 
 Some known options have no effect: they belong to TensorFlow's ConfigProto and concern its graphs, thread pools and devices, which zmqdist
-does not have. A session computes the same results with and without them. Any other unknown option is refused, because its user expects an
-effect.
+does not have. A session computes the same results with and without them. Every other unknown option is
+refused, because its user expects an effect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INERT: Final = frozenset(
 
 _ELSEWHERE: Final = {
     "cluster_def": "a session works on the cluster of its target: start the servers with that cluster",
-    "device_filters": "a task sees what the `cluster_device_filters` of its ServerDef let through",
+    "device_filters": "a task sees the tasks that the `cluster_device_filters` of its ServerDef let through",
 }
 """Options of TensorFlow that would change what a session does. The text says how to set the same in zmqdist."""
 

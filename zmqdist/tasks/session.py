@@ -353,7 +353,7 @@ class Session:
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
-            text = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
+            text = f"the process that listens at {connection.address} is not a task's server (zmqdist.Server)"
             raise FailedPreconditionError(text) from None
         connection.opened = True
         return reply

@@ -129,7 +129,7 @@ class Sessions:
 
     def _give_up(self) -> None:
         """Fail the running calls. A function that was asked to end may return anything, and its value must not be taken for a result."""
-        text = f"{self._name} was stopped, and this had not ended within the grace; it may go on there"
+        text = f"{self._name} was stopped, and this operation had not ended within the grace; it may continue there"
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))

@@ -141,7 +141,7 @@ class WorkerRole:
 
     def _note_accepted(self, invited: _Invited) -> str:
         me = f"{task_name(self._node.me)} at {self._node.address}"
-        return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that one first"
+        return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that program first"
 
     def _close(self, until: float) -> None:
         with self._lock:

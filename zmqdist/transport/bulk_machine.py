@@ -9,9 +9,10 @@ Theory of operation
     part once. The chunks of a transfer follow as messages of their own; other messages pass between them, and transfers take turns.
 
     The window belongs to the connection and not to a transfer, because unacknowledged bytes of any transfer lie in the queues before
-    every small message. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk that
-    every small message. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk as soon as
-it has taken it out of the queue, even an unwanted one, so that either side may end a transfer at any moment without further messages.
+    every small message. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk as soon
+    as it has taken it out of the queue, even an unwanted one, so that either side may end a transfer at any moment without further
+    messages.
+
 Promises, checked by tests/machines/test_bulk.py and in simulation (tests/sim/test_rpc.py)
     P1  The chunks of a transfer leave in order and contain each byte of its parts once; no chunk is longer than its pace allows.
     P2  No chunk leaves for which its pace has no room, whatever the number of transfers.

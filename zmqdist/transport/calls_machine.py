@@ -22,7 +22,7 @@ Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/t
     P1  A call ends exactly once: value, remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of the refusal.
     P2  Of all attempts to send a call, at most one delivers it; a call that was in flight is never sent again.
     P3  A call is sent only to a server whose hello has arrived, and names the incarnation in that hello.
-    P4  A table keeps nothing of a call that has ended, or of a peer whose connection has ended.
+    P4  A table keeps no state of a call that has ended, or of a peer whose connection has ended.
     P5  A call for another incarnation is never started.
     P6  A peer has at most `pending_max` unanswered calls; the reply to the next one is RESOURCE_EXHAUSTED.
     P7  Calls leave in the order in which they were made, except those that are held back (P9). A message has at most BATCH_ITEMS_MAX

@@ -1,7 +1,7 @@
 """Figures of clients and servers, for operators: the records that `Client.snapshot()` and `Server.snapshot()` return.
 
-Each record is immutable. Messages and faults are counted since the client or server was made; all other figures are those of the moment of
-the snapshot.
+Each record is immutable. Messages and faults are counted since the client or server was made; all other figures are those
+of the moment of the snapshot.
 """
 
 from __future__ import annotations

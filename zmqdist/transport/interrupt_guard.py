@@ -1,4 +1,4 @@
-"""The guard around the code of a client channel: no thread enters after a fork, and no KeyboardInterrupt rises inside (R7 in channel.py).
+"""The guard around the code of a client channel: no thread enters after a fork, and no KeyboardInterrupt occurs inside (R7, channel.py).
 
 While the main thread runs guarded code, the guard replaces Python's handler of SIGINT by its own, which sets a flag and wakes the thread.
 When the thread leaves the guarded code, the flag becomes a KeyboardInterrupt. An exception inside would lose the message that the thread is

@@ -6,8 +6,8 @@ Theory of operation
     and through the name to a role. The keyring has only the digest of the token's secret.
     A process that listens, or is about to connect to a peer, asks about the peer's key, and the dispatcher replies with the key's state.
     The dispatcher also sends it each later change of that state, so that every process can refuse a revoked key.
-    A key that lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake: the one reply is the
-    reason.
+    A key that lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake. The one reply to it is
+    the reason.
     A newer key of the same name replaces a key: by NewKey over a connection of the old key, or because a process joined under that name
     again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that it admits no new connection.
     Connections that were opened with it go on until they end, and processes still trust a port that shows it (`listens`), so that no work
@@ -49,7 +49,7 @@ LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
 
 KEY_BYTES: Final = 32
 _ROLES: Final = ("client", "submit", "worker", "admin")
-_REPLACED: Final = "this key was replaced by a newer one of the same name: connect with that"
+_REPLACED: Final = "this key was replaced by a newer one of the same name: connect with the newer key"
 
 
 def role_of(name: str) -> str:
@@ -282,7 +282,7 @@ class Keyring:
         right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
         if token is None or not right:
             self.wrong += 1
-            text = "this join token is none of this dispatcher, or it was withdrawn: ask for a new ticket"
+            text = "this dispatcher does not know the join token, or it was withdrawn: ask for a new ticket"
             return [Send(peer, Refused(errors.UNAUTHENTICATED, text, final=True))]
         problem = self._problem(token, join.name, key, now)
         if problem is not None:
@@ -305,10 +305,10 @@ class Keyring:
             text = f"the join token for {name} has been used already: each token admits one process, so ask for a new ticket"
             return Refused(errors.UNAUTHENTICATED, text, final=True)
         if token.until <= now:
-            text = f"the join token for {name} ended {now - token.until:.0f} s ago: ask for a new ticket, with a longer --valid-s perhaps"
+            text = f"the join token for {name} expired {now - token.until:.0f} s ago: ask for a new ticket, perhaps with a longer --valid-s"
             return Refused(errors.UNAUTHENTICATED, text, final=True)
         if self.verdict(key) != KeyVerdict():
-            text = f"the key of this process is known already: a process that joins as {name} makes a new one"
+            text = f"the key of this process is known already: a process that joins as {name} must make a new key pair"
             return Refused(errors.ALREADY_EXISTS, text, final=True)
         return self._full()
 
@@ -331,7 +331,12 @@ class Keyring:
         questioner = self._questioners.setdefault(peer, _Questioner(key))
         if len(questioner.keys) + len(questioner.addresses) >= KEY_QUESTIONS_MAX:
             return [
-                Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"{KEY_QUESTIONS_MAX} questions about keys were asked"))
+                Send(
+                    peer,
+                    Refused(
+                        errors.RESOURCE_EXHAUSTED, f"this connection has asked about {KEY_QUESTIONS_MAX} keys already"
+                    ),
+                )
             ]
         questioner.renews |= question.renews
         if question.address:

@@ -68,7 +68,7 @@ def shut_down(fd: int) -> None:
 def bind_problem(error: zmq.ZMQError) -> str:
     """Return why ZeroMQ could not bind an address, and what the user can do."""
     if error.errno == zmq.EADDRINUSE:
-        return "the port is in use; stop what listens there, or take port 0 for a free one"
+        return "the port is in use; stop the process that listens there, or take port 0 for a free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return "this machine does not have that address"
     return str(error.strerror).lower()

@@ -107,8 +107,7 @@ class Loop:
     """A daemon thread with a ZeroMQ context of its own. Sockets and timers may be registered before `start`.
 
     A loop keeps its callbacks alive until `stop`, even if it never starts. So a callback must not refer to an owner whose finalizer stops
-    the
-    loop: that finalizer would never run.
+    the loop, because that finalizer would never run.
 
     Attributes:
       context: the ZeroMQ context of this loop alone; at most one ZAP handler may exist in it.

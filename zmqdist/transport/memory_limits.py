@@ -66,7 +66,7 @@ def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
     Pages that the kernel can write back to files do not count as used.
     """
     for folder, limit_name, used_name, stat_name in _folders(proc, groups):
-        with contextlib.suppress(OSError, ValueError):  # the text "max" means no limit
+        with contextlib.suppress(OSError, ValueError):  # int("max") raises: this group has no limit
             limit, used = int((folder / limit_name).read_text()), int((folder / used_name).read_text())
             yield limit, used - (_field(folder / "memory.stat", stat_name) or 0)
 

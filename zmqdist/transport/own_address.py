@@ -90,7 +90,7 @@ def all_taken(host: str) -> UnknownError:
     """Return the error for a host on which each port of ZMQDIST_PORTS is in use."""
     ports = os.environ.get(VARIABLE)
     return UnknownError(
-        f"could not bind {host}: each port of {VARIABLE}={ports} is in use there; end what has them, or give a wider range"
+        f"could not bind {host}: each port of {VARIABLE}={ports} is in use there; end processes that use them, or give a wider range"
     )
 
 

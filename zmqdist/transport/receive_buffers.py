@@ -37,7 +37,7 @@ class ReceivedMemory(Exporter):
 
 
 class _Pool:
-    """Free memory, the longest unused first. `give_back` takes no lock, because a finalizer calls it, at any point of a thread."""
+    """Free memory, the longest unused first. `give_back` takes no lock, because finalizers call it, at any point of any thread."""
 
     def __init__(self) -> None:
         self.lock = Lock()

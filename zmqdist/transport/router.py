@@ -109,7 +109,7 @@ class Router:
 
     Attributes:
       on_hello: called with a peer whose hello has arrived, after the server's hello was sent.
-      on_gone: functions, each called once with a peer that has gone and that `on_hello` was called with.
+      on_gone: functions, each called once for every peer that has gone after `on_hello` was called with it.
       dropped: number of messages that were not accepted, by reason.
       received: number of messages since the router was made.
       refused_handshakes: number of connections that ended before their first message was read. ZeroMQ reports some refusals by no other

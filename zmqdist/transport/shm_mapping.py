@@ -112,7 +112,7 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses; or, with ENOMEM, less memory is available. The kernel would grant it and end a process later.
+      OSError: the kernel refuses; ENOMEM also if the memory is not available, which the kernel would grant and end a process later.
     """
     try:
         check_room(nbytes, "it")

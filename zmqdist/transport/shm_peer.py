@@ -3,7 +3,7 @@
 Rules
     This process believes nothing in a handle. The opened file must be a memfd of sealed size that contains the bytes of the handle, because
     mapping any other file could end this process. In the owner's table, this process writes only the cells of leases to this process.
-    The borrower gives an array that is lent to it alone back by writing the array's cell, when the array and everything made from it was
+    The borrower gives back an array that is lent to it alone by writing the array's cell, when the array and all arrays made from it were
     collected. It gives a published array back by closing the descriptor that holds the lock.
     Right before a fork, arrays lent to this process alone become private mappings and are never given back, because the child may go on
     reading them.
@@ -325,9 +325,7 @@ _peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictiona
 
 
 def open_peer(offer: Offer) -> PeerPool | None:
-    """Return the pool that a peer offers. Return None if it cannot be opened: the peer is on another host or of another user or namespace,
-    or has ended.
-    """
+    """Return the pool that a peer offers; None if it cannot be opened, because of another host, user or namespace or the peer's end."""
     peer = _peers.get(offer)
     if peer is None:
         try:
@@ -354,7 +352,8 @@ def _in_child() -> None:
     _this_process = object()
     for peer in list(_peers.values()):
         if peer not in _shared_with_child:
-            peer.close()  # else this child would keep a block locked that is lent to a parent which is killed
+            # Else this child would keep the lock of a block that is later lent to the parent, when the parent is killed.
+            peer.close()
         _inherited.append(peer)
     _peers.clear()
 

@@ -299,7 +299,7 @@ class ShmPool:
             if not self._free_cells:
                 self.sweep()
             if not self._free_cells:
-                self._warn_once(f"all {SHM_CELLS} leases are out")
+                self._warn_once(f"all {SHM_CELLS} leases are in use")
                 return None
             cell = self._free_cells.pop()
             serial = next(self._serials)
@@ -412,7 +412,10 @@ class ShmPool:
         return None
 
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
-        """Look for killed receivers before touching fresh memory. Not each time, because the search costs a system call for each lease."""
+        """Search for killed receivers, and return a free block if there is one then.
+
+        The search costs a system call for each lease, so it is not made in each call.
+        """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
         if now < self._swept_at + SWEEP_S and not (full and now > self._swept_at + SWEEP_FULL_S):
@@ -508,7 +511,7 @@ class ShmPool:
         try:
             shm_mapping.seal_against_writing(fd)
             return FrozenSegment(Segment(fd, nbytes, 0, None))
-        except OSError:  # a child has it mapped that was forked without the hooks below
+        except OSError:  # a child that was forked without the hooks below maps the file
             os.close(fd)
             return None
 

@@ -1,4 +1,4 @@
-"""Joining a dispatcher by a ticket: a process makes its own key pair, and the dispatcher admits it for a token that works once.
+"""Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits its public key for a token that works once.
 
 A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
 It is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or environment.

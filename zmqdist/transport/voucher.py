@@ -287,7 +287,7 @@ class _Link:
         self._dealer.reconnect()
 
     def _refused(self, error: OpError) -> None:
-        """Try again later. The log line is a debug line, because the dispatcher refuses the user's own socket, too, which reports it."""
+        """Try again later. This logs only for debugging, because the dispatcher also refuses the user's own socket, which reports that."""
         log.debug("the dispatcher refuses to vouch for keys: %s", error)
         self.loop.set_timer((self, "refused"), self.loop.now() + REFUSED_S, self._dealer.reconnect)
 

@@ -107,7 +107,10 @@ class Policy:
     def problem(self, key: bytes) -> str:
         """Return why a key has lost its role."""
         problem = "" if self.judge is None else self.judge(key).problem
-        return problem or "the key of this process is not known here any more: it needs a new ticket or key"
+        return (
+            problem
+            or "this server does not know the key of this process any more: the process needs a new ticket or key"
+        )
 
 
 def parse(frames: Sequence[bytes]) -> ZapRequest:

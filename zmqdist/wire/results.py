@@ -46,9 +46,9 @@ def pack(value: Any) -> trusted.Packed:
     try:
         body, frames = safe.encode(value)
     except InvalidArgumentError as error:
-        problem = error.message.replace("travel by RPC", "are let through")
+        problem = error.message.replace("travel by RPC", "are permitted")
         raise InvalidArgumentError(
-            f"the function returned what `results: safe` does not let through: {problem}; return one of these, or leave out "
+            f"the function returned a value that `results: safe` refuses: {problem}; return one of these, or leave out "
             "`results: safe` if you trust the workers"
         ) from None
     if not frames and len(body) < INLINE_BYTES_MAX:

@@ -105,7 +105,7 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
         large without its arrays.
     """
     cls = type(value)
-    try:  # a short way, enough for most replies and for the arguments of most calls
+    try:  # the fast path, for most replies and the arguments of most calls
         if cls in _PLAIN:
             body = _pack(value)
         elif cls is tuple and _PLAIN.issuperset(map(type, value)):
@@ -164,7 +164,7 @@ def _writer_of(value: Any) -> Callable[[Any, _Writer, int], Any]:
 
 def _deeper(depth: int) -> int:
     if depth >= DEPTH_MAX:
-        raise _TooDeep(f"is nested deeper than {DEPTH_MAX} containers, or contains itself")
+        raise _TooDeep(f"is nested deeper than {DEPTH_MAX} levels, or contains itself")
     return depth + 1
 
 
@@ -370,7 +370,7 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
         raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     try:
         node = unpack(body)
-        if not frames:  # a short way, enough for most replies and for the arguments of most calls
+        if not frames:  # the fast path, for most replies and the arguments of most calls
             cls = type(node)
             if cls in _PLAIN:
                 return node
@@ -424,7 +424,7 @@ def _value(node: Any, reader: _Reader, depth: int) -> Any:
 
 def _step(depth: int) -> int:
     if depth >= DEPTH_MAX:
-        raise ValueError(f"nested deeper than {DEPTH_MAX} containers")
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
     return depth + 1
 
 
