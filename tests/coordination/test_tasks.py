@@ -285,7 +285,7 @@ def test_a_reset_ends_with_the_keeper_and_with_the_client(keep: Keep, join: Join
     stays.close()
     error = resetting.ended()
     assert isinstance(error, errors.CancelledError)
-    assert str(error) == "worker:1 was closed while this waited"
+    assert str(error) == "worker:1 was closed while this request waited"
     assert "zmqdist-coordination-worker:1" not in [thread.name for thread in threading.enumerate()]
 
 
@@ -575,7 +575,7 @@ def test_a_dispatcher_keeps_barriers_and_keys_for_whoever_registers(join: Join) 
         names = ["trainer:0", "trainer:1"]
         for client in clients:
             client.register(30)
-        with pytest.raises(errors.InvalidArgumentError, match="say for which tasks"):
+        with pytest.raises(errors.InvalidArgumentError, match="name its tasks"):
             clients[0].barrier("b", 30)
         waiting = Caller(clients[0].barrier, "b", 30, names)
         clients[1].barrier("b", 30, names)

@@ -140,7 +140,7 @@ def test_a_restarted_task_does_not_pass_what_its_former_life_has_passed() -> Non
     there.register(C, 999)
     again = there.barrier(C)
     assert (again.code, again.counter) == (INTERNAL, 1)
-    assert "was it started again?" in again.message
+    assert "was the task restarted?" in again.message
 
 
 def test_a_restarted_task_that_comes_first_fails_the_next_round_for_all_and_goes_on_with_them() -> None:

@@ -54,7 +54,7 @@ def test_a_token_admits_a_key_which_is_saved_before_it_hears_of_it(ring: Keyring
 @pytest.mark.parametrize(
     ("key", "name", "secret", "now", "code", "text"),
     [
-        (ONE, "worker:3", b"other", 1.0, errors.UNAUTHENTICATED, "none of this dispatcher"),
+        (ONE, "worker:3", b"other", 1.0, errors.UNAUTHENTICATED, "this dispatcher does not know the join token"),
         (
             ONE,
             "worker:4",
@@ -63,7 +63,7 @@ def test_a_token_admits_a_key_which_is_saved_before_it_hears_of_it(ring: Keyring
             errors.PERMISSION_DENIED,
             "is for worker:3, and this process wants to join as 'worker:4'",
         ),
-        (ONE, "worker:3", SECRET, 72.0, errors.UNAUTHENTICATED, "the join token for worker:3 ended 12 s ago"),
+        (ONE, "worker:3", SECRET, 72.0, errors.UNAUTHENTICATED, "the join token for worker:3 expired 12 s ago"),
         (STATIC, "worker:3", SECRET, 1.0, errors.ALREADY_EXISTS, "is known already"),
     ],
 )

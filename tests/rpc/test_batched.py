@@ -119,10 +119,13 @@ def test_while_one_batch_runs_others_gather(batched: Any, connect: Connect) -> N
 @pytest.mark.parametrize(
     ("result", "told"),
     [
-        (lambda array: array[1:], r"a batch of 3 rows, and an array of shape \(2,\) is not as many results"),
-        (lambda array: array.sum(), "a batch of 3 rows, and a float64 is not as many results"),
-        (lambda array: {"a": array, "b": 5}, "a batch of 3 rows, and a int is not as many results"),
-        (lambda array: None, "a batch of 3 rows, and a NoneType is not as many results"),
+        (
+            lambda array: array[1:],
+            r"a batch of 3 rows, and returned an array of shape \(2,\), which does not have as many rows",
+        ),
+        (lambda array: array.sum(), "a batch of 3 rows, and returned a float64, which does not have as many rows"),
+        (lambda array: {"a": array, "b": 5}, "a batch of 3 rows, and returned a int, which does not have as many rows"),
+        (lambda array: None, "a batch of 3 rows, and returned a NoneType, which does not have as many rows"),
     ],
 )
 def test_a_result_with_another_number_of_rows_is_unknown_for_all_of_the_batch(

@@ -226,16 +226,16 @@ def test_a_value_that_is_nested_too_deeply_is_an_invalid_argument_at_both_ends(
 ) -> None:
     client = connect(serve(take=lambda value: None, give=lambda: value).address)
     for ask in (client.take, client.take_blocking, lambda value: client.take(value=value)):
-        with pytest.raises(errors.InvalidArgumentError, match="deeper than 64 containers, or contains itself"):
+        with pytest.raises(errors.InvalidArgumentError, match="deeper than 64 levels, or contains itself"):
             ask(value)
     assert client.give().get_error()[0] == errors.INVALID_ARGUMENT
-    assert "deeper than 64 containers" in client.give().get_error()[1]
+    assert "deeper than 64 levels" in client.give().get_error()[1]
 
 
 @pytest.mark.parametrize("value", [deep(1000), deep(50_000), LOOP], ids=["1000", "50000", "loop"])
 def test_so_are_leaves_that_cannot_be_reached(serve: Serve, connect: Connect, value: Any) -> None:
     client = connect(serve(take=lambda value: None).address)
-    with pytest.raises(errors.InvalidArgumentError, match="deeper than 64 containers, or contains itself"):
+    with pytest.raises(errors.InvalidArgumentError, match="deeper than 64 levels, or contains itself"):
         client.call("take", value)
 
 

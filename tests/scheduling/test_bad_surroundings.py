@@ -118,7 +118,7 @@ def test_a_dispatcher_whose_name_nobody_knows_is_told() -> None:
 def test_a_port_in_use_is_told(port: int) -> None:
     with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         text = re.escape(
-            f"could not bind 127.0.0.1:{port}: the port is in use; stop what listens there, or take port 0"
+            f"could not bind 127.0.0.1:{port}: the port is in use; stop the process that listens there, or take port 0"
         )
         with pytest.raises(errors.UnknownError, match=text):
             zd.DispatchServer(DispatcherConfig(port=port))

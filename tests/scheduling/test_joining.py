@@ -220,7 +220,7 @@ def test_a_ticket_is_good_for_one_process(dispatcher: zd.DispatchServer, tmp_pat
 def test_a_late_ticket_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0", valid_s=0.001))
     with pytest.raises(
-        errors.UnauthenticatedError, match="the join token for worker:0 ended 0 s ago: ask for a new ticket"
+        errors.UnauthenticatedError, match="the join token for worker:0 expired 0 s ago: ask for a new ticket"
     ):
         until(lambda: join(ticket, tmp_path / "one"))
 

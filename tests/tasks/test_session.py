@@ -514,7 +514,7 @@ def test_a_task_that_has_gone_since_is_named_as_missing(opened: Opened, made: Ca
 def test_what_is_no_tasks_server_is_told_so(opened: Opened) -> None:
     with (
         zd.rpc.Server.create("zmq", "127.0.0.1:0") as other,
-        pytest.raises(FailedPreconditionError, match="no task's server"),
+        pytest.raises(FailedPreconditionError, match="not a task's server"),
     ):
         opened(other.address).read("v")
 
@@ -669,5 +669,5 @@ def test_stopping_a_server_asks_functions_to_end_after_the_grace(made: Callable[
         assert began.wait(30)  # type: ignore[attr-defined]
         server.stop(0.05)
         thread.join(30)
-        assert "_tell_and_dequeue on local:0: local:0 was stopped, and this had not ended" in str(raised[0])
+        assert "_tell_and_dequeue on local:0: local:0 was stopped, and this operation had not ended" in str(raised[0])
     assert QUEUES[slot].get(timeout=30) == "gave up"

@@ -37,8 +37,8 @@ def test_another_type_is_named_with_its_place_and_the_remedy() -> None:
     with pytest.raises(errors.InvalidArgumentError) as raised:
         results.pack({"a": [1, {2}]})
     assert str(raised.value) == (
-        "the function returned what `results: safe` does not let through: value['a'][1] is a builtins.set: only None, bool, int, float, "
-        "complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec are let through; return one of these, or "
+        "the function returned a value that `results: safe` refuses: value['a'][1] is a builtins.set: only None, bool, int, float, "
+        "complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec are permitted; return one of these, or "
         "leave out `results: safe` if you trust the workers"
     )
 

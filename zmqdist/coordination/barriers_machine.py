@@ -1,26 +1,27 @@
-"""Barriers: points at which a set of tasks wait until all of them have called. No I/O.
+"""Barriers: points at which tasks of a set wait until all of them have called. No I/O.
 
 Theory of operation
-    A barrier has a name and can be used any number of times: each use is a round with a number. A task names the round that it means, one
-    more than the last round whose end it has seen. A restarted task, which would meet the others at the wrong place, is detected by its
-    number. The round then fails for all: the round that is on, or else the next one. After that all tasks are in step again, in whatever
-    order they called.
-    The first caller begins a round, and says which tasks belong to it and until when it waits. A round ends once, for all of its tasks
-    alike: it passes, or fails with an error. Tasks that call a round that has ended get its outcome at once, and go on with the next round.
+    A barrier has a name and can be used any number of times. Each use is a round with a number. A task names the round that it means: the
+    round after the last one whose end it has seen. By this number a restarted task is detected, which would meet the others in a wrong
+    round. The current round then fails for all tasks, or the next one if there is no current round. After that all tasks are in step again,
+    in whatever order they called.
+    The first caller begins a round, and decides which tasks belong to it and when it times out. A round ends once, in the same way for all
+    of its tasks: it passes, or fails with an error. Tasks that call a round that has ended get its outcome at once, and continue with the
+    next round.
 
-    A task that does not know where the other tasks are names no round (None), and joins the round that is on. That is how a group of
-    collectives goes on after an error, and how it takes in a restarted member (tasks/agreement_machine.py).
+    A task that does not know where the other tasks are names no round (None), and joins the current round. In this way a group of
+    collectives continues after an error, and takes in a restarted member (tasks/agreement_machine.py).
 
-    A barrier never blocks: a caller is a ticket, which gets its RoundOutcome when the round ends. A caller that disconnects before
-    (`dropped`) no longer counts as arrived; a round that all callers have left has not begun.
+    A barrier never blocks: a caller is a ticket, which gets its RoundOutcome when the round ends. A caller that disconnects before that
+    (`dropped`) no longer counts as arrived. A round that all its callers have left counts as not begun.
 
 Promises, checked by tests/machines/test_barriers.py
-    P1  a round passes only when all of its tasks wait in it at that moment
+    P1  a round passes only when all of its tasks wait in it at the same time
     P2  all callers of a round get the same outcome; except that a task that calls twice gets CANCELLED for its first call
-    P3  each ticket gets one outcome or is dropped, and the table keeps nothing of it after that
+    P3  each ticket gets one outcome or is dropped, and no state is kept of it after that
     P4  a round with a deadline ends by it: by the first deadline of a caller, or by the earliest (`earliest_deadline`)
     P5  a restarted task never passes a round in the place of its earlier incarnation, unless it names no round
-    P6  the table knows at most `names_max` names; it forgets the least recently used one without a waiting caller, which then begins with
+    P6  the table has at most `names_max` names; it forgets the least recently used name without a waiting caller, which may then begin with
         any number
 
 Not here: whether a task is alive (machine.py calls `task_failed`), and clocks.
@@ -46,7 +47,7 @@ from zmqdist.limits import BARRIERS_MAX
 
 
 class RoundOutcome(NamedTuple):
-    """The outcome of a round. `counter` is the number of the last round that has ended: the caller goes on with the next one."""
+    """The outcome of a round. `counter` is the number of the last round that has ended; the caller continues with the next one."""
 
     code: int
     message: str
@@ -56,23 +57,23 @@ class RoundOutcome(NamedTuple):
 @dataclass(slots=True)
 class _Round:
     counter: int | None
-    """None until a caller names a number, at a barrier without an earlier round."""
+    """Number of the round. None until a caller names a number, at a barrier that has had no round before."""
     tasks: frozenset[Task]
-    first: Task  # the first caller, for error texts
+    first: Task  # the first caller; error texts name it
     due: float
     arrived: dict[Task, Ticket] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Barrier:
-    """A name, its last round and the one that is on.
+    """A barrier: its name, its last round and the current one.
 
     Attributes:
       counter: number of the last round that has ended; None before the first.
-      title: the barrier in error texts.
-      tasks, code, message: of the last round.
-      round: the round in which callers wait; None while no caller does.
-      late: tasks without which a round has failed and which have not been notified yet, with its outcome.
+      title: description of the barrier in error texts.
+      tasks, code, message: those of the last round.
+      round: the round in which callers wait; None while no caller waits.
+      late: the tasks without which a round has failed and that have not been notified yet, each with the outcome of that round.
     """
 
     name: str
@@ -84,16 +85,16 @@ class _Barrier:
     round: _Round | None = None
     late: dict[Task, RoundOutcome] = field(default_factory=dict)
     restarted: set[Task] = field(default_factory=set)
-    """Tasks of the last round that have been restarted since: their current incarnation did not pass it."""
+    """Tasks of the last round that were restarted later: their current incarnations have not passed that round."""
 
 
 class Barriers:
-    """See the module's docstring.
+    """All barriers of a keeper or leader; the module's docstring has the rules.
 
-    Invariant: `_by_ticket` has exactly the callers of the rounds that are on.
+    *Invariant*: `_by_ticket` has exactly the callers in current rounds.
 
     Attributes:
-      deadline: when `ticked` must be called at the latest; `inf` for never.
+      deadline: the latest time for the next `ticked`; `inf` for never.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Barriers:
 
         Args:
           earliest_deadline: whether a later caller can bring the end of a round forward; if not, the first deadline of a round holds.
-          out_of_step: the code that ends a round which a task has called with another number than the others.
+          out_of_step: the code with which a round ends if a task has called it with another number than the others.
         """
         self.deadline = inf
         self._earliest_deadline = earliest_deadline
@@ -113,7 +114,7 @@ class Barriers:
         self._by_ticket: dict[Ticket, tuple[_Barrier, Task]] = {}
 
     def next_counter(self, name: str) -> int:
-        """Return the number of the round that is on, or else of the next one."""
+        """Return the number of the current round, or of the next one if there is none."""
         barrier = self._barriers.get(name)
         if barrier is None:
             return 0
@@ -122,12 +123,12 @@ class Barriers:
         return 0 if barrier.counter is None else barrier.counter + 1
 
     def missed_failure(self, name: str, task: Task) -> bool:
-        """Return whether a round has failed without this task, which has not been notified yet."""
+        """Return whether a round has failed without this task, and the task has not been notified yet."""
         barrier = self._barriers.get(name)
         return barrier is not None and task in barrier.late
 
     def is_over(self, name: str, counter: int, task: Task) -> bool:
-        """Return whether this round has ended: a later one is on, or has ended. If so, this task counts as notified of it."""
+        """Return whether this round is over: it or a later one has ended, or a later one is current. If so, the task counts as notified."""
         barrier = self._barriers.get(name)
         if barrier is None or not self._is_past(barrier, counter):
             return False
@@ -136,7 +137,7 @@ class Barriers:
         return True
 
     def tasks_of(self, name: str) -> frozenset[Task]:
-        """Return the tasks of the round that is on; empty if none is."""
+        """Return the tasks of the current round; empty if there is none."""
         barrier = self._barriers.get(name)
         return frozenset() if barrier is None or barrier.round is None else barrier.round.tasks
 
@@ -151,14 +152,14 @@ class Barriers:
         problem: tuple[int, str] | None = None,
         title: str = "",
     ) -> list[Effect]:
-        """A task calls a barrier.
+        """Note that a task calls a barrier.
 
         Args:
-          counter: the round that it means; None: the one that is on, or the next.
-          tasks: the tasks that must call, itself included.
-          due: until when it waits.
-          problem: why the round cannot pass (code, text): then it fails for all.
-          title: the round in error texts, in place of the barrier's name, if it begins with this call.
+          counter: the round that the task means; None: the current round, or the next one if there is none.
+          tasks: the tasks that must call, including the caller.
+          due: when the caller stops waiting.
+          problem: (code, text) if the round cannot pass; then it fails for all tasks.
+          title: description of the barrier in error texts, in place of its name; it is used if this call begins the round.
         """
         barrier = self._barriers.get(name)
         if barrier is None:
@@ -170,15 +171,15 @@ class Barriers:
         late = barrier.late.get(task)
         if late is not None and (counter is None or counter <= late.counter):
             del barrier.late[task]
-            if counter is not None:  # P2: the task gets the outcome of the round that failed without it
+            if counter is not None:  # P2: the task gets the outcome of the round that has failed without it
                 return [ReplyValue(ticket, late)]
         if current is None:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
-                    barrier.late.pop(task, None)  # this error notifies the task of the last round as well
+                    barrier.late.pop(task, None)  # the error below also tells the task about the last round
                     return [ReplyValue(ticket, self._past(barrier, counter, task))]
-                # P5: the task is behind, so the next round fails for all; after that all are in step.
+                # P5: the task is behind, so the next round fails for all tasks; after that all are in step.
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # P6: insert it again as the most recently used
             self._barriers[name] = barrier
@@ -196,11 +197,15 @@ class Barriers:
         return effects
 
     def cancelled(self, ticket: Ticket, name: str, counter: int, task: Task) -> list[Effect]:
-        """A task cancels a round for all."""
+        """Cancel a round for all tasks, because a task requests it."""
         barrier = self._barriers.get(name)
         current = barrier.round if barrier is not None else None
         if barrier is None or current is None or current.counter != counter:
-            state = "has passed or failed" if barrier is not None and barrier.counter == counter else "is not on"
+            state = (
+                "has passed or failed"
+                if barrier is not None and barrier.counter == counter
+                else "is not the current one"
+            )
             return [
                 Fail(ticket, FAILED_PRECONDITION, f"round {counter} of barrier {name!r} {state}: nothing to cancel")
             ]
@@ -210,12 +215,12 @@ class Barriers:
         ]
 
     def failed(self, name: str, code: int, message: str) -> list[Effect]:
-        """The round that is on, if any, ends with this error."""
+        """End the current round, if there is one, with this error."""
         barrier = self._barriers.get(name)
         return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
 
     def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
-        """A task cannot call any more: the rounds that wait for it end."""
+        """Note that a task cannot call any more: end the rounds that wait for it."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:
@@ -223,29 +228,29 @@ class Barriers:
         return effects
 
     def forgotten(self, name: str) -> None:
-        """Forget the history of a barrier. No caller may wait there."""
+        """Forget the past rounds of a barrier. No caller may wait at it."""
         self._barriers.pop(name, None)
 
     def restarted(self, task: Task) -> None:
-        """A task has a new incarnation, which knows nothing of the rounds that the earlier one has passed."""
+        """Note that a task has a new incarnation, which knows nothing of the rounds that the earlier one has passed."""
         for barrier in self._barriers.values():
             barrier.late.pop(task, None)
             if task in barrier.tasks:
                 barrier.restarted.add(task)
 
     def dropped(self, ticket: Ticket) -> None:
-        """This caller does not wait any more."""
+        """Note that this caller does not wait any more."""
         barrier, task = self._by_ticket.pop(ticket, (None, None))
         if barrier is None or barrier.round is None or task is None:
             return
         del barrier.round.arrived[task]
-        if not barrier.round.arrived:  # a round that all callers have left has not begun
+        if not barrier.round.arrived:  # all callers have left, so the round counts as not begun
             barrier.round = None
             if barrier.counter is None and not barrier.late:
                 del self._barriers[barrier.name]
 
     def ticked(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Note that time has passed: end the rounds whose deadline has come."""
         effects: list[Effect] = []
         if now < self.deadline:
             return effects
@@ -256,16 +261,16 @@ class Barriers:
         return effects
 
     def stopped(self, why: str) -> list[Effect]:
-        """The keeper of these barriers stops: all waiting callers get CANCELLED."""
+        """End all rounds with CANCELLED, because the keeper of these barriers stops."""
         return [effect for barrier in self._waited_at() for effect in self._end(barrier, CANCELLED, why)]
 
     def tickets(self, name: str) -> list[Ticket]:
-        """Return the callers that wait at a barrier."""
+        """Return the tickets of the callers that wait at a barrier."""
         barrier = self._barriers.get(name)
         return [] if barrier is None or barrier.round is None else list(barrier.round.arrived.values())
 
     def missing(self, name: str) -> list[Task]:
-        """Return the tasks for which the round that is on waits."""
+        """Return the tasks that have not called the current round of a barrier yet."""
         barrier = self._barriers.get(name)
         if barrier is None or barrier.round is None:
             return []
@@ -278,7 +283,7 @@ class Barriers:
 
     @property
     def waiting(self) -> int:
-        """Callers that wait."""
+        """Number of waiting callers."""
         return len(self._by_ticket)
 
     # -- one round --------------------------------------------------------------------------------------------------------
@@ -300,11 +305,11 @@ class Barriers:
     def _misfit(
         self, barrier: _Barrier, current: _Round, counter: int | None, task: Task, tasks: frozenset[Task]
     ) -> tuple[int, str] | None:
-        """Return why this caller does not fit the round that is on, which then fails for all."""
+        """Return (code, text) if this caller does not fit the current round, which then fails for all tasks; None if it fits."""
         if counter is not None and counter != current.counter:
             text = (
                 f"{task_name(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
-                "was it started again?"
+                "was the task restarted?"
             )
             return self._code_out_of_step, text
         if task not in current.tasks:
@@ -322,20 +327,20 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            return True  # also where an earlier incarnation ended the rounds before it
+            return True  # this is also true if an earlier incarnation ended the rounds before the current one
         return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Return whether this caller has not seen the last round, although it belonged to it."""
+        """Return whether this caller has not seen the end of the last round, although its task belonged to it."""
         assert barrier.counter is not None
         return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
 
     def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
         last = barrier.counter
-        return f"{task_name(task)} came to round {counter} of {barrier.title}, the last one was {last}: was it started again?"
+        return f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was {last}: was the task restarted?"
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
-        """Return the outcome for a caller of the round that has ended, or of one that cannot begin yet."""
+        """Return the outcome for a caller that names the round that has ended, or a round that cannot begin yet."""
         assert barrier.counter is not None
         if counter != barrier.counter:
             text = self._out_of_step(barrier, counter, task)
@@ -346,7 +351,7 @@ class Barriers:
         return RoundOutcome(barrier.code, barrier.message, counter)
 
     def _end(self, barrier: _Barrier, code: int, message: str) -> list[Effect]:
-        """End the round that is on: reply to its callers, and keep the outcome for the tasks that have not called."""
+        """End the current round: reply to its callers, and keep the outcome for the tasks that have not called."""
         current = barrier.round
         assert current is not None
         barrier.round = None

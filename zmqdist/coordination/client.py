@@ -1,6 +1,6 @@
-"""A task's end of coordination: barriers with the other tasks, keys, the states of tasks and their errors.
+"""A task's side of coordination: barriers with the other tasks, keys, the states of tasks and their errors.
 
-Not here: the connection and the registration (link.py), the keeper (service.py), its decisions (machine.py).
+Not here: the connection and the registration (link.py), the keeper (service.py), and its decisions (machine.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class TaskState(NamedTuple):
 
     Attributes:
       state: "missing" (has not registered yet), "joining", "up", "error" or "left".
-      incarnation: of its process, or of the last one; 0 before the first.
-      code, message: of its error; 0 and "" where it has none.
+      incarnation: incarnation of its current process, or of its last one; 0 before the first.
+      code, message: those of its error; 0 and "" if it has no error.
     """
 
     state: str
@@ -42,13 +42,13 @@ class TaskState(NamedTuple):
 
 
 class CoordinationClient:
-    """One task among the tasks of a cluster, for barriers, keys and states. From any thread; close it.
+    """One task among the tasks of a cluster, for barriers, keys and states. Any thread may use it. Close it at the end.
 
     The client registers in the background and stays registered; the other tasks are notified when it is lost. Until the keeper appears for
-    the first time, requests wait for it, up to their time-outs (LEADER_WAIT_S where they have none).
+    the first time, requests wait for it, up to their time-outs (LEADER_WAIT_S for requests without one).
 
-    Every request raises UnavailableError while the keeper is gone (requests of a client that is no task wait for the next keeper),
-    AbortedError or another OpError when the keeper refuses this task, and InvalidArgumentError for arguments that make no sense.
+    While the keeper is gone, every request raises UnavailableError; but requests of a client that is not a task wait for the next keeper.
+    If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise InvalidArgumentError.
 
     Attributes:
       kv: the key-value store.
@@ -63,14 +63,14 @@ class CoordinationClient:
         credentials: Credentials | None = None,
         keeper: str = "",
     ) -> None:
-        """Connect in the background; does not block.
+        """Connect in the background. Does not block.
 
         Args:
-          address: "host:port" of the keeper: of a cluster's leader, or of a dispatcher.
-          task: which task this is. None: no task; then only keys and `task_states` can be used.
-          incarnation: of this process; 0 draws one.
-          credentials: where the keys and the token are, if not in the usual place.
-          keeper: the name of the keeper, for error texts.
+          address: "host:port" of the keeper, which is the leader of a cluster or a dispatcher.
+          task: the task that this program is. None: it is not a task; then only keys and `task_states` can be used.
+          incarnation: incarnation of this process; 0 draws a number.
+          credentials: the places of the keys and the token, if they are not the usual ones.
+          keeper: name of the keeper, for error texts.
         """
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
         identity = None if task is None else (*task_of(task), incarnation or new_incarnation())
@@ -81,20 +81,20 @@ class CoordinationClient:
     # -- barriers ------------------------------------------------------------------------------------------------------------
 
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
-        """Wait until all tasks have called the barrier of this name. A barrier can be used again and again.
+        """Wait until all tasks have called the barrier of this name. A barrier can be used any number of times.
 
-        When a round fails, it fails with the same error for all waiting tasks, and at once for those that call later.
+        If a round fails, all waiting tasks get the same error, and tasks that call later get it at once.
 
         Args:
-          timeout: seconds; the first time-out of a caller holds for all. None: no limit, and the log reports at intervals which tasks are
-            missing.
-          tasks: the tasks that must call; all of them must pass the same. None: all tasks of the cluster.
+          timeout: seconds; the time-out of the first caller that has one holds for all. None: no limit, and the log reports at intervals
+            which tasks are missing.
+          tasks: the tasks that must call; all of them must pass the same list. None: all tasks of the cluster.
 
         Raises:
           DeadlineExceededError: some tasks did not call in time; the text names them.
-          InternalError: one of the tasks is in error, was lost, has left, or was restarted and counts rounds anew.
-          InvalidArgumentError: the callers differ in `tasks`, or one of them is not in it.
-          CancelledError: a task cancelled the round, or this task called the barrier again from elsewhere.
+          InternalError: one of the tasks is in error, was lost or has left, or was restarted and counts rounds from 0.
+          InvalidArgumentError: the callers pass different `tasks`, or one of them is not in that list.
+          CancelledError: a task cancelled the round, or this task has called the barrier again from another thread.
         """
         identity, due, members = self._identity(), _due(timeout), _tasks_of(tasks)
         self._link.ready(due)
@@ -109,18 +109,18 @@ class CoordinationClient:
             raise from_code(code, message)
 
     def cancel_barrier(self, name: str) -> None:
-        """End the current round of a barrier with CancelledError, for all waiting tasks.
+        """End the current round of a barrier. It ends with CancelledError for all waiting tasks.
 
         Raises:
-          FailedPreconditionError: no task waits there, or the round is over.
+          FailedPreconditionError: no task waits in that round, or the round is over.
         """
         self._request("cancel_barrier", self._identity(), name, self._link.counter(name))
 
     def wait_for_all(self, devices: Iterable[str] = (), timeout: float | None = None) -> list[str]:
-        """Wait until all tasks of the cluster have called this method: a first sign that the cluster is complete.
+        """Wait until all tasks of the cluster have called this method. Use it as the first sign that the cluster is complete.
 
         Args:
-          devices: the names of this task's devices, or any other texts for the other tasks.
+          devices: names of this task's devices, or any other texts for the other tasks.
 
         Returns:
           The texts of all tasks, in the order of the tasks.
@@ -135,10 +135,10 @@ class CoordinationClient:
         return list(all_devices)
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
-        """Return the names of those of `tasks` that are alive; None: of all tasks.
+        """Return the names of those of `tasks` that are alive; with None, those of all tasks.
 
-        A collective call: each of these tasks that is alive must make it with the same set. All get the same result, once the last of them
-        has called.
+        This is a collective call: each of these tasks that is alive must make it, with the same set. All get the same result, as soon as
+        the last of them has called.
         """
         return [task_name(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))]
 
@@ -162,7 +162,7 @@ class CoordinationClient:
         return states[name].state == UP
 
     def report_error(self, code: int, message: str) -> None:
-        """Report that this task has failed: the other tasks are notified, and barriers that wait for it end. `reset` clears the error.
+        """Report that this task has failed. The other tasks are notified, and barriers that wait for it end. `reset` clears the error.
 
         Args:
           code: one of zmqdist.errors, not OK.
@@ -170,7 +170,7 @@ class CoordinationClient:
         self._request("report_error", self._identity(), code, message)
 
     def on_error(self, fn: OnError) -> None:
-        """Have `fn(task, error)` called when a task of the cluster fails, with its name and an OpError.
+        """Have `fn(task, error)` called when a task of the cluster fails. It gets the name of the task, and an OpError.
 
         Callbacks run in a thread of their own, one after another.
         """
@@ -178,27 +178,27 @@ class CoordinationClient:
 
     @property
     def errors(self) -> list[tuple[str, OpError]]:
-        """The last errors that the keeper has reported to this task, oldest first: (name of the failed task, error)."""
+        """The latest errors that the keeper has reported to this task, oldest first, as (name of the failed task, error)."""
         return list(self._link.errors)
 
     def snapshot(self) -> CoordinationSnapshot:
-        """Return an immutable record of this moment: whether this task is registered, and its waiting requests. Calls nothing."""
+        """Return an immutable record of this moment: whether this task is registered, and its waiting requests. Sends no message."""
         return self._link.snapshot()
 
-    # -- life -------------------------------------------------------------------------------------------------------------------
+    # -- registration and end ---------------------------------------------------------------------------------------------------
 
     def register(self, timeout: float | None = None) -> None:
-        """Wait until this task is registered, which happens in the background.
+        """Wait until this task is registered. The client registers it in the background in any case.
 
         Raises:
           DeadlineExceededError: the keeper did not appear in time.
-          AbortedError: this task is in error, or another incarnation of it is registered: see `reset`.
+          AbortedError: this task is in error, or another incarnation of it is registered; `reset` helps in both cases.
         """
         self._identity()
         self._link.ready(_due(timeout))
 
     def beat(self) -> None:
-        """Send a sign of life now. Not necessary, because the client sends them in the background.
+        """Send a sign of life now. This is not necessary, because the client sends them in the background.
 
         Raises:
           OpError: this task's own error, if it is in error.
@@ -215,26 +215,26 @@ class CoordinationClient:
         self._link.reset()
 
     def shutdown(self) -> None:
-        """Leave in good order: together with all other tasks, where the cluster is configured for that (`shutdown_timeout_s`).
+        """Leave in good order. If the cluster is configured for that (`shutdown_timeout_s`), leave together with all other tasks.
 
         Raises:
-          DeadlineExceededError: some tasks did not shut down in time; this one has left all the same.
+          DeadlineExceededError: some tasks did not shut down in time; this task has left nevertheless.
         """
         self._link.shutdown()
 
     def close(self, notify: bool = True) -> None:
-        """Leave at once, and end the connection. Idempotent.
+        """Leave at once, and close the connection. Idempotent.
 
         Args:
-          notify: whether to inform the keeper. If not, the keeper takes this task for lost.
+          notify: whether to inform the keeper. Without that, the keeper takes this task for lost.
         """
         self._link.close(notify)
 
     def end_waits(self, why: str) -> None:
-        """End the waits of this client with CancelledError, before `close`: for an owner that has more to end than this client.
+        """End the waits of this client with CancelledError, before `close`. Use it if the owner must end other waits before `close`.
 
         Args:
-          why: the event, as "the server of worker:1 was stopped".
+          why: the reason, such as "the server of worker:1 was stopped".
         """
         self._link.end_waits(why)
 
@@ -259,9 +259,9 @@ class CoordinationClient:
 
 
 class KeyValues:
-    """A key-value store that all tasks share. A key is a str, a path if it has slashes; a value is anything that RPC carries.
+    """A key-value store that all tasks share. A key is a str, or a path if it has slashes. A value may be any value that RPC can send.
 
-    The keeper holds the values in memory, and they are lost with it. A value that is read is a snapshot. Only `get` waits for another task.
+    The keeper has the values in memory, and they are lost with it. Reading a value returns a snapshot. Only `get` waits for another task.
     """
 
     def __init__(self, link: KeeperLink) -> None:
@@ -271,16 +271,16 @@ class KeyValues:
         """Set the value of a key.
 
         Raises:
-          AlreadyExistsError: the key has a value, which stays; not raised with `overwrite`.
-          ResourceExhaustedError: the store has KEYS_MAX keys or KEYS_BYTES_MAX bytes.
+          AlreadyExistsError: the key has a value and `overwrite` is False; the value stays.
+          ResourceExhaustedError: the store has KEYS_MAX keys already, or would have more than KEYS_BYTES_MAX bytes with this value.
         """
         self._request("kv_set", key, value, overwrite)
 
     def get(self, key: str, timeout: float | None = None) -> Any:
-        """Return the value of a key; wait until a task sets it.
+        """Return the value of a key. If it has none, wait until a task sets it.
 
         Args:
-          timeout: seconds; None: no limit, and the log reports the wait at intervals.
+          timeout: seconds to wait; None: no limit, and the log reports the wait at intervals.
 
         Raises:
           DeadlineExceededError: no task set the key in time.
@@ -294,22 +294,22 @@ class KeyValues:
         )
 
     def try_get(self, key: str) -> Any:
-        """Return the value of a key. Raises NotFoundError where it has none."""
+        """Return the value of a key. Raises NotFoundError if it has none."""
         return self._request("kv_try_get", key)
 
     def delete(self, key: str) -> int:
-        """Remove a key and all keys below it ("a" also removes "a/b"). Returns how many keys were removed."""
+        """Remove a key and all keys below it ("a" also removes "a/b"). Return how many keys were removed."""
         return int(self._request("kv_delete", key))
 
     def list(self, prefix: str = "") -> dict[str, Any]:
-        """Return all keys below a directory, in order, with their values: "a" gives "a/b" and "a/b/c", and neither "a" nor "ab"."""
+        """Return all keys below a directory, in order, with their values. "a" returns "a/b" and "a/b/c", and neither "a" nor "ab"."""
         return dict(self._request("kv_list", prefix))
 
     def increment(self, key: str, by: int = 1) -> int:
         """Add to a whole number, which starts at 0, and return the sum. No two callers get the same sum.
 
         Raises:
-          FailedPreconditionError: the value is no whole number.
+          FailedPreconditionError: the value of the key is not a whole number.
         """
         return int(self._request("kv_increment", key, by))
 
@@ -344,7 +344,7 @@ def _tasks_of(names: Iterable[TaskName] | None) -> list[Task] | None:
 
 
 def _due(timeout: float | None) -> float:
-    """Return when a time-out is over, on `time.monotonic`. Accepts NumPy's numbers."""
+    """Return when a time-out is over, on the clock of `time.monotonic`. Accepts NumPy's numbers."""
     if timeout is None:
         return inf
     seconds = number(timeout)
@@ -355,7 +355,7 @@ def _due(timeout: float | None) -> float:
 
 
 def number(value: Any) -> float:
-    """Return a number, also one of NumPy's, as a float; NaN for anything else, or for a number too large for a float."""
+    """Return a number, which may be NumPy's, as a float; NaN for any other object, and for a number that no float can represent."""
     try:
         return nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,15 +1,15 @@
-"""A store of values by key, which tasks share; a request for a key without a value may wait for it. No I/O.
+"""A store of values by key, which tasks share. A request for a key that has no value may wait for one. No I/O.
 
 Rules
-    A key is a path: "dir/name". Slashes at the ends have no meaning, and several in a row count as one. Deleting a key deletes all keys
-    below it.
-    The store owns its values; the runtime sends snapshots. `nbytes` is the size for which a value counts.
+    A key is a path: "dir/name". Slashes at its ends have no meaning, and several slashes in a row count as one. Deleting a key also
+    deletes all keys below it.
+    The store owns its values; the runtime passes it snapshots. `nbytes` is the size with which a value counts.
 
 Promises, checked by tests/machines/test_keys.py
-    P1  a key has the value that was set last; without `overwrite` the first one stays
-    P2  each ticket gets one reply: the value at the time of the request, or the next one, or DEADLINE_EXCEEDED once its time has passed
-    P3  the store keeps nothing of a ticket that was replied to or dropped
-    P4  the store holds at most `keys_max` keys and `bytes_max` bytes; a value that does not fit changes nothing
+    P1  a key has the value that was set last; without `overwrite` the first value stays
+    P2  each ticket gets one reply: the value at the time of the request, or the next value, or DEADLINE_EXCEEDED once its time has passed
+    P3  no state is kept of a ticket that was replied to or dropped
+    P4  the store has at most `keys_max` keys and `bytes_max` bytes; a value that does not fit changes nothing
 
 Not here: the content of values.
 """
@@ -36,18 +36,18 @@ _AFTER_SLASH = chr(ord("/") + 1)
 
 
 def normal(key: str) -> str:
-    """Return the key without meaningless slashes; "" when nothing is left."""
+    """Return the key without meaningless slashes; "" if it has nothing else."""
     return "/".join(part for part in key.split("/") if part)
 
 
 class Keys:
-    """See the module's docstring.
+    """The keys and the requests that wait for them; the module's docstring has the rules.
 
-    Invariant: `_sorted` has the keys of `_values` in order, and no key of `_waiting` has a value.
+    *Invariant*: `_sorted` has the keys of `_values` in order, and no key of `_waiting` has a value.
 
     Attributes:
-      deadline: when `ticked` must be called at the latest; `inf` for never.
-      nbytes: the size of all values, with their keys.
+      deadline: the latest time for the next `ticked`; `inf` for never.
+      nbytes: size of all values and their keys, in bytes.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = KEYS_BYTES_MAX) -> None:
@@ -64,7 +64,7 @@ class Keys:
         return len(self._values)
 
     def put(self, ticket: Ticket, key: str, value: Any, nbytes: int, overwrite: bool = False) -> list[Effect]:
-        """Set the value of a key. Fails with ALREADY_EXISTS when it has one, unless `overwrite`."""
+        """Set the value of a key. If it has a value, fail with ALREADY_EXISTS, unless `overwrite`."""
         path = normal(key)
         if not path:
             return [
@@ -78,7 +78,7 @@ class Keys:
         return [*self._put(path, value, nbytes), ReplyValue(ticket)]
 
     def get(self, ticket: Ticket, key: str, due: float = inf) -> list[Effect]:
-        """Reply with the value of a key; if it has none, with the next value that it gets."""
+        """Reply with the value of a key. If it has none, reply later with the next value that it gets."""
         path = normal(key)
         if path in self._values:
             return [ReplyValue(ticket, self._values[path][0])]
@@ -90,18 +90,18 @@ class Keys:
         return []
 
     def try_get(self, ticket: Ticket, key: str) -> list[Effect]:
-        """Reply with the value of a key, or NOT_FOUND."""
+        """Reply with the value of a key, or with NOT_FOUND if it has none."""
         path = normal(key)
         if path not in self._values:
             return [Fail(ticket, NOT_FOUND, f"there is no key {path!r}")]
         return [ReplyValue(ticket, self._values[path][0])]
 
     def below(self, ticket: Ticket, prefix: str) -> list[Effect]:
-        """Reply with all values below a directory, by whole key; "" stands for the root."""
+        """Reply with all values below a directory, by their complete keys. The prefix "" means the root."""
         return [ReplyValue(ticket, {path: self._values[path][0] for path in self._below(normal(prefix))})]
 
     def delete(self, ticket: Ticket, key: str) -> list[Effect]:
-        """Remove a key and all keys below it; the reply is how many were removed."""
+        """Remove a key and all keys below it. Reply with the number of removed keys."""
         path = normal(key)
         if not path:
             return [Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key")]
@@ -117,7 +117,7 @@ class Keys:
         return [ReplyValue(ticket, len(removed))]
 
     def increment(self, ticket: Ticket, key: str, by: int, nbytes: int) -> list[Effect]:
-        """Add to a whole number, which starts at 0; the reply is the sum."""
+        """Add to a whole number, which starts at 0, and reply with the sum."""
         path = normal(key)
         before = self._values.get(path, (0, 0))[0]
         if type(before) is not int:
@@ -128,7 +128,7 @@ class Keys:
         return [ReplyValue(ticket, total) if effect == ReplyValue(ticket) else effect for effect in effects]
 
     def dropped(self, ticket: Ticket) -> None:
-        """The caller does not wait any more."""
+        """Note that the caller does not wait any more."""
         path = self._by_ticket.pop(ticket, None)
         if path is not None:
             del self._waiting[path][ticket]
@@ -136,7 +136,7 @@ class Keys:
                 del self._waiting[path]
 
     def ticked(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Note that time has passed: fail the requests whose deadline has come."""
         if now < self.deadline:
             return []
         late = [
@@ -148,7 +148,7 @@ class Keys:
         return [Fail(ticket, DEADLINE_EXCEEDED, f"no task set key {path!r} in time") for ticket, path in late]
 
     def stopped(self, why: str) -> list[Effect]:
-        """The keeper of these keys stops: all waiting callers get CANCELLED."""
+        """Fail all waiting requests with CANCELLED, because the keeper of these keys stops."""
         tickets = list(self._by_ticket)
         for ticket in tickets:
             self.dropped(ticket)
@@ -156,7 +156,7 @@ class Keys:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait."""
+        """The number of waiting requests."""
         return len(self._by_ticket)
 
     def _below(self, path: str) -> list[str]:

@@ -1,12 +1,12 @@
-"""The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
+"""The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered.
 
 Rules
-    One connection stands for the task's incarnation. The thread polls for errors of tasks over it all the time, and each poll is a sign of
-    life. Requests use a second connection, because a thread that reads the replies of others doubles their latency.
+    One connection stands for the task's incarnation. Over it the thread polls for errors of tasks all the time, and each poll is a sign of
+    life. Requests use a second connection, because reading their replies in another thread would double their latency.
     Until the keeper appears for the first time, every request waits for it, up to its own time-out. When the keeper goes, waiting requests
     end with UNAVAILABLE, and so do new ones until the keeper is back: its barriers and keys are lost.
-    An error that waiting cannot cure (not allowed, unknown, restarted without a reset) is raised by every later request.
-    When the task itself ends, its own waits end with CANCELLED first, and only then is the keeper notified (`end_waits`).
+    An error that waiting cannot cure (not allowed, unknown, restarted without a reset) is also raised by every later request.
+    When the task itself ends, its own waits end with CANCELLED first, and the keeper is notified only after that (`end_waits`).
     Callbacks run in a thread of their own, because a slow one must not delay the signs of life.
 
 Not here: the requests (client.py).
@@ -48,31 +48,31 @@ from zmqdist.rpc.future import StatusOrResult, is_sent
 log = logging.getLogger("zmqdist.coordination")
 
 REGISTER_AGAIN_S: Final = 0.1
-"""The pause between two attempts to register with a keeper that is about to end."""
+"""Seconds between two attempts to register with a keeper that is about to end."""
 
 LEAVE_S: Final = 1.0
-"""A task that leaves without the others waits at most this long for the reply."""
+"""Seconds for which a task that leaves without the others waits for the keeper's reply."""
 
 LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
-"""States of a link: the keeper never replied; registered; the keeper has gone; refused for good; about to register anew; closed."""
+"""States of a link: the keeper has never replied; registered; the keeper has gone; refused for good; about to register anew; closed."""
 
 _CODES_OF_AN_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
-"""Errors of requests that the end of the own task may have caused: it closed the connection, or the keeper counts the task as one that has
-left.
+"""Codes of errors that the end of this task may have caused in its requests: it has closed the connection, or it has left and the keeper
+refuses it.
 """
 
 _THREAD_RUNS: Final = (LOOKING, UP, LOST)
-"""States in which the thread runs."""
+"""States in which the link's thread runs."""
 
 OnError: TypeAlias = Callable[[str, OpError], object]
 
 
 class LoggedWait:
-    """A request that may take long, for the log.
+    """A request that may take long, with a description for the log.
 
     Attributes:
-      description: ends the sentence "worker:0 has waited 10 s ...".
-      missing: the name of a barrier, for which the keeper can report the missing tasks; "" for other requests.
+      description: the end of the log line "worker:0 has waited 10 s ...".
+      missing: name of the barrier for which the keeper can report the missing tasks; "" for other requests.
     """
 
     def __init__(self, description: str, missing: str = "") -> None:
@@ -82,15 +82,15 @@ class LoggedWait:
 
 
 class KeeperLink:
-    """See the module's docstring. One client and the link's thread share it; the client must `close` it."""
+    """The link of one task to its keeper. One client and the link's thread share it, and the client must `close` it."""
 
     def __init__(self, connect: Callable[[], ZmqClient], identity: tuple[str, int, int] | None, keeper: str) -> None:
-        """Connect, and start the thread; does not block.
+        """Connect, and start the thread. Does not block.
 
         Args:
-          connect: makes a connection to the keeper without waiting.
-          identity: (job, index, incarnation); None for a client that is no task: then there is neither a registration nor a thread.
-          keeper: the keeper's name, for errors; "" where only the address is known.
+          connect: makes a connection to the keeper, without waiting.
+          identity: (job, index, incarnation); None for a client that is not a task: it neither registers nor has a thread.
+          keeper: name of the keeper, for errors; "" if only its address is known.
         """
         self.identity = identity
         self.name = "this client" if identity is None else task_name(identity[:2])
@@ -102,15 +102,15 @@ class KeeperLink:
         self._state = LOOKING
         self._refused: OpError | None = None
         self._last_error: OpError | None = None
-        """The error that ended the registration last."""
+        """The error that has ended the registration last."""
         self._pending: StatusOrResult | None = None
         self._was_up = False
         self._end_reason = ""
-        """The reason for which this link has ended."""
+        """The reason why this link has ended."""
         self._closed = False
         self._waits: set[LoggedWait] = set()
         self._requests: set[StatusOrResult] = set()
-        """Requests in flight, without those that `_cancel_unsent` has ended."""
+        """The requests in flight, except those that `_cancel_unsent` has ended."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
@@ -130,13 +130,13 @@ class KeeperLink:
         """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: until when to wait for the keeper to appear, on `time.monotonic`. From then on the keeper watches the time-out.
-          wait: a description for the log, which reports the wait at intervals.
+          due: when to stop waiting for the keeper to appear, on `time.monotonic`. After it has appeared, the keeper watches the time-out.
+          wait: the description with which the log reports the wait at intervals.
 
         Raises:
-          DeadlineExceededError: no keeper until `due`.
+          DeadlineExceededError: the keeper did not appear until `due`.
           UnavailableError: the keeper has gone.
-          OpError: the keeper's reply.
+          OpError: the error that the keeper has replied.
         """
         if self.identity is not None:
             self.ready(due)
@@ -146,7 +146,7 @@ class KeeperLink:
         result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._requests.add(result)
-        if self._state == LOST:  # the keeper went after `ready`, and the thread may not have seen this request
+        if self._state == LOST:  # the keeper has gone since `ready`, and the thread may not have seen this request
             self._cancel_unsent()
         elif self._state == ENDED:
             result.cancel()
@@ -165,11 +165,11 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            # The keeper has cancelled all requests, but the connection ended before this one's reply was read.
+            # The keeper has cancelled all requests, but the connection ended before the reply to this one was read.
             if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error
-        except BaseException:  # such as Ctrl-C: the keeper must not count this task as waiting
+        except BaseException:  # for instance Ctrl-C: the keeper must not count this task as waiting
             result.cancel()
             raise
         finally:
@@ -205,37 +205,37 @@ class KeeperLink:
                     )
 
     def counter(self, name: str) -> int:
-        """Return the number of a barrier's next round."""
+        """Return the number of the next round of a barrier."""
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """Note that a round of a barrier has ended. Names unused for long are dropped here as they are at the keeper."""
+        """Note that a round of a barrier has ended. Names that are unused for long are dropped here as well as at the keeper."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:
                 self._counters.popitem(last=False)
 
     def snapshot(self) -> CoordinationSnapshot:
-        """See CoordinationClient."""
+        """Return the current figures, as `CoordinationClient.snapshot` does."""
         with self._changed:
             return CoordinationSnapshot(self._state, len(self._requests), tuple(self._counters))
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether `close` has been called."""
         return self._closed
 
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait until the other tasks leave too, where the keeper is configured for that; then close.
+        """Wait until the other tasks leave as well, if the keeper is configured for that; then close the link.
 
         Raises:
-          OpError: the keeper's reply, after the close.
+          OpError: the error that the keeper has replied; the link is closed then.
         """
         try:
             if self._state == UP:
-                self.request("leave", self.identity, True)  # before `close`, so that the signs of life go on meanwhile
+                self.request("leave", self.identity, True)  # before `close`, so that signs of life are sent meanwhile
         finally:
             self.close(notify=False)
 
@@ -243,7 +243,7 @@ class KeeperLink:
         """Leave, and end the thread and the connections. Idempotent.
 
         Args:
-          notify: whether to inform the keeper, if it is there. If not, the end of the connection does.
+          notify: whether to inform the keeper, if it is there. Without that, the end of the connection informs it.
         """
         self.end_waits(f"{self.name} was closed")
         with self._changed:
@@ -263,7 +263,7 @@ class KeeperLink:
             self._request_client.close()
 
     def end_waits(self, why: str) -> None:
-        """End the requests of this task and refuse new ones, without notifying the keeper: the first half of `close`."""
+        """End the requests of this task and refuse new ones, without notifying the keeper. This is the first half of `close`."""
         with self._changed:
             if self._state == ENDED:
                 return
@@ -274,17 +274,17 @@ class KeeperLink:
             request.cancel()
 
     def unless_ended(self, code: int = CANCELLED) -> None:
-        """Raise CancelledError if an error of this code is due to the end of this task."""
+        """Raise CancelledError if the end of this task may have caused an error of this code."""
         if self._state == ENDED and code in _CODES_OF_AN_END:
-            raise CancelledError(f"{self._end_reason} while this waited")
+            raise CancelledError(f"{self._end_reason} while this request waited")
 
     def reset(self) -> None:
-        """Have the keeper forget the error of this task, and register again. Waits for the keeper at most LEADER_WAIT_S."""
+        """Have the keeper forget the error of this task, and register again. Waits for the keeper for LEADER_WAIT_S at most."""
         assert self.identity is not None
         with self._changed:
             if self._state == ENDED:
                 raise self._ended_error()
-            if self._state == LOST:  # the next keeper knows nothing of this task that it could forget
+            if self._state == LOST:  # the next keeper does not know this task, so it has no error to forget
                 raise self._keeper_gone()
             if self._state == RESETTING:
                 raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")
@@ -324,12 +324,12 @@ class KeeperLink:
     # -- the thread -----------------------------------------------------------------------------------------------------------
 
     def _stay_registered(self) -> None:
-        """Register and poll for errors, until this link ends or the keeper refuses the task for good."""
+        """Register and poll for errors, until this link ends or the keeper refuses this task for good."""
         keeper = after = 0
         while self._state in _THREAD_RUNS:
             try:
                 errors_count, incarnation = self._call_keeper("register", self.identity, os.getpid())
-                if incarnation != keeper:  # a restarted keeper counts rounds and errors anew
+                if incarnation != keeper:  # a restarted keeper counts rounds and errors from 0
                     keeper, after = incarnation, errors_count
                     with self._changed:
                         self._counters.clear()
@@ -347,7 +347,7 @@ class KeeperLink:
                     self._changed.wait_for(lambda: self._state not in _THREAD_RUNS, REGISTER_AGAIN_S)
             except OpError as error:
                 self._set_state(REFUSED, error)
-            except BaseException as error:  # such as MemoryError: waiting requests must end
+            except BaseException as error:  # for instance MemoryError: the waiting requests must end
                 log.exception("%s cannot go on", self.name)
                 self._set_state(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
 
@@ -361,7 +361,7 @@ class KeeperLink:
         return pending.get_value()
 
     def _cancel_unsent(self) -> None:
-        """Cancel requests made after the keeper had gone: they would wait for its successor, which does not know their
+        """Cancel the requests that were made after the keeper had gone. They would wait for its next incarnation, which does not know their
         barriers and keys.
         """
         with self._changed:
@@ -386,7 +386,7 @@ class KeeperLink:
                 self._callback_thread.start()
 
     def _run_callbacks(self) -> None:
-        """Call the callbacks with each error, in a thread that ends with the link; no other thread waits for it."""
+        """Call the callbacks with each error. Runs in a thread that ends with the link, and for which no other thread waits."""
         while (report := self._error_queue.get()) is not None:
             task, error = report
             for fn in list(self.callbacks):

@@ -1,23 +1,23 @@
-"""The tasks of a cluster: which of them are alive, which have failed, and what they wait for together. No I/O.
+"""The tasks of a cluster: which of them are alive, which have failed, and for what they wait together. No I/O.
 
 Theory of operation
-    A task registers under its name and its incarnation, a number for one run of its process, and is up from then on. It polls for errors
-    all the time, and each poll is a sign of life. A task gets into error when it reports so itself, when it was silent for
+    A task registers under its name and its incarnation, a number that its process has drawn, and is up from then on. It polls for errors
+    all the time, and each poll is a sign of life. A task gets into error when it reports an error itself, when it was silent for
     `heartbeat_timeout_s`, when its connection ended and the same incarnation did not reconnect within `reconnect_grace_s`, when its process
-    was seen to end, or when another incarnation of it shows up. An error ends the barriers that wait for that task, and is reported to all
-    tasks, unless the task's job may recover. A task stays in error until it is `reset`. A task that was lost may register again without a
-    reset if its job may recover, or where `new_incarnation_may_return`.
-    A task that shuts down, or is reset, has left. Its earlier requests may still arrive, so they get replies for another
-    `heartbeat_timeout_s`.
+    was seen to end, or when another incarnation of it registers. An error ends the barriers that wait for that task, and is reported to all
+    tasks, unless the task's job may recover. A task stays in error until it is `reset`. A lost task may register again without a reset if
+    its job may recover, or if `new_incarnation_may_return` is set.
+    A task that shuts down, or is reset, has left. Its earlier requests may still arrive, so for another `heartbeat_timeout_s` they get
+    replies.
 
 Promises, checked by tests/machines/test_coordination.py
     P1  a name has one incarnation at a time; a call of another one gets ABORTED
-    P2  each ticket gets one reply or is dropped, and the machine keeps nothing of it after that
-    P3  a task that is lost ends every barrier that needs it; a new barrier that needs it fails at once, naming it
+    P2  each ticket gets one reply or is dropped, and no state is kept of it after that
+    P3  a lost task ends every barrier that needs it; a new barrier that needs it fails at once, with an error that names it
     P4  every error of a task whose job does not recover reaches every task that polls, once each, in order
-    P5  all tasks that request which of a set are alive get the same reply, once all of the set that are alive have requested it
+    P5  all tasks that ask which tasks of a set are alive get the same reply, once all tasks of the set that are alive have asked
 
-A cluster without a list of tasks (a dispatcher's) accepts every task that registers; callers of a barrier there must name its tasks.
+A cluster without a list of tasks (that of a dispatcher) accepts every task that registers; there, callers of a barrier must name its tasks.
 
 Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and processes (service.py).
 """
@@ -44,32 +44,32 @@ from zmqdist.errors import (
     UNAVAILABLE,
 )
 
-MISSING: Final = "missing"  # it has not registered yet
-JOINING: Final = "joining"  # it has registered, and waits until the other tasks have
+MISSING: Final = "missing"  # the task has not registered yet
+JOINING: Final = "joining"  # the task has registered, and waits until the other tasks have registered
 UP: Final = "up"
 ERROR: Final = "error"
 LEFT: Final = "left"
 
 ALL_TASKS: Final = "zmqdist.all"
 SHUTDOWN: Final = "zmqdist.shutdown"
-"""Barriers of the machine's own."""
+"""The barriers that the machine itself uses."""
 
 RETIRED_KEPT: Final = 8
-"""Earlier incarnations of a task that are remembered, so that their late requests do no harm to the current one."""
+"""Number of earlier incarnations of a task that are remembered, so that their late requests do no harm to the current one."""
 
 
 @dataclass(frozen=True)
 class CoordinationConfig:
-    """When tasks count as lost, and how they join and leave. Durations are seconds.
+    """The rules by which tasks count as lost, join and leave. Durations are in seconds.
 
     Attributes:
-      heartbeat_timeout_s: a task that is silent for this long is in error. Signs of life come four times as often.
-      reconnect_grace_s: a task whose connection has ended has this long to reconnect.
-      shutdown_timeout_s: how long a task that shuts down waits for all others to do so; 0: tasks leave without waiting.
-      recoverable_jobs: tasks of these jobs may fail and come back; the other tasks are not notified.
+      heartbeat_timeout_s: silence after which a task is in error. Tasks send four signs of life in this time.
+      reconnect_grace_s: time in which a task whose connection has ended may reconnect.
+      shutdown_timeout_s: time for which a task that shuts down waits until all others do; 0: tasks leave without waiting.
+      recoverable_jobs: jobs whose tasks may fail and return; the other tasks are not notified.
       new_incarnation_may_return: whether a lost task of any job may register with a new incarnation without a reset.
-      register_together: whether registering waits until all tasks have registered.
-      register_timeout_s: how long it waits before it fails.
+      register_together: whether a registration waits until all tasks have registered.
+      register_timeout_s: time after which such a registration fails.
     """
 
     heartbeat_timeout_s: float = limits.LEASE_S
@@ -82,7 +82,7 @@ class CoordinationConfig:
 
 
 class TaskError(NamedTuple):
-    """An error of a task, as it is reported to the others. `number` counts the errors."""
+    """An error of a task, as it is reported to the other tasks. `number` counts the errors from 1."""
 
     number: int
     task: Task
@@ -91,13 +91,13 @@ class TaskError(NamedTuple):
 
 
 class TaskWelcome(NamedTuple):
-    """The reply to a task that has registered: the number of errors so far."""
+    """The reply to a task that has registered. It has the number of errors so far."""
 
     errors_count: int
 
 
 class TaskStatus(NamedTuple):
-    """The state of a task: "missing", "joining", "up", "error" or "left"; code and message are of its error."""
+    """The state of a task: "missing", "joining", "up", "error" or "left". Code and message are those of its error."""
 
     task: Task
     state: str
@@ -108,24 +108,24 @@ class TaskStatus(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
-    """What the keeper knows of one task. `code` and `message` are of its error, in state ERROR only."""
+    """The keeper's knowledge of one task. `code` and `message` are those of its error, in state ERROR only."""
 
     task: Task
     state: str = MISSING
     incarnation: int = 0
     heard_at: float = 0.0
-    away_until: float = inf  # the end of its grace; inf while it is connected
-    heard_until: float = -inf  # after it has left: until when its requests get replies
+    away_until: float = inf  # the end of the task's grace; inf while it is connected
+    heard_until: float = -inf  # for a task that has left: the time until which its requests get replies
     code: int = OK
     message: str = ""
     retired: list[int] = field(default_factory=list)  # earlier incarnations, at most RETIRED_KEPT
     devices: list[str] = field(default_factory=list)
-    joining: Ticket = None  # its registration, in state JOINING only
+    joining: Ticket = None  # the ticket of its registration, in state JOINING only
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """The ticket of a task in the barrier of tasks that shut down."""
+    """The ticket of a task in the barrier of the tasks that shut down."""
 
     ticket: Ticket
     task: Task
@@ -146,14 +146,14 @@ class _Poll:
 
 
 class Coordination:
-    """See the module's docstring. A method is an event; it returns the replies that the runtime must send.
+    """The tasks of one cluster. Each method is an event; it returns the replies that the runtime must send.
 
     Attributes:
-      deadline: when `ticked` must be called at the latest; `inf` for never.
+      deadline: the latest time for the next `ticked`; `inf` for never.
     """
 
     def __init__(self, tasks: Iterable[Task] | None, config: CoordinationConfig) -> None:
-        """`tasks`: the tasks of the cluster, in its order; None: every task that registers."""
+        """Make the table of `tasks`, the tasks of the cluster in its order. None: every task that registers belongs to it."""
         self._config = config
         self._open = tasks is None
         self._records = {task: _Record(task) for task in tasks or ()}
@@ -169,7 +169,7 @@ class Coordination:
     # -- registration ----------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """A task registers. The reply is a TaskWelcome."""
+        """Note that a task registers. The reply is a TaskWelcome."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
@@ -181,7 +181,7 @@ class Coordination:
         if incarnation in record.retired:  # P1
             return [Fail(ticket, ABORTED, f"{task_name(task)} was restarted since: this incarnation of it is over")]
         same = incarnation == record.incarnation
-        if record.state == UP and same:  # it registers again after a reconnect
+        if record.state == UP and same:  # the task registers again after it has reconnected
             self._refresh(record, now)
             return [ReplyValue(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
@@ -195,7 +195,7 @@ class Coordination:
         return effects + self._join(record, ticket, incarnation, now)
 
     def beaten(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """A sign of life. The reply is the task's own error, if it has one."""
+        """Note a sign of life. The reply is the task's own error, if it has one."""
         record = self._records.get(task)
         if record is None or record.state == MISSING or (record.state == LEFT and now > record.heard_until):
             text = f"{task_name(task)} is not registered" if record is not None else self._not_in_cluster(task)
@@ -212,9 +212,9 @@ class Coordination:
     def polled(
         self, ticket: Ticket, task: Task, incarnation: int, after: int, until: float, now: float
     ) -> list[Effect]:
-        """A task polls for errors, which is a sign of life.
+        """Note that a task polls for errors, which is also a sign of life.
 
-        The reply is the list of each TaskError with a number above `after`, as soon as there is one; at `until` an empty list.
+        The reply is the list of all TaskErrors with a number above `after`, as soon as there is one; at `until` it is an empty list.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None:
@@ -234,7 +234,7 @@ class Coordination:
         return effects
 
     def away(self, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """The connection of a task has ended; the same incarnation may reconnect within the grace."""
+        """Note that the connection of a task has ended. The same incarnation may reconnect within its grace."""
         record = self._records.get(task)
         if record is not None and record.state == UP and record.incarnation == incarnation:
             record.away_until = now + self._config.reconnect_grace_s
@@ -242,7 +242,7 @@ class Coordination:
         return []
 
     def is_away(self, task: Task, incarnation: int) -> bool:
-        """Return whether this incarnation is disconnected and within its grace."""
+        """Return whether this incarnation is disconnected but still within its grace."""
         record = self._records.get(task)
         return self.is_registered(task, incarnation) and record is not None and record.away_until < inf
 
@@ -252,7 +252,7 @@ class Coordination:
         return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
-        """The runtime knows that the process of this incarnation has ended."""
+        """Note that the process of this incarnation has ended."""
         record = self._records.get(task)
         if record is None or record.state != UP or record.incarnation != incarnation:
             return []
@@ -261,7 +261,7 @@ class Coordination:
     def reported(
         self, ticket: Ticket, task: Task, incarnation: int, code: int, message: str, now: float
     ) -> list[Effect]:
-        """A task reports that it has failed."""
+        """Note that a task reports its own failure."""
         problem = self._problem(task, incarnation, now)
         if problem is None and self._records[task].state != UP:
             problem = FAILED_PRECONDITION, f"{task_name(task)} has disconnected"
@@ -271,13 +271,13 @@ class Coordination:
         return [*self._fail(self._records[task], code, text, now), ReplyValue(ticket)]
 
     def reset(self, ticket: Ticket, task: Task, now: float) -> list[Effect]:
-        """Forget the error of a task; it may register again, with any incarnation."""
+        """Forget the error of a task, which may then register again with any incarnation."""
         if task not in self._records:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
         return [*self._leave(self._records[task], "was reset", now), ReplyValue(ticket)]
 
     def left(self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float) -> list[Effect]:
-        """A task shuts down; if `together`, it waits for the other tasks, where the cluster is configured for that."""
+        """Note that a task shuts down. If `together`, and the cluster is configured for that, it waits for the other tasks."""
         problem = self._problem(task, incarnation, now)
         if problem is not None and problem[0] != FAILED_PRECONDITION:
             return [Fail(ticket, *problem)]
@@ -305,16 +305,16 @@ class Coordination:
         due: float,
         now: float,
     ) -> list[Effect]:
-        """A task calls a barrier. The reply is a RoundOutcome, or an error if the task may not call at all.
+        """Note that a task calls a barrier. The reply is a RoundOutcome, or an error if the task may not call at all.
 
         Args:
-          tasks: the tasks of the barrier; None: the whole cluster.
+          tasks: the tasks of the barrier; None: all tasks of the cluster.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None and not (task in self._records and self._records[task].state == ERROR):
             return [Fail(ticket, *problem)]
         if tasks is None and self._open:
-            text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
+            text = f"barrier {name!r}: name its tasks, because this cluster has no list of them"
             return [Fail(ticket, INVALID_ARGUMENT, text)]
         wanted = frozenset(self._records if tasks is None else tasks)
         effects = self._barriers.arrived(
@@ -323,17 +323,17 @@ class Coordination:
         return self._to_callers(effects, now)
 
     def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
-        """A task cancels a round of a barrier for all."""
+        """Note that a task cancels a round of a barrier for all tasks."""
         return self._to_callers(self._barriers.cancelled(ticket, name, counter, task), now)
 
     def missing(self, name: str) -> list[Task]:
-        """Return the tasks for which a barrier waits now."""
+        """Return the tasks for which a barrier is waiting now."""
         return self._barriers.missing(name)
 
     def waited_for_all(
         self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
     ) -> list[Effect]:
-        """A task waits until all tasks of the cluster do. The reply is the devices of all, in the order of the tasks."""
+        """Note that a task waits until all tasks of the cluster do. The reply has the devices of all, in the order of the tasks."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -347,7 +347,7 @@ class Coordination:
     def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
     ) -> list[Effect]:
-        """A task requests which tasks of a set are alive (P5)."""
+        """Note that a task asks which tasks of a set are alive (P5)."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -388,15 +388,15 @@ class Coordination:
 
     @property
     def open_barriers(self) -> dict[str, list[Task]]:
-        """Barriers at which a task waits: name -> the tasks that are missing there."""
+        """The barriers at which a task waits, each with the tasks that have not called it yet."""
         return {name: self._barriers.missing(name) for name in self._barriers.open}
 
     def heard_at(self, task: Task) -> float:
-        """Return when the last sign of life of a known task arrived."""
+        """Return when the last sign of life of a known task has arrived."""
         return self._records[task].heard_at
 
     def ticked(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Note that time has passed: end the waits whose deadline has come, and fail the tasks that are overdue."""
         effects = self._to_callers(self._barriers.ticked(now), now)
         if now >= self._register_by:
             effects += self._give_up_joining()
@@ -405,7 +405,7 @@ class Coordination:
         return effects
 
     def dropped(self, ticket: Ticket) -> list[Effect]:
-        """The caller does not wait for the reply any more."""
+        """Note that the caller with this ticket does not wait for the reply any more."""
         self._barriers.dropped(ticket)
         self._barriers.dropped(_Waiting(ticket))
         for task, poll in self._polls.items():
@@ -423,7 +423,7 @@ class Coordination:
         return []
 
     def stopped(self, why: str, now: float) -> list[Effect]:
-        """The keeper stops: all waiting requests get CANCELLED."""
+        """Fail all waiting requests with CANCELLED, because the keeper stops."""
         effects = self._to_callers(self._barriers.stopped(why), now)
         effects += [Fail(poll.ticket, CANCELLED, why) for poll in self._polls.values()]
         effects += [Fail(ticket, CANCELLED, why) for waiting in self._alive.values() for ticket in waiting.values()]
@@ -435,7 +435,7 @@ class Coordination:
         return effects
 
     def _problem(self, task: Task, incarnation: int, now: float) -> tuple[int, str] | None:
-        """Return why this task may not make requests (code, text); None if it may."""
+        """Return (code, text) if this task may not make requests; None if it may."""
         record = self._records.get(task)
         if record is None:
             return INVALID_ARGUMENT, self._not_in_cluster(task)
@@ -450,7 +450,7 @@ class Coordination:
         return None
 
     def _problem_of_barrier(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
-        """Return why no barrier of these tasks can pass; None if one can."""
+        """Return (code, text) if no barrier of these tasks can pass; None if one can."""
         unknown = wanted - self._records.keys()
         if unknown:
             return INVALID_ARGUMENT, f"barrier {name!r}: {self._not_in_cluster(min(unknown))}"
@@ -503,7 +503,7 @@ class Coordination:
         self._check_at = min(self._check_at, now + self._config.heartbeat_timeout_s)
 
     def _check(self, now: float) -> list[Effect]:
-        """Fail the tasks that are overdue, and end the polls that have waited long enough."""
+        """Fail the tasks that are overdue, and end the polls whose time has come."""
         effects: list[Effect] = []
         timeout_s = self._config.heartbeat_timeout_s
         for record in list(self._records.values()):
@@ -524,7 +524,7 @@ class Coordination:
         return effects
 
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
-        """Put a task in error: end the barriers that need it, and report the error to the tasks that poll."""
+        """Put a task into error: end the barriers that need it, and report the error to the tasks that poll."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
         effects = self._to_callers(self._barriers.task_failed(record.task, message), now)
         effects += self._reply_alive()
@@ -552,7 +552,7 @@ class Coordination:
         return effects + self._reply_alive()
 
     def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
-        """Replace the effects of the machine's own barriers by the replies that their callers wait for."""
+        """Replace the effects of the machine's own barriers by the replies for which their callers wait."""
         outgoing: list[Effect] = []
         leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
@@ -571,7 +571,7 @@ class Coordination:
         return outgoing + self._end_shutdown(leaving, now)
 
     def _end_shutdown(self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
-        """Let the tasks that waited to leave together leave. If some did not come in time, those get into error as left behind."""
+        """Let the tasks leave that waited to leave together. Tasks that did not come in time get into error, as left behind."""
         effects: list[Effect] = []
         for place, outcome in leaving:
             if outcome.code != CANCELLED:  # CANCELLED: the task has repeated the call, and its second ticket waits

@@ -1,6 +1,6 @@
-"""Replies of machines to requests that may wait: effects that name a request by its ticket.
+"""Replies of machines to requests that may wait: each reply is an effect that names the request by its ticket.
 
-Also the names of tasks, which those machines share.
+The names of tasks are here, too, because all those machines use them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Ticket: TypeAlias = Hashable
-"""One request; an object of the runtime. A machine replies to it once, or drops it."""
+"""One request, as an object of the runtime. A machine replies to each ticket once, or drops it."""
 
 Task: TypeAlias = tuple[str, int]
 """(job, index)."""
 
 NAMES_LISTED_MAX = 20
-"""The most tasks that a text names; the remaining ones are counted."""
+"""Number of tasks that a text names; further tasks are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def task_name(task: Task) -> str:
 
 
 def task_names(tasks: Iterable[Task]) -> str:
-    """Return the names of tasks in this order, at most NAMES_LISTED_MAX of them."""
+    """Return the names of tasks in this order: the first NAMES_LISTED_MAX names, and the number of the others."""
     names = [task_name(task) for task in tasks]
     more = len(names) - NAMES_LISTED_MAX
     return ", ".join(names[:NAMES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "") if names else "none"

@@ -5,7 +5,7 @@
     server.start()
     client = Client.create("zmq", server.address)
     client.multiply_blocking(2, 3)      # 6
-    client.multiply(2, 3).get_value()   # the same; the caller can do other work before get_value
+    client.multiply(2, 3).get_value()   # also 6, but the caller can do other work before get_value
 
 docs/rpc.md describes the rest: arguments by name, await, streams, batches, large arrays.
 Not here: functions that may run on any of several workers (coordinator), and anything that sends code: only values travel.

@@ -1,24 +1,24 @@
-"""Which call a server begins next, and which large arguments it fetches: fair among clients, within bounds in bytes.
+"""The decision which call a server begins next, and which large arguments it fetches: fair among clients, within bounds in bytes.
 
-Rule: the owner reports events by calling a method, under a lock of its own; nothing here waits or reads a clock.
+Rule: the owner reports events by calling a method, under a lock of its own. No method waits or reads a clock.
 
 Theory of operation
-    The arguments of a call are in the server's memory from their arrival until the call ends. The number of threads bounds the
-    arguments of calls that run; this machine bounds those of calls that have not begun. Arguments arrive in one of two ways:
-        unasked   the client sent them with the call. A client does so up to a window (transport/calls_machine.py).
-        pulled    the call came without its large parts; the client keeps them until this machine lets them in.
-    A client that sends faster than the server works is therefore held back at its own end, and no other client is. Each way has
-    bounds of its own, so that the arguments pulled from one client never block small calls of another.
+    The arguments of a call are in the server's memory from their arrival until the call ends. The number of threads bounds the arguments
+    of running calls; this machine bounds those of calls that have not begun. Arguments arrive in one of two ways:
+        unasked   the client sent them with the call, which it does up to a window (transport/calls_machine.py)
+        pulled    the client sent the call without its large parts, and keeps these until this machine lets them in
+    So a client that sends faster than the server works has to keep its arguments, and no other client suffers. Each way has bounds of
+    its own, so that the arguments pulled from one client never block small calls of another.
 
 Promises, checked by tests/machines/test_admission.py and in simulation (tests/sim/test_rpc.py)
-    P1  a call begins at most once, when all its arguments are here, and never after it was dropped
+    P1  a call begins at most once, when all its arguments have arrived, and never after it was dropped
     P2  between two calls of a client every other client with ready calls begins one; the calls of one client begin in their order
     P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of one client and `all_bytes_max` of all clients; a
         larger call is let in when no other call counts against the same bound
-    P4  clients are let in in turn, the calls of one client in their order, and as many as fit
+    P4  clients have turns to be let in, the calls of one client are let in in their order, and as many are let in as fit
     P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client, or one call, and
         `all_unasked_max` of all clients; the next call is refused, and the refusal names the bound
-    P6  nothing is kept of a call that has begun or was dropped, or of a client that has disconnected
+    P6  no state is kept of a call that has begun or was dropped, or of a client that has disconnected
 
 Not here: threads and locks (handler_pool.py), what a call is and how its parts arrive (service.py, transport/transfers.py).
 """
@@ -30,7 +30,7 @@ from collections.abc import Hashable
 from typing import Any, Final
 
 STALL_S: Final = 10.0
-"""Seconds for which all threads must be busy, with calls waiting and none ending, before a warning is logged."""
+"""Seconds after which a warning is logged if all threads are busy, calls wait, and no call ends."""
 
 
 class _Backlog:
@@ -38,9 +38,9 @@ class _Backlog:
 
     Attributes:
       unasked, pulled: bytes of their arguments, by the way they arrived.
-      held: bytes counted for each call; negative for pulled ones.
-      outside: calls whose arguments are still with the client, as (bytes, item).
-      ready: calls that only wait for a thread, each with its item.
+      held: bytes counted for each call; the number is negative for pulled bytes.
+      outside: calls whose arguments are still with the client, each as (bytes, item).
+      ready: calls that wait only for a thread, each with its item.
     """
 
     __slots__ = ("held", "outside", "pulled", "ready", "unasked")
@@ -54,13 +54,15 @@ class _Backlog:
 
 
 class FairAdmission:
-    """See the module's docstring. A call is identified by its client and a key; `item` is an object of the owner's that is given
-    back. A client is known from its first call until it disconnects.
+    """The calls of all clients that have not begun; the module's docstring has the rules.
+
+    A call is identified by its client and a key. Its `item` is an object of the owner, which the methods return. A client is known from its
+    first call until it disconnects.
 
     Attributes:
-      count: calls that are ready.
-      unasked, pulled: bytes of the calls of all clients that have not begun.
-      outside: clients with calls whose arguments are still with them, in the order of their turns; empty most of the time.
+      count: number of calls that are ready.
+      unasked, pulled: bytes of arguments of all clients' calls that have not begun, by the way they arrived.
+      outside: the clients that still keep arguments of calls, in the order of their turns; it is empty most of the time.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class FairAdmission:
     # -- how arguments come -----------------------------------------------------------------------------------------------
 
     def arrived(self, client: Hashable, key: Hashable, nbytes: int) -> str:
-        """Count a call whose client has sent the arguments with it. Return why it is refused (P5); empty if it was accepted.
+        """Count a call whose client has sent the arguments with it. Return why the call is refused (P5); empty if it is accepted.
 
         Args:
-          nbytes: size of the arguments, which are here or about to arrive.
+          nbytes: size of the arguments, which have arrived or are about to arrive.
         """
         backlog = self._clients.get(client)
         if backlog is None:
@@ -108,13 +110,13 @@ class FairAdmission:
         self.outside.setdefault(client, backlog)
 
     def let_in(self) -> Any | None:
-        """Return the item of the next call whose arguments may arrive, and count them from now on; None if no call may (P3, P4)."""
+        """Return the item of the next call whose arguments may arrive, and count these; None if no call is let in now (P3, P4)."""
         for client, backlog in self.outside.items():
             key, (nbytes, item) = next(iter(backlog.outside.items()))
             if backlog.pulled and backlog.pulled + nbytes > self._client_bytes_max:
                 continue
             if self.pulled and self.pulled + nbytes > self._all_bytes_max:
-                return None  # else smaller calls of other clients would overtake it for ever
+                return None  # if smaller calls of other clients were let in, they could overtake this one for ever
             del backlog.outside[key]
             backlog.held[key] = -nbytes
             backlog.pulled += nbytes
@@ -128,7 +130,7 @@ class FairAdmission:
     # -- how calls begin ----------------------------------------------------------------------------------------------------
 
     def ready(self, client: Hashable, key: Hashable, item: Any) -> None:
-        """Queue a call for a thread: all its arguments are here. A call with hardly any arguments need not have been counted before."""
+        """Queue a call for a thread, because all its arguments have arrived. A call with small arguments need not have been counted."""
         backlog = self._clients.get(client)
         if backlog is None:
             backlog = self._clients[client] = _Backlog()
@@ -153,9 +155,7 @@ class FairAdmission:
     # -- how they end otherwise -----------------------------------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
-        """Forget a call that will not begin here, or has begun in a batch. Return whether it was waiting for a thread or to be let
-        in.
-        """
+        """Remove a call that will not begin here, or that has begun in a batch. Return whether it waited for a thread or to be let in."""
         backlog = self._clients.get(client)
         if backlog is None:
             return False
@@ -172,7 +172,7 @@ class FairAdmission:
         return was_ready or was_outside
 
     def client_lost(self, client: Hashable) -> None:
-        """Forget all calls of a client whose connection has ended."""
+        """Remove all calls of a client whose connection has ended."""
         backlog = self._clients.pop(client, None)
         if backlog is not None:
             self._in_turn.pop(client, None)
@@ -182,10 +182,10 @@ class FairAdmission:
             self.pulled -= backlog.pulled
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
-        """Drop every call whose arguments are not all here, and with `ready` also those that wait for a thread.
+        """Drop every call whose arguments have not all arrived; with `ready`, also drop the calls that wait for a thread.
 
         Returns:
-          Each dropped call as (client, key, item); item is None while its arguments are arriving.
+          Each dropped call as (client, key, item); the item is None for a call whose arguments are just arriving.
         """
         calls: list[tuple[Any, Any, Any]] = []
         for client, backlog in self._clients.items():
@@ -213,10 +213,10 @@ class FairAdmission:
 
 
 class StallDetector:
-    """Reports once each time that all threads are busy and none ends a call while further calls wait.
+    """Reports a stall once: all threads are busy, and no call ends while further calls wait.
 
     Attributes:
-      deadline: when to call `look` again; None: not needed.
+      deadline: when to call `look` again; None if that is not needed.
     """
 
     def __init__(self, limit_s: float = STALL_S) -> None:
@@ -230,7 +230,7 @@ class StallDetector:
         """Return whether to log a warning now.
 
         Args:
-          stuck: every thread is busy, and calls wait.
+          stuck: whether every thread is busy and calls wait.
           ended: number of calls that have ended since the start.
         """
         if not stuck:

@@ -1,12 +1,12 @@
-"""Methods whose concurrent calls run as one: arguments are joined along axis 0, and the result is split again.
+"""Methods whose concurrent calls run as one: their arguments are joined along axis 0, and the result is split again.
 
 Rules
     Every argument is an array, or a structure of arrays, and all arrays of a call have the same number of rows (their axis 0).
     Calls are joined leaf by leaf if their structures, dtypes and row shapes are equal; other calls form another batch.
-    The function runs once for each batch, and one batch of a method runs at a time. It must return arrays, in any structure, with
-    as many rows as it received. Anything else is UNKNOWN for every call of the batch; an exception becomes the error of every
-    call.
-    A call whose caller no longer waits is left out.
+    The function runs once for each batch, and one batch of a method runs at a time. The function must return arrays, in any structure,
+    with as many rows as it received. If it returns anything else, every call of the batch ends with UNKNOWN. An exception becomes the
+    error of every call.
+    A call whose caller no longer waits does not take part in the batch.
 
 Not here: which calls are joined, and when (batching_machine.py).
 """
@@ -32,7 +32,7 @@ from zmqdist.task_context import enter, leave
 
 
 class _WaitingCall:
-    """One call with its arguments as (tuple, dict), and its number of rows."""
+    """One waiting call, with its arguments as (tuple, dict) and its number of rows."""
 
     __slots__ = ("arguments", "call", "rows")
 
@@ -55,7 +55,7 @@ def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
 
 
 class Batched:
-    """The calls of one batched method. `called` and `close` run in the loop."""
+    """The calls of one batched method. The loop calls `called` and `close`."""
 
     def __init__(self, service: AnsweringService, method: Method, rows_max: int, delay_s: float) -> None:
         self.name = method.name
@@ -82,7 +82,7 @@ class Batched:
         self._run_next()
 
     def __len__(self) -> int:
-        """Return the number of calls that wait for others to join them, or for the batch before. Runs in the loop."""
+        """Return the number of calls that wait for others to join them, or for the batch before theirs. The loop calls this."""
         return len(self._batches)
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Batched:
             for waiting in batch:
                 waiting.call.begun()
                 if not waiting.call.wanted():
-                    waiting.call.fail(DeadlineExceededError("deadline passed before it ran"))
+                    waiting.call.fail(DeadlineExceededError("the deadline passed before the batch of this call ran"))
             if wanted:
                 self._running = True
                 self._service.submit(self._run, wanted, refuse=partial(_refuse, wanted))
@@ -131,7 +131,7 @@ class Batched:
             self._service.soon(self._ran)
 
     def _parts(self, result: Any, rows: list[int]) -> Iterator[Any]:
-        """Yield each call's part of the joined result, as views."""
+        """Yield for each call its part of the joined result, as views."""
         total = sum(rows)
         leaves = nest.flatten(result)
         for leaf in leaves:
@@ -140,7 +140,7 @@ class Batched:
                     f"an array of shape {leaf.shape}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
                 )
                 raise UnknownError(
-                    f"{self._method.name} was given a batch of {total} rows, and {shown} is not as many results",
+                    f"{self._method.name} was given a batch of {total} rows, and returned {shown}, which does not have as many rows",
                 )
         ends = np.cumsum(rows).tolist()
         return (
@@ -162,7 +162,7 @@ def _joined(calls: list[Any]) -> Any:
 
 
 def _kind(value: Any, rows: set[int]) -> Hashable:
-    """Return what two calls must have in common to be joined; add the row counts of all arrays to `rows`."""
+    """Return a key that is equal for two calls exactly if they can be joined. Add the row counts of all arrays to `rows`."""
     if isinstance(value, np.ndarray) and value.ndim:
         rows.add(len(value))
         return value.dtype, value.shape[1:]

@@ -1,18 +1,18 @@
-"""Which calls of a method run together, and when: the decision, without arrays, clock or threads.
+"""The decision which calls of a method run together, and when: without arrays, clock or threads.
 
 Theory of operation
-    Calls of one kind (calls whose arguments can be joined; the runtime decides that) collect in a batch. A batch is closed when
-    it has `rows_max` rows, or when the next call does not fit; a call with more rows is a batch by itself. A batch may run once
-    it is closed, or once its first call has waited for `delay_s`. While another batch runs, open batches go on collecting.
+    Calls of one kind collect in a batch. A kind consists of the calls whose arguments can be joined, as the runtime decides. A batch is
+    closed when it has `rows_max` rows, or when the next call does not fit; a call with more rows is a batch by itself. A batch may run
+    once it is closed, or once its first call has waited for `delay_s`. While one batch runs, open batches go on collecting.
 
 Promises, checked by tests/machines/test_batching.py and in simulation (tests/sim/test_rpc.py)
     P1  each call is in exactly one batch, with calls of its kind only, in the order of arrival
     P2  a batch has at most `rows_max` rows, or one call
     P3  an open batch waits at most `delay_s` for further calls; a closed batch does not wait for any
-    P4  of the batches that may run, the next is the one whose first call arrived first, even if that call was dropped since
-    P5  nothing is kept of a call that was dropped before it ran
+    P4  of the batches that may run, the next is the one whose first call arrived first, even if that call has been dropped
+    P5  no state is kept of a call that was dropped before it ran
 
-Not here: what a kind is, how arguments are joined and results split (batching.py).
+Not here: how arguments are compared, joined and split (batching.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class CallBatch(Generic[T]):
-    """Calls that run together. Its content is private to this file."""
+    """Calls that run together. Only this file uses its attributes."""
 
     __slots__ = ("calls", "kind", "rows", "since")
 
@@ -39,7 +39,7 @@ class CallBatch(Generic[T]):
 
 
 class Batches(Generic[T]):
-    """The waiting calls of one method. See the module's docstring."""
+    """The waiting calls of one method; the module's docstring has the rules."""
 
     def __init__(self, rows_max: int, delay_s: float) -> None:
         self._rows_max = rows_max
@@ -55,7 +55,7 @@ class Batches(Generic[T]):
         return sum(map(len, self._present()))
 
     def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> CallBatch[T]:
-        """Add a call with `rows` rows; return its batch, which `dropped` needs."""
+        """Add a call with `rows` rows. Return its batch, which a later `dropped` needs."""
         batch = self._open.get(kind)
         if batch is not None and batch.rows + rows > self._rows_max:
             self._close(kind)
@@ -73,7 +73,7 @@ class Batches(Generic[T]):
         heapq.heappush(self._closed, (batch.since, next(self._numbers), batch))
 
     def dropped(self, call: T, batch: CallBatch[T]) -> None:
-        """Forget a call that is no longer wanted. Does nothing if `ready` has returned its batch already."""
+        """Remove a call that is no longer wanted. Does nothing if `ready` has already returned the call's batch."""
         batch.rows -= batch.calls.pop(call, 0)
         if not batch.calls:
             if self._open.get(batch.kind) is batch:
@@ -96,14 +96,14 @@ class Batches(Generic[T]):
 
     @property
     def deadline(self) -> float:
-        """When `ready` next has a batch; `inf` if no call waits."""
+        """The time from which `ready` returns a batch; `inf` if no call waits."""
         if self._closed:
             return -inf
         oldest = next(iter(self._open.values()), None)
         return inf if oldest is None else oldest.since + self._delay_s
 
     def all(self) -> list[list[T]]:
-        """Return every batch, closed or not, and forget them."""
+        """Return the calls of every batch, closed or not, and forget all batches."""
         batches = self._present()
         self._closed.clear()
         self._open.clear()
@@ -115,6 +115,6 @@ class Batches(Generic[T]):
         return [list(batch.calls) for batch in batches if batch.calls]
 
     def _drop_empty(self) -> None:
-        """Remove empty batches from the front of the closed ones. Invariant: the first closed batch has calls."""
+        """Remove empty batches from the front of the closed ones. *Invariant*: the first closed batch has calls."""
         while self._closed and not self._closed[0][2].calls:
             heapq.heappop(self._closed)

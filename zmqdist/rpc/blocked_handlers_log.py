@@ -1,4 +1,4 @@
-"""A warning when all handler threads are blocked, as they are when handlers call their own server and wait for a free thread.
+"""A warning when all handler threads are blocked, for instance because each handler calls its own server and waits for a free thread.
 
 Not here: when the warning is due (admission_machine.py).
 """
@@ -18,10 +18,10 @@ log = logging.getLogger("zmqdist.rpc")
 
 
 class BlockedHandlersLog:
-    """Logs the warning for one pool.
+    """The warning for one pool of handler threads.
 
     Attributes:
-      deadline: when to call `look` again; None: not before the pool is full again.
+      deadline: when to call `look` again; None if no call is needed before the pool is full again.
     """
 
     def __init__(self, pool: HandlerPool) -> None:
@@ -33,7 +33,7 @@ class BlockedHandlersLog:
         """Log the warning if it is due.
 
         Args:
-          where: names the server in the log line.
+          where: the name of the server in the log line.
 
         Returns:
           The new `deadline`.
@@ -56,6 +56,6 @@ class BlockedHandlersLog:
 
 
 def _name_of(fn: Callable[..., None], args: tuple[Any, ...]) -> str:
-    """Return the name of the method that a pool's work belongs to: a batch, or a call."""
+    """Return the name of the method to which a piece of the pool's work belongs. The work is a batch or a call."""
     batched = getattr(fn, "__self__", None)
     return batched.name if isinstance(batched, Batched) else str(args[2].name)

@@ -2,9 +2,9 @@
 
 Rules
     `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number of threads may share a client.
-    A call made while the server is away waits for it, up to the call's deadline, and is sent when the server is back. A call that
-    was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
-    An error that the client itself can see (arguments of another structure, a value that cannot travel) is raised by the call;
+    A call that is made while no server is connected waits for one, until the call's deadline, and is sent when the server is back. A call
+    that was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
+    An error that the client itself can see (arguments of another structure, a value that cannot travel) is raised when the call is made;
     every other error is the outcome of the call.
 
 Not here: threads and the socket (transport/channel.py).
@@ -48,20 +48,20 @@ def new_incarnation() -> int:
 
 
 class RpcClient:
-    """The client that `Client.create` returns.
+    """A client of one server; `Client.create` makes it.
 
-    Close it with `close` or a with-statement. `close`, and garbage collection, end pending calls with CANCELLED.
+    Close it with `close` or a with-statement. Both, and also garbage collection, end pending calls with CANCELLED.
 
-    Each method that the server had when the client was made, or at the last `refresh`, is an attribute: `m(*args, **kwargs)`
-    returns a StatusOrResult, `m_blocking(*args, **kwargs)` waits and returns the value or raises. For a generator function
-    `m(*args, **kwargs)` returns a Stream. The keywords `timeout_in_ms` and `out` (as in `call`) belong to the client: give a
-    parameter of that name by position. Arguments that cannot be right (an unknown keyword, a structure other than the
-    signature's) raise TypeError or ValueError before anything is sent. Use `call` for a method whose name is not an identifier or
-    is an attribute of this class.
+    The client has attributes for each method that the server had when the client was made, or at the last `refresh`. `m(*args, **kwargs)`
+    returns a StatusOrResult; `m_blocking(*args, **kwargs)` waits and returns the value, or raises the error. If the method is a generator
+    function, `m(*args, **kwargs)` returns a Stream. The keywords `timeout_in_ms` and `out` (as in `call`) are the client's own, so a
+    parameter of the method with such a name must be given by position. Arguments that cannot be right (an unknown keyword, another
+    structure than that of the signature) raise TypeError or ValueError before anything is sent. Use `call` for a method whose name is not
+    an identifier, or is an attribute of this class.
 
     Attributes:
       address: "host:port" of the server.
-      name: shown in logs; need not be unique.
+      name: the name of this client in logs; it need not be unique.
     """
 
     address: str
@@ -82,10 +82,10 @@ class RpcClient:
         Args:
           rpc_layer: "zmq".
           address: "host:port" or "zmq://host:port".
-          name: shown in logs; need not be unique.
-          timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means none: `create`
-            then waits without end and logs the server that it waits for.
-          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token, or ZMQDIST_KEYS_DIR.
+          name: the name of this client in logs; it need not be unique.
+          timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means no deadline: `create` then
+            waits without end, and logs for which server it waits.
+          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
 
         Returns:
           A ZmqClient. The caller owns it and closes it.
@@ -103,18 +103,18 @@ class RpcClient:
     def call(
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
-        """Call a method by its name; see ZmqClient."""
+        """Call a method by its name; documented at ZmqClient."""
         raise NotImplementedError("made by Client.create")
 
     def snapshot(self) -> ClientSnapshot:
-        """Return the current figures; see ZmqClient."""
+        """Return the current figures; documented at ZmqClient."""
         raise NotImplementedError("made by Client.create")
 
 
 class ZmqClient(RpcClient):
     """The concrete class that `Client.create` returns.
 
-    Made directly, without `list_registered_methods`, it does not wait for the server.
+    If it is made directly and without `list_registered_methods`, it does not wait for the server.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class ZmqClient(RpcClient):
         token_file: str | os.PathLike[str] | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect; the arguments are those of `Client.create`. With `list_registered_methods` it blocks and raises as that does.
+        """Connect. The arguments are those of `Client.create`. With `list_registered_methods`, block and raise as `Client.create` does.
 
-        `security` overrides `keys_dir` and `token_file`; it is for roles other than "client".
+        `security` overrides `keys_dir` and `token_file`; use it to connect in another role than "client".
         """
         due_after(timeout_in_ms, 0)
         self.address = strip_scheme(address)
@@ -154,14 +154,14 @@ class ZmqClient(RpcClient):
         """Call a method by its name. Does not wait for the reply.
 
         Args:
-          method_name: as it was registered, dots included.
+          method_name: the name under which the method is registered, dots included.
           args: None, one value, or any structure of values. Only the leaves are sent, from left to right.
-          output_specs: a structure of TensorSpec: the value is packed into it, as arrays. None: the value is the flat list of the
-            leaves that the function returned, or None if it returned nothing.
-          timeout_in_ms: deadline of this call in milliseconds; 0 or less: the client's default.
-          out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype; the
-            value is then `out` itself. Large replies are received without a copy. Do not touch `out` until the call has ended. If
-            the reply does not fit (InvalidArgumentError), `out` is unchanged; after any other error its content is undefined.
+          output_specs: a structure of TensorSpec, into which the value is packed, as arrays. None: the value is the flat list of the leaves
+            that the function returned, or None if it returned nothing.
+          timeout_in_ms: deadline of this call in milliseconds; 0 or less takes the client's default.
+          out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype. The value is then
+            `out` itself, and large replies are received without a copy. Do not touch `out` until the call has ended. If the reply does not
+            fit (InvalidArgumentError), `out` is unchanged; after any other error its content is undefined.
 
         Returns:
           A StatusOrResult for the outcome.
@@ -173,7 +173,7 @@ class ZmqClient(RpcClient):
         """
         check_name(method_name)
         if out is not None and output_specs is not None:
-            raise InvalidArgumentError("out and output_specs both say what the value is: give one of them")
+            raise InvalidArgumentError("out and output_specs both decide the form of the value: give only one of them")
         output = None if out is None else OutputArray(out)
         read = output.read if output else as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else payload.leaves(args))
@@ -185,10 +185,10 @@ class ZmqClient(RpcClient):
         return StatusOrResult(self._channel, call, read)
 
     def stream(self, method_name: str, *args: Any, timeout_in_ms: int = 0) -> Stream:
-        """Call a generator function by its name, whether or not it was listed. Does not wait.
+        """Call a generator function by its name, even if the client's list does not have it. Does not wait.
 
         Args:
-          timeout_in_ms: deadline of the whole stream in milliseconds; 0 or less: the client's default.
+          timeout_in_ms: deadline of the whole stream in milliseconds; 0 or less takes the client's default.
 
         Raises:
           InvalidArgumentError: a value in `args`, or the name, cannot travel.
@@ -200,7 +200,7 @@ class ZmqClient(RpcClient):
     def methods(self) -> dict[str, MethodInfo]:
         """Fetch the methods that the server has now, by name. Blocks, at most for the client's default deadline.
 
-        If the connection ends meanwhile, it asks a second time, because a restarted server may be at the address.
+        If the connection ends meanwhile, this asks once more, because a restarted server may listen at the address.
 
         Raises:
           OpError: the error with which the call ended.
@@ -230,20 +230,20 @@ class ZmqClient(RpcClient):
                 if not reserved and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
-        # Set before delete: other threads may be calling a method that stays, so it must never be missing.
+        # New attributes are set before old ones are deleted: a method that remains must never be missing, as other threads may call it.
         for attribute, function in offered.items():
             setattr(self, attribute, function)
         for attribute in before - offered.keys():
             delattr(self, attribute)
 
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
-        """Return `m`, and `m_blocking` unless `m` is a stream, for a method listed by `methods`, whatever its name."""
+        """Return `m`, and also `m_blocking` unless `m` is a stream, for a method in the result of `methods`, whatever its name."""
         return stubs(self._channel, info, self._timeout_in_ms)
 
     def snapshot(self) -> ClientSnapshot:
         """Return the client's current figures: calls, waiting threads, large arrays in flight, messages.
 
-        Cheap; may be called from any thread.
+        Cheap. Any thread may call it.
 
         Raises:
           FailedPreconditionError: the client was made before a fork.
@@ -251,7 +251,7 @@ class ZmqClient(RpcClient):
         return self._channel.snapshot()
 
     def close(self) -> None:
-        """End the connection; pending calls end with CANCELLED. Idempotent."""
+        """Close the connection; pending calls end with CANCELLED. Idempotent."""
         self._channel.close()
 
     def __enter__(self) -> ZmqClient:
@@ -269,5 +269,5 @@ def _path(path: str | os.PathLike[str] | None) -> str | None:
 
 
 def channel_of(client: ZmqClient) -> Channel:
-    """Return the channel of a client. It is not a public attribute, because attributes are for methods of the server."""
+    """Return the channel of a client. It is not a public attribute, because a client's attributes are for the methods of its server."""
     return client._channel

@@ -1,4 +1,4 @@
-"""The outcome of a call that its caller did not wait for."""
+"""The outcome of a call for whose reply the caller has not waited."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zmqdist.transport.channel import Channel
 
 
 class StatusOrResult:
-    """The outcome of one call. Its methods may be called from any thread, in any order and repeatedly; the outcome never changes.
+    """The outcome of one call, which never changes. Any thread may call the methods, in any order and repeatedly.
 
-    Methods that wait use the call's own deadline. Without a deadline they wait until the server replies, its connection ends, or,
-    if there is no server yet, one appears. An outcome that is dropped unread does not cancel the call: the remote function still
-    runs. `bool` of it is True even for an error.
+    Methods that wait do so until the call's own deadline. Without a deadline they wait until the server replies or its connection ends; if
+    no server is connected, they wait for one. Dropping the object does not cancel the call: the remote function still runs. `bool` of the
+    object is True even if the call ends with an error.
     """
 
     __slots__ = ("__weakref__", "_call", "_channel", "_read", "_value")
@@ -30,12 +30,12 @@ class StatusOrResult:
         self._value: tuple[Any] | None = None
 
     def is_ok(self) -> bool:
-        """Wait for the end of the call; return whether it gave a value."""
+        """Wait for the end of the call; return whether it returned a value."""
         self._channel.wait(self._call)
         return self._call.code == 0
 
     def get_error(self) -> tuple[int, str]:
-        """Wait for the end of the call; return (code, message), which is (0, "") for a value."""
+        """Wait for the end of the call; return its error as (code, message), or (0, "") if it returned a value."""
         self._channel.wait(self._call)
         return self._call.code, self._call.message
 
@@ -59,18 +59,18 @@ class StatusOrResult:
         return self._channel.poll(self._call)
 
     def cancel(self) -> bool:
-        """End the call with CANCELLED; the server does not start it if it has not yet. Return False if it had ended before."""
+        """End the call with CANCELLED. The server does not start it any more. Return False if the call had ended before."""
         return self._channel.cancel(self._call)
 
     def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
-        """Have `fn(self)` called once the call has ended: in a thread of the client, or at once in this one if it has ended already.
+        """Have `fn(self)` called once when the call has ended: in a thread of the client, or at once in the calling thread if it has ended.
 
-        An exception that `fn` raises in the client's thread is logged. The client is kept alive until then.
+        If `fn` raises in the client's thread, the exception is logged. Until `fn` has been called, the client is kept alive.
         """
         self._channel.add_done_callback(self._call, lambda call: fn(self))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Return the value, as `get_value`, in any asyncio loop. Cancelling the task that awaits cancels the call."""
+        """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting task is cancelled, so is the call."""
         if self._value is None and not self._call.ended:
             yield from ended(self._channel, self._call).__await__()
         return self.get_value()
@@ -82,7 +82,7 @@ class StatusOrResult:
 
 
 def is_sent(result: StatusOrResult) -> bool:
-    """Return whether the call of `result` has been sent. As `Channel.is_sent`."""
+    """Return whether the call of `result` has been sent, as `Channel.is_sent` does."""
     return result._channel.is_sent(result._call)
 
 
@@ -92,7 +92,7 @@ def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> S
 
 
 async def ended(channel: Channel, call: ClientCall) -> None:
-    """Wait in an asyncio loop until the call has ended. Cancelling the waiting task cancels the call."""
+    """Wait in an asyncio loop until the call has ended. If the waiting task is cancelled, so is the call."""
     import asyncio  # here, so that programs without asyncio do not load it
 
     loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], An
 
 
 def as_returned(call: ClientCall, address: str) -> Any:
-    """Return the value as the function returned it."""
+    """Return the value in the structure that the function returned."""
     return payload.unpack(call.body, call.frames, address)
 
 
@@ -135,7 +135,7 @@ def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
 
 
 def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
-    """Return a reader that gives the leaves as arrays in the structure of `specs`."""
+    """Return a function that reads the leaves of a reply and returns them as arrays, in the structure of `specs`."""
     wanted = nest.flatten(specs)
 
     def read(call: ClientCall, address: str) -> Any:

@@ -1,11 +1,11 @@
-"""The server's side of streams: generators, each in a thread of its own, and the calls that fetch their items.
+"""The server's side of streams: the generators, each in a thread of its own, and the calls that fetch their items.
 
 Rules
-    One thread runs a generator from its first line to its last, `finally` included.
-    Each item is packed as soon as it is yielded, so that the generator may change it afterwards. Packed items wait for the next
-    call of the client; meanwhile the generator runs on, up to STREAM_ITEMS_AHEAD items and STREAM_BYTES_AHEAD bytes.
-    A call for items gets its reply as soon as there is one item, with all items there are, up to the bounds of one message.
-    The generator is closed at its next yield when the client closes the stream or disconnects, when the deadline passes, or when
+    One thread runs a generator from its first line to its last, including `finally`.
+    Each item is packed as soon as the generator yields it, so that the generator may change it afterwards. Packed items wait for the
+    client's next call. Meanwhile the generator continues, until STREAM_ITEMS_AHEAD items or STREAM_BYTES_AHEAD bytes wait.
+    A call for items gets its reply as soon as one item is packed. The reply has all packed items, up to the bounds of one message.
+    The server closes a generator at its next yield when the client closes the stream or disconnects, when the deadline passes, or when
     the server stops.
     A generator that rarely yields can check `zmqdist.cancelled()`.
     A client has at most STREAMS_OF_PEER_MAX streams; a closed stream counts until its generator has ended.
@@ -44,7 +44,7 @@ log = logging.getLogger("zmqdist.rpc")
 
 
 class Generators:
-    """All streams of one service. Every method runs in the loop."""
+    """All streams of one service. The loop calls every method."""
 
     def __init__(self, service: AnsweringService) -> None:
         self._service = service
@@ -55,7 +55,7 @@ class Generators:
         service.register_later(CLOSE, self._close)
 
     def __len__(self) -> int:
-        """Return the number of streams that a client has open, or whose generator still runs."""
+        """Return the number of streams that a client has open, or whose generators still run."""
         return len(self._running.union(*(streams.values() for streams in self._by_peer.values())))
 
     def peer_gone(self, peer: Peer) -> None:
@@ -64,7 +64,7 @@ class Generators:
             stream.close(errors.UNAVAILABLE, "its client has gone")
 
     def stop(self) -> list[threading.Thread]:
-        """Close all streams: their callers get UNAVAILABLE. Return the threads whose generators have not ended yet."""
+        """Close all streams, so that their callers get UNAVAILABLE. Return the threads whose generators have not ended yet."""
         for stream in self._running:
             stream.close(errors.UNAVAILABLE, "the server has stopped")
         return [stream.thread for stream in self._running]
@@ -76,7 +76,7 @@ class Generators:
 
     def _open(self, call: PendingCall, number: Any, name: Any, arguments: Any) -> None:
         if type(number) is not int or type(name) is not str:
-            raise InvalidArgumentError("a stream has a number, and its method a name")
+            raise InvalidArgumentError("the number of a stream must be an int, and the name of its method a str")
         method = self._service.allowed(call.peer, name)
         if not method.streaming:
             raise InvalidArgumentError(f"{name} is not a generator function: call it")
@@ -96,7 +96,7 @@ class Generators:
     def _next(self, call: PendingCall, number: Any) -> None:
         stream = self._find(call.peer, number)
         if stream is None:
-            raise UnavailableError("this stream is not known here: its connection went, or it was closed")
+            raise UnavailableError("the server does not know this stream: its connection has ended, or it was closed")
         stream.request_items(call)
         self._forget_if_over(stream)
 
@@ -112,7 +112,7 @@ class Generators:
         return None if stream is None or stream.over else stream
 
     def _forget_if_over(self, stream: _Stream) -> None:
-        """Forget a stream once its client can fetch nothing more and its generator has ended."""
+        """Forget a stream when its client can fetch no more items and its generator has ended."""
         if stream in self._running or not stream.over:
             return
         streams = self._by_peer.get(stream.peer, {})
@@ -123,10 +123,10 @@ class Generators:
 
 
 class _Stream:
-    """One generator. `_condition` guards the state that its thread and the loop share.
+    """One stream and its generator. `_condition` guards the state that its thread and the loop share.
 
     Attributes:
-      over: the stream was closed, or its last items have been sent.
+      over: whether the stream was closed, or its last items have been sent.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class _Stream:
     # -- in the loop ------------------------------------------------------------------------------------------------------
 
     def request_items(self, call: PendingCall) -> None:
-        """Reply to `call` as soon as there are items. Raises InvalidArgumentError if the previous call has no reply yet."""
+        """Reply to `call` as soon as an item is packed. Raises InvalidArgumentError if the previous call has no reply yet."""
         with self._condition:
             if self._pending is not None and self._pending.wanted():
                 raise InvalidArgumentError("the last call for items of this stream is unanswered")
@@ -163,7 +163,7 @@ class _Stream:
             self._reply()
 
     def close(self, code: int, message: str) -> None:
-        """Drop all items, and end a pending call with this error."""
+        """Drop all items, and end the pending call, if there is one, with this error."""
         with self._condition:
             self._bodies, self._sources, self._bytes = [], [], 0
             self._end = (code, message)
@@ -191,9 +191,9 @@ class _Stream:
         self._service.soon(self._owner.ended, self)
 
     def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
-        """Run the generator to its end; return (code, message) of that end."""
+        """Run the generator until it ends or is closed; return (code, message) for that end."""
         generator = self._method.fn(*args, **named)
-        args = named = None  # type: ignore[assignment]  # only the generator keeps its arguments alive
+        args = named = None  # type: ignore[assignment]  # now only the generator refers to its arguments
         try:
             while self._wait_for_room():
                 try:
@@ -210,7 +210,7 @@ class _Stream:
         return errors.DEADLINE_EXCEEDED, f"deadline passed while {self._method.name!r} streamed"
 
     def _wait_for_room(self) -> bool:
-        """Wait until another item may be produced; return False if none is wanted any more."""
+        """Wait until the generator may produce another item. Return False if no item is wanted any more."""
         with self._condition:
             while not self.over and (left_s := self._due - time.monotonic()) > 0:
                 if len(self._bodies) < STREAM_ITEMS_AHEAD and self._bytes < STREAM_BYTES_AHEAD:
@@ -228,10 +228,10 @@ class _Stream:
             if self._pending is not None:
                 self._reply()
 
-    # -- with `_turn` held ------------------------------------------------------------------------------------------------
+    # -- with `_condition` held ---------------------------------------------------------------------------------------------
 
     def _reply(self) -> None:
-        """Reply to the pending call if there are items or the stream has ended."""
+        """Reply to the pending call, if there is one, and if items are packed or the stream has ended."""
         call = self._pending
         if call is None or not (self._bodies or self._end is not None) or self.over:
             return
@@ -249,7 +249,7 @@ class _Stream:
         self._condition.notify()
 
     def _fitting_count(self) -> int:
-        """Return how many of the items fit into one message: at least one, if there is any."""
+        """Return how many of the packed items fit into one message: at least one, if there is any."""
         byte_count = parts = 0
         for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):
             byte_count += len(body)

@@ -1,7 +1,7 @@
-"""An exception of a handler as the error of its call.
+"""The error reply to a call whose handler has raised an exception.
 
-No function here raises. An exception is code of its author (its `__str__` may raise, its constructor may leave out the attributes
-of OpError), and a call whose error could not be built would never get a reply.
+No function here raises, because a call whose error cannot be built would never get a reply. An exception runs code of the program: its
+`__str__` may raise, and the constructor of a subclass of OpError may not set OpError's attributes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _CODES: Final = (
     (StopIteration, errors.OUT_OF_RANGE),
 )
 TRACEBACK: Final = "\n\nTraceback at the server:\n"
-"""Separates class and text of an error from the traceback."""
+"""Text between the class and message of an error and its traceback."""
 
 _HERE: Final = os.path.dirname(__file__)
 
 
 def failed(id: int, error: BaseException) -> Reply:
-    """Return the error reply to call `id`. An OpError keeps its code and text; others get a code by class, and class and traceback
-    as text.
+    """Return the error reply to call `id`. An OpError keeps its code and text. For another exception the class decides the code, and the
+    text consists of class, message and traceback.
     """
     return Reply(id, *code_and_message(error), b"")
 
 
 def no_room(id: int, reason: str) -> Reply:
-    """Return the error reply to call `id`, whose arguments exceed a bound; `reason` names the bound."""
+    """Return the error reply to call `id`, whose arguments exceed a bound. `reason` names that bound."""
     message = f"{reason}: send fewer at a time, or wait for answers; the call was not carried out"
     return Reply(id, errors.RESOURCE_EXHAUSTED, message, b"")
 
@@ -46,10 +46,10 @@ def stopping() -> UnavailableError:
 
 
 def code_and_message(error: BaseException) -> tuple[int, str]:
-    """Return code and message of an error, for a Reply. The code is never OK; a message above ERROR_CHARS_MAX is shortened and says
-    so.
+    """Return the code and the message of an error, for a Reply. The code is never OK. A message above ERROR_CHARS_MAX is shortened, and
+    says so.
 
-    Never raises. Call it in a thread of zmqdist's own, because it treats a KeyboardInterrupt as one that the exception's code has
+    Never raises. Call it only in a thread of zmqdist, because even a KeyboardInterrupt counts as an exception that the error's own code has
     raised.
     """
     try:
@@ -57,12 +57,12 @@ def code_and_message(error: BaseException) -> tuple[int, str]:
             return _code(error), _encodable(_cut(_message(error), ERROR_CHARS_MAX))
         code = next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
         return code, _encodable(_text(error))
-    except BaseException:  # an attribute raised, or a text is not a str
+    except BaseException:  # an attribute of the error has raised, or a text is not a str
         return errors.UNKNOWN, f"{_encodable(type(error).__name__)} (its text could not be made)"
 
 
 def _code(error: OpError) -> int:
-    """Return the error's code; UNKNOWN if it has none, or OK, which would turn the error into a value."""
+    """Return the error's code; UNKNOWN if it has no code, or the code OK, which would turn the error into a value."""
     code = getattr(error, "error_code", getattr(error, "code", None))
     return int(code) if isinstance(code, int) and errors.OK < code <= errors.UNAUTHENTICATED else errors.UNKNOWN
 
@@ -73,12 +73,12 @@ def _message(error: OpError) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Return `text` with undecodable bytes written as escapes. File names in a message need not be UTF-8."""
+    """Return `text` with undecodable bytes written as escapes, because file names in a message need not be UTF-8."""
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def _cut(text: str, most: int) -> str:
-    """Return `text` with its middle left out if it is longer than `most` characters."""
+    """Return `text`; if it is longer than `most` characters, leave out its middle."""
     lacks = len(text) - most
     if lacks <= 0:
         return text
@@ -86,10 +86,10 @@ def _cut(text: str, most: int) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return class, text and traceback of an error, without the leading frames of this package."""
+    """Return class, message and traceback of an error. The traceback lacks the leading frames of this package."""
     try:
         head = f"{type(error).__name__}: {error}"
-    except BaseException:  # a __str__ that raises, SystemExit for instance
+    except BaseException:  # `__str__` of the error has raised, for instance SystemExit
         return f"{type(error).__name__} (its text could not be made)"
     trace = error.__traceback__
     while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _HERE:

@@ -1,9 +1,9 @@
-"""Threads for handlers: created on demand up to a bound. Further work waits, and the owners of waiting work are served in turn.
+"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and its owners have turns.
 
-The threads are daemons, because a handler that never ends must not keep the process from ending. `concurrent.futures` is not
-used: it joins its threads at exit, and creates a Future for each call that nothing here would read.
+The threads are daemons, because a handler that never ends must not keep the process from ending. The pool does not use
+`concurrent.futures`, which joins its threads at exit, and makes a Future for each call that no code here would read.
 
-Not here: which work is next, and how many bytes may wait (admission_machine.py).
+Not here: which work begins next, and how many bytes may wait (admission_machine.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqdist.transport.memory_limits import usable_bytes
 log = logging.getLogger("zmqdist.rpc")
 
 SHARE: Final = 8
-"""The arguments of waiting calls, pulled and unasked ones each, take at most 1/SHARE of the usable memory."""
+"""The arguments of waiting calls take at most 1/SHARE of the usable memory, pulled and unasked arguments each."""
 
 Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 
@@ -29,23 +29,23 @@ Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 class HandlerPool:
     """A bounded pool of threads.
 
-    One thread calls `submit` and `ready`, and not after `stop`; any thread may call the other methods.
+    One thread calls `submit` and `ready`, and never after `stop`. Any thread may call the other methods.
 
     Attributes:
-      full: whether there was more work than threads when work was last added.
+      full: whether there was more work than threads when work was added last.
     """
 
     def __init__(self, name: str, threads_max: int, on_room: Callable[[], object] | None = None) -> None:
         """Create a pool without threads.
 
         Args:
-          on_room: called by a thread of the pool when work has begun while a call's arguments wait to be let in.
+          on_room: called in a thread of the pool when work has begun while the arguments of another call wait to be let in.
         """
         self.full = False
         self._name = name
         self._threads_max = threads_max
         self._on_room = on_room
-        self._lock = threading.RLock()  # entering the Condition itself takes several times as long
+        self._lock = threading.RLock()  # entering the Condition itself would take several times as long
         self._quiet = threading.Condition(self._lock)
         share = usable_bytes() // SHARE
         self._admission = FairAdmission(
@@ -60,17 +60,17 @@ class HandlerPool:
     # -- adding work ---------------------------------------------------------------------------------------------------------
 
     def submit(self, fn: Callable[..., None], *args: Any) -> None:
-        """Have a thread call `fn(*args)`. Everything submitted this way has one owner and begins in order."""
+        """Have a thread call `fn(*args)`. All work that is submitted in this way has one owner, and begins in order."""
         self.ready(None, object(), (fn, args))
 
     def ready(self, owner: Hashable, key: Hashable, work: Work, nbytes: int = 0) -> str:
-        """Have a thread run `work` when it is the owner's turn.
+        """Have a thread run `work` when it is its owner's turn.
 
         Args:
-          nbytes: bytes that the work holds and that were not counted by `arrived` before.
+          nbytes: bytes that the work holds and that no earlier call of `arrived` has counted.
 
         Returns:
-          Why it is refused (admission_machine.py, P5); empty if it was accepted.
+          Why the pool refuses the work (admission_machine.py, P5); empty if the pool accepts it.
         """
         with self._lock:
             if nbytes and (refused := self._admission.arrived(owner, key, nbytes)):
@@ -84,7 +84,7 @@ class HandlerPool:
                 return ""
             threads = len(self._running)
             if self.full or threads >= unfinished:
-                return ""  # a thread that is finishing, or has just started, takes it
+                return ""  # a thread that is about to be free, or that was just started, will take the work
             self._running.append(None)
         name = f"{self._name}-{threads + 1}"
         threading.Thread(target=self._serve, args=(threads,), name=name, daemon=True).start()
@@ -128,7 +128,7 @@ class HandlerPool:
             return calls
 
     def stop(self) -> None:
-        """Let the threads end when no work is left. Waiting work still runs; no work may be added afterwards."""
+        """Let the threads end when no work is left. Waiting work still runs, but no more work may be added."""
         for _ in self._running:
             self._wake.put(False)
 
@@ -140,28 +140,28 @@ class HandlerPool:
             return self._admission.waiting(owner)
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Return four counts: waiting work, busy threads, threads, and the bound on threads."""
+        """Return four numbers: of pieces of waiting work, busy threads, threads, and threads at most."""
         with self._lock:
             return self._admission.count, self._busy, len(self._running), self._threads_max
 
     def held(self) -> int:
-        """Return the bytes held by calls that have not begun."""
+        """Return the bytes of arguments of calls that have not begun."""
         with self._lock:
             return self._admission.unasked + self._admission.pulled
 
     def progress(self) -> tuple[bool, int, list[Work]]:
-        """Return whether there is more work than threads may run, how much work has ended since the start, and what runs."""
+        """Return whether there is more work than threads at most, how much work has ended since the start, and, if so, the running work."""
         with self._lock:
             full = self.unfinished > self._threads_max
             return full, self._ended, [work for work in self._running if work is not None] if full else []
 
     @property
     def unfinished(self) -> int:
-        """Pieces of work that were added and have not ended."""
+        """Number of pieces of work that were added and have not ended."""
         return self._admission.count + self._busy
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all added work has ended; return False if it has not after `timeout_s` seconds."""
+        """Wait until all added work has ended, for `timeout_s` at most. Return whether it has."""
         with self._lock:
             return self._quiet.wait_for(lambda: self.unfinished == 0, timeout_s)
 
@@ -192,6 +192,6 @@ class HandlerPool:
                 if admission.outside and self._on_room is not None:
                     self._on_room()
                 work[0](*work[1])
-            except BaseException:  # a thread that died here would be missing for all further work
+            except BaseException:  # if this thread ended, the pool would have one thread less from now on
                 log.exception("a bug in zmqdist: the work of a handler thread raised")
             del work

@@ -1,6 +1,6 @@
-"""Calls between parts of zmqdist: by method name, with the structure of the arguments kept, and with a point in time as deadline.
+"""Calls between parts of zmqdist: a call by method name that keeps the structure of its arguments, and has a time as its deadline.
 
-Users have `Client.call` (which flattens the arguments) and the client's own attributes instead.
+Users call `Client.call`, which flattens the arguments, or the client's attributes instead.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from zmqdist.transport.shm_pool import Block
 from zmqdist.transport.transfers import Source
 
 CONNECT_S: Final = 1.0
-"""Seconds in which a server's kernel must accept or refuse a connection; after that the first call finds out."""
+"""Seconds in which the kernel of the server's host must accept or refuse a connection. If it does neither, the first call will fail."""
 
 PROBE_AGAIN_S: Final = 0.25
-"""Seconds between two probes of the port while a first reply is awaited."""
+"""Seconds between two probes of the port while `reach` waits for the first reply."""
 
 
 class NotListeningError(UnavailableError):
@@ -46,13 +46,13 @@ def start(
     waits_for_server: bool = True,
     out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
-    """Call a method without waiting. The arguments are sent as they are now.
+    """Call a method without waiting for the reply. The arguments are sent as they are now.
 
     Args:
-      due: when the caller stops waiting, on `time.monotonic`.
-      still: promises that the arrays in `args` do not change before the call has ended, so that they need not be copied.
-      block: shared memory that holds the one large array in `args` and that does not change.
-      waits_for_server: if False, the call ends with UNAVAILABLE when the server is away, or disconnects before the call was sent.
+      due: when the caller stops waiting, on the clock of `time.monotonic`.
+      still: the caller promises that the arrays in `args` do not change before the call has ended, so that they need not be copied.
+      block: shared memory with the content of the one large array in `args`; its content must not change.
+      waits_for_server: if False, the call ends with UNAVAILABLE when no server is connected, or the connection ends before it was sent.
       out: as in `Client.call`.
 
     Raises:
@@ -65,7 +65,7 @@ def start(
 def packed(
     client: ZmqClient, args: tuple[Any, ...], *, still: bool = False, block: Block | None = None
 ) -> tuple[bytes, Sequence[Source]]:
-    """Return the arguments of a call packed for `start_packed`. The arguments are those of `start`."""
+    """Return the arguments of a call, packed for `start_packed`. The parameters are those of `start`."""
     body, parts = payload.pack(args)
     if not parts:
         return body, ()
@@ -82,7 +82,7 @@ def start_packed(
     waits_for_server: bool = True,
     out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
-    """Call a method with arguments that `packed` has packed. Otherwise as `start`."""
+    """Call a method with arguments from `packed`. For the other arguments see `start`."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
     call.bounded = False
@@ -96,16 +96,16 @@ def start_packed(
 
 
 def reach(client: ZmqClient, due: float) -> None:
-    """Wait until the server of a client replies to a first small call.
+    """Wait until the server of a client has replied to a first small call.
 
-    The kernel of a busy process still accepts connections, so a port that refuses them means that the process has ended; `reach`
-    does not wait for its successor.
+    The kernel accepts connections even for a busy process. So a port that refuses them means that the process has ended, and `reach` does
+    not wait for its next incarnation.
 
     Args:
-      due: on `time.monotonic`.
+      due: when to stop waiting, on the clock of `time.monotonic`.
 
     Raises:
-      NotListeningError: the port refuses connections, at first or while the reply is awaited.
+      NotListeningError: the port refuses connections, at first or while this function waits for the reply.
       DeadlineExceededError: no reply before `due`.
       OpError: the error with which the call ended.
     """
@@ -121,7 +121,7 @@ def reach(client: ZmqClient, due: float) -> None:
 
 
 def _check_port(address: str, due: float) -> None:
-    """Raise NotListeningError if the port refuses connections. Other causes, such as a slow network, show in the first call."""
+    """Raise NotListeningError if the port refuses connections. The first call reports any other cause, such as a slow network."""
     connect_s = max(0.0, min(CONNECT_S, due - time.monotonic()))
     if isinstance(connect_failure(address, connect_s), ConnectionRefusedError):
         raise NotListeningError(f"no process listens at {address}: the server has ended or has not started")

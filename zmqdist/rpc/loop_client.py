@@ -1,7 +1,7 @@
-"""Calls over a connection that a loop already owns: a worker calls its dispatcher without opening a second connection.
+"""Calls over a connection that a loop already owns. With it, a worker calls its dispatcher without opening a second connection.
 
-Everything here runs in the loop. A call ends once: with its reply, or with UNAVAILABLE when the connection ends. Arguments must
-fit into the header of a message: large arrays cannot be sent.
+All methods run in the loop. A call ends once: with its reply, or with UNAVAILABLE when the connection ends. Its arguments must fit into
+the header of a message, so large arrays cannot be sent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from zmqdist.rpc import payload
 from zmqdist.transport.dealer import DealerConnection
 
 Then = Callable[[Any, OpError | None], None]
-"""Receives the value, or the error."""
+"""Called with (value, None), or with (None, error)."""
 
 
 class LoopClient:
-    """Calls to the server at the other end of a DealerConnection. The owner of the connection reports its events and messages."""
+    """Calls to the server at the other end of a DealerConnection. The connection's owner reports its events and messages to this object."""
 
     def __init__(self, dealer: DealerConnection) -> None:
         self._dealer = dealer
@@ -33,7 +33,7 @@ class LoopClient:
         return self._dealer.up
 
     def up(self, incarnation: int) -> None:
-        """Note that the connection is up, and to which incarnation of the server."""
+        """Note that the connection is up, and which incarnation of the server it reaches."""
         self._incarnation = incarnation
 
     def down(self) -> None:
@@ -43,7 +43,7 @@ class LoopClient:
             then(None, UnavailableError(f"the connection to {self._dealer.address} ended"))
 
     def call(self, method: str, args: tuple[Any, ...], then: Then) -> None:
-        """Call a method of the server, without a deadline; `then` gets the outcome."""
+        """Call a method of the server, without a deadline. `then` is called with the outcome."""
         body, parts = payload.pack(args)
         assert not parts, "arguments that do not fit into a header need a ZmqClient"
         number = next(self._numbers)
@@ -53,7 +53,7 @@ class LoopClient:
             then(None, UnavailableError(f"not connected to {self._dealer.address}"))
 
     def handle_message(self, message: Message) -> bool:
-        """Handle a message if it is a reply; return whether it was."""
+        """Process a message if it is a reply, and return whether it is one."""
         if isinstance(message, Reply):
             self._ended(message)
         elif isinstance(message, Replies):

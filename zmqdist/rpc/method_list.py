@@ -1,4 +1,4 @@
-"""The description of a server's methods: as it travels, and as users see it."""
+"""The description of a server's methods, in the form in which it travels, and in the form that users see."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PARAMETER_KIND: Callable[[int], Any] = type(inspect.Parameter.POSITIONAL_ONLY)
 
 @dataclass(frozen=True, slots=True)
 class MethodInfo:
-    """One method of a server. `str` of it is a line to read: `scale(array, by=10) -> float32[?, 3]`.
+    """One method of a server. `str(info)` is a readable line: `scale(array, by=10) -> float32[?, 3]`.
 
     Attributes:
-      name: as `Client.call` takes it.
-      signature: its parameters. A default is given as the text that the server has for it, or `...` for values without a short
-        text. None if Python cannot determine the parameters.
+      name: the name to give to `Client.call`.
+      signature: the parameters. The server sends a default value as a text, or as `...` if the value has no short text. None if Python
+        cannot determine the parameters.
       input_signature, output_signature: structures of TensorSpec (for a stream: of each item); None if the method has none.
       streaming: the method is a generator function; calling it returns an iterator.
-      batch: calls of several clients are joined along axis 0 and run as one.
+      batch: whether calls of several clients are joined along axis 0 and run as one.
       doc: the first line of its docstring.
     """
 
@@ -52,7 +52,7 @@ class MethodInfo:
         return f"{self.name}({', '.join(inputs)}){f' -> {output}' if output else ''}"
 
     def to_wire(self) -> list[Any]:
-        """Return the fields as they travel. New items go to the end."""
+        """Return the fields in the form in which they travel. Append new items."""
         parameters = None
         if self.signature is not None:
             parameters = [
@@ -71,7 +71,7 @@ class MethodInfo:
 
 
 def decode_methods(listing: Any, peer: str) -> dict[str, MethodInfo]:
-    """Return the methods in a server's listing, by name. Raises WireError if `listing` is not one."""
+    """Return the methods in a server's listing, by name. Raises WireError if `listing` is not a list of methods."""
     try:
         found = [_decode_method(*item[:7]) for item in listing]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -108,7 +108,7 @@ def _decode_method(
 
 
 class Default(str):
-    """The text of a default value as the server gave it; `repr` of it has no quotes."""
+    """The text of a default value, as the server has sent it. Its `repr` has no quotes."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ class Default(str):
 
 
 def first_line(fn: Any) -> str:
-    """Return the first line of a function's docstring. A callable object gives "", because its class's docstring is not about it."""
+    """Return the first line of a function's docstring; "" for a callable object, because the docstring of its class describes the class."""
     doc = inspect.getdoc(fn) if inspect.isroutine(fn) or hasattr(fn, "__wrapped__") else None
     return doc.strip().partition("\n")[0] if doc else ""
 

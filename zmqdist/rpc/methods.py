@@ -1,9 +1,9 @@
-"""Registered functions: which may be registered, and how the body of a call becomes their arguments.
+"""Registered functions: which functions may be registered, and how the body of a call becomes their arguments.
 
-On the wire (the body of Call)
+The body of a Call on the wire
     a tuple   the arguments, each with its structure
-    a dict    arguments by name, and under "" the tuple of positional ones
-    a list    the leaves of the arguments, as `Client.call` sends them; they are packed into the signature's structure here
+    a dict    the arguments by name, and under "" the tuple of the positional ones
+    a list    the leaves of the arguments, as `Client.call` sends them; this module packs them into the structure of the signature
 
 Not here: when and in which thread a function runs (service.py).
 """
@@ -29,10 +29,10 @@ class Method:
     """One registered function.
 
     Attributes:
-      roles: roles that may call it, besides `admin`; None: every authenticated peer.
-      later: it runs in the loop, takes a PendingCall before the arguments, and replies when it is ready.
-      streaming: it is a generator function, called as a stream (generators.py).
-      pooled: it runs in a thread of the server's pool, one call at a time.
+      roles: roles that may call the method, besides `admin`; None: every authenticated peer.
+      later: whether it runs in the loop, takes a PendingCall before the arguments, and replies when it is ready.
+      streaming: whether it is a generator function, whose calls are streams (generators.py).
+      pooled: whether it runs in a thread of the server's pool, one call in each thread.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Method:
         self._parameters = Parameters(signature_of(partial(fn, None) if later else fn))
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:
-        """Call the function with the arguments in a body and `frames`, a list that is emptied."""
+        """Call the function with the arguments in `body` and `frames`. The list `frames` is emptied."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
-            frames.clear()  # now only the handler refers to its arguments, so returning one needs no copy
+            frames.clear()  # now only the handler refers to its arguments, so a result that contains them needs no copy
         if (
             type(arguments) is tuple
             and self.input_signature is None
             and self._parameters.problem(len(arguments)) is None
         ):
-            value = self.fn(*arguments)  # the common case, without a signature to check
+            value = self.fn(*arguments)  # the most frequent case: there is no signature to check
         else:
             args, named = self.checked(arguments, peer)
             del arguments
@@ -78,7 +78,7 @@ class Method:
         return value if self.output_signature is None else self.result(value)
 
     def result(self, value: Any) -> Any:
-        """Return the function's result in the form of its output signature, if it has one. Raises UnknownError if it does not fit."""
+        """Return the function's result in the structure of its output signature, if it has one. Raises UnknownError if it does not fit."""
         if self.output_signature is None:
             return value
         try:
@@ -89,14 +89,14 @@ class Method:
             ) from None
 
     def arguments(self, body: bytes, frames: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return the function's arguments from a body and `frames`. Raises InvalidArgumentError if they do not fit."""
+        """Return the function's arguments, decoded from `body` and `frames`. Raises InvalidArgumentError if they do not fit."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
             frames.clear()
         return self.checked(arguments, peer)
 
     def checked(self, arguments: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return (positional arguments, arguments by name) from an unpacked body. Raises InvalidArgumentError if they do not fit."""
+        """Return (positional arguments, arguments by name) of a decoded body. Raises InvalidArgumentError if they do not fit."""
         specs = self.input_signature
         named = _NONE
         try:
@@ -123,7 +123,7 @@ class Method:
             raise InvalidArgumentError(f"{self.name}: {error}") from None
 
     def info(self) -> MethodInfo:
-        """Return the description that clients get."""
+        """Return the description of this method for clients."""
         return MethodInfo(
             self.name,
             self._parameters.signature,
@@ -150,7 +150,7 @@ def method_for(
     inline: bool,
     roles: frozenset[str] | None,
 ) -> Method:
-    """Return a Method for `fn`; raises as `RpcService.register`."""
+    """Return a Method for `fn`. Raises as `RpcService.register`."""
     if not callable(fn):
         raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
     function_of_method = fn.__func__ if isinstance(fn, MethodType) else fn

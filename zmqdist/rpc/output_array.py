@@ -1,4 +1,4 @@
-"""A reply that is received into an array of the caller's: `out=`."""
+"""The array of a caller that receives the reply to its call (`out=`)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from zmqdist.wire.safe import single_array_layout
 class OutputArray:
     """The caller's array: it provides the memory for a call's reply (transport/calls_machine.py) and reads the reply.
 
-    Chunks are received into it directly; any other reply is copied into it once. It is not written to before the reply is known
-    to be one array of its shape and dtype.
+    Chunks are received directly into the array; any other reply is copied into it once. No byte of it is written before the reply is
+    known to be one array of the same shape and dtype.
     """
 
     def __init__(self, out: NDArray[Any]) -> None:
-        """Raises InvalidArgumentError: `out` cannot receive an array."""
+        """Use the array `out`. Raises InvalidArgumentError if `out` cannot receive an array."""
         if not isinstance(out, np.ndarray):
             raise InvalidArgumentError(f"out: wanted a NumPy array, given a {type(out).__name__}")
         if not out.flags.writeable:
@@ -33,13 +33,15 @@ class OutputArray:
         if out.dtype.hasobject:
             raise InvalidArgumentError(f"out: no array of dtype {out.dtype} can be received")
         self._out = out
-        # A view of the base class: it stays writable even if the caller changes the flags of its own object.
+        # A view of class ndarray stays writable even if the caller changes the flags of `out` itself.
         self._flat = np.ndarray.view(out, np.ndarray).reshape(-1, order="A").view(np.uint8)
         self._bytes: NDArray[np.uint8] | None = None
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
-        """Return the memory for a reply with this body and parts of these sizes. Raises InvalidArgumentError if the reply does not
-        fit.
+        """Return the memory for a reply that has this body, and parts of these sizes in bytes.
+
+        Raises:
+          InvalidArgumentError: the reply does not fit the array.
         """
         header = single_array_layout(body, "server")
         if header is None:
@@ -52,7 +54,7 @@ class OutputArray:
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
-        """Return the caller's array with the reply in it. Raises InvalidArgumentError if the reply does not fit."""
+        """Return the caller's array, which then contains the reply. Raises InvalidArgumentError if the reply does not fit."""
         if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:
             return self._out
         value = payload.unpack(call.body, call.frames, address)

@@ -1,6 +1,6 @@
-"""Values as the payload of a call or a reply: the safe codec, extended to objects with `__array__`, which travel as arrays.
+"""Values as the payload of a call or a reply. The safe codec encodes them; an object with `__array__` travels as an array.
 
-Not here: which types travel (wire/safe.py), copies of arrays that may change (snapshots.py), how large parts travel
+Not here: the types that may travel (wire/safe.py), copies of arrays that may change (snapshots.py), how large parts travel
 (transport/transfers.py).
 """
 
@@ -18,11 +18,12 @@ from zmqdist.wire import safe
 
 
 def pack(value: Any) -> tuple[bytes, list[Any]]:
-    """Return a value as body and large parts. The parts may be views of the arrays in `value`: copy or send them before those
-    change.
+    """Return the body and the large parts of a value.
+
+    The parts may be views of the arrays in `value`: copy or send them before the arrays change.
 
     Raises:
-      InvalidArgumentError: a value in it cannot travel; the message names the place and the allowed types.
+      InvalidArgumentError: `value` contains an object that cannot travel; the message names the place and the allowed types.
     """
     try:
         return safe.encode(value)
@@ -31,14 +32,14 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
             arrays = nest.map_structure(_as_array, value)
             same = all(new is old for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True))
         except (TypeError, RecursionError):
-            raise error from None  # keys that cannot be sorted, or too deep a nesting; `error` names it
+            raise error from None  # keys that cannot be sorted, or too deep a nesting; the text of `error` says so
         if same:
             raise
         return safe.encode(arrays)
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the leaves of a structure, to be sent as a flat list.
+    """Return the leaves of a structure, for a call that sends them as a flat list.
 
     Raises:
       InvalidArgumentError: the structure contains itself, or is nested too deeply.
@@ -46,11 +47,11 @@ def leaves(value: Any) -> list[Any]:
     try:
         return nest.flatten(value)
     except RecursionError:
-        raise InvalidArgumentError(f"value is nested deeper than {DEPTH_MAX} containers, or contains itself") from None
+        raise InvalidArgumentError(f"value is nested deeper than {DEPTH_MAX} levels, or contains itself") from None
 
 
 def unpack(body: bytes, parts: Sequence[Any], peer: str) -> Any:
-    """Return the value in a body and its large parts. Its arrays are either private and writable, or frozen.
+    """Return the value that a body and its large parts encode. Its arrays are either private and writable, or frozen.
 
     Raises:
       WireError: the bytes are not a value.

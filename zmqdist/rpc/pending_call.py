@@ -1,4 +1,4 @@
-"""A call whose method replies later, without occupying a thread.
+"""A call to which its method replies later, without occupying a thread meanwhile.
 
 Not here: how such a method is registered, and when it runs (service.py).
 """
@@ -21,11 +21,11 @@ from zmqdist.transport.transfers import Source
 
 
 class PendingCall:
-    """A call that its method replies to later, from any thread. Only the first reply counts; until there is one, the caller waits.
+    """A call that waits for its method's reply, which any thread may give. Only the first reply counts; until then the caller waits.
 
     Attributes:
       peer: the caller's connection; `peer.role` is its role, `peer.hello.incarnation` its incarnation.
-      due: when the caller stops waiting, on `time.monotonic`; `inf`: never.
+      due: when the caller stops waiting, on the clock of `time.monotonic`; `inf` for never.
     """
 
     __slots__ = ("_served", "_service", "due", "peer")
@@ -42,11 +42,11 @@ class PendingCall:
         return self._served.is_wanted(time.monotonic())
 
     def begun(self) -> None:
-        """Note that a batched call runs now, so that its arguments no longer count as waiting. Runs in the loop."""
+        """Note that a batched call now runs, so that its arguments no longer count as waiting. The loop calls this."""
         self._service.begun(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:
-        """Have the loop call `fn` if the caller cancels or disconnects before the reply. A deadline that passes does not call it."""
+        """Have the loop call `fn` if the caller cancels or disconnects before the reply; not if the call's deadline passes."""
         service, served = self._service, self._served
 
         def dropped() -> None:
@@ -56,7 +56,7 @@ class PendingCall:
         served.on_dropped = dropped
 
     def reply(self, value: Any) -> None:
-        """Reply with a value. Arrays in it are copied or frozen as they are now."""
+        """Reply with a value. Arrays in it are copied or frozen, so that later changes of them are not sent."""
         try:
             body, sources = pack_result([value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory)
         except BaseException as error:
@@ -65,7 +65,7 @@ class PendingCall:
             self.reply_packed(body, sources)
 
     def reply_packed(self, body: bytes, sources: Sequence[Source]) -> None:
-        """Reply with a value that is packed already."""
+        """Reply with a value that `pack_result` has packed."""
         self._service.reply_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
 
     def fail(self, error: BaseException) -> None:

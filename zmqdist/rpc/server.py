@@ -1,4 +1,4 @@
-"""An RPC server that stands alone: it owns its event loop and its router, and serves the methods that were registered."""
+"""An RPC server by itself: it owns its loop and its router, and serves the methods that the program registers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from zmqdist.wire.hello import our_hello
 
 
 class RpcServer:
-    """The server that `Server.create` returns.
+    """A server of methods; `Server.create` makes it.
 
-    Stop it with `stop` or a with-statement. A server that is garbage-collected without `stop` is stopped in the background.
+    Stop it with `stop` or a with-statement. If the program drops it without `stop`, it is stopped in the background.
     """
 
     @staticmethod
@@ -39,10 +39,10 @@ class RpcServer:
         Args:
           rpc_layer: "zmq".
           address: "host:port"; with port 0, `start` picks a free port.
-          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
-          threads_max: how many calls run at a time, not counting inline methods and streams. Further calls wait, and the server
-            takes them from their clients in turn. Threads are created when they are needed. A handler that waits for another call
-            of this server occupies a thread meanwhile, so add one thread for each such handler.
+          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
+          threads_max: how many calls may run at the same time, not counting inline methods and streams. Further calls wait, and the server
+            takes them from its clients in turn. Threads are started when they are needed. A handler that waits for another call of this
+            server occupies a thread meanwhile, so add one thread for each such handler.
 
         Returns:
           A ZmqServer. The caller owns it.
@@ -56,15 +56,15 @@ class RpcServer:
         return ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
 
     def register(self, name: str, fn: Callable[..., Any]) -> None:
-        """Register a function as a method; see ZmqServer."""
+        """Register a function as a method; documented at ZmqServer."""
         raise NotImplementedError("made by Server.create")
 
     def start(self) -> None:
-        """Listen; see ZmqServer."""
+        """Listen on the address; documented at ZmqServer."""
         raise NotImplementedError("made by Server.create")
 
     def snapshot(self) -> ServerSnapshot:
-        """Return the current figures; see ZmqServer."""
+        """Return the current figures; documented at ZmqServer."""
         raise NotImplementedError("made by Server.create")
 
 
@@ -95,7 +95,7 @@ class ZmqServer(RpcServer):
 
     @property
     def address(self) -> str:
-        """ "host:port"; after `start` with the port that was bound."""
+        """ "host:port"; after `start`, with the port that the server has bound."""
         return self._address
 
     def register(
@@ -112,8 +112,8 @@ class ZmqServer(RpcServer):
     ) -> None:
         """Register `fn` as a method that every authenticated client may call. Call it before `start`.
 
-        The arguments and errors are those of `RpcService.register`. The function runs in this process, in several threads at a
-        time, and all callers share the state that it captures, so guard that state with a lock.
+        The arguments and errors are those of `RpcService.register`. The function runs in this process, in several threads at the same time.
+        All its calls share the state that it captures, so guard that state with a lock.
         """
         self._service.register(
             name,
@@ -127,7 +127,7 @@ class ZmqServer(RpcServer):
         )
 
     def start(self) -> None:
-        """Listen on the address and serve in the background. Calling it again does nothing.
+        """Listen on the address and serve calls in the background. A second call does nothing.
 
         Raises:
           UnknownError: the address could not be bound, for instance because the port is in use.
@@ -153,11 +153,11 @@ class ZmqServer(RpcServer):
         self._loop, self._address = loop, address
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Refuse new calls, wait at most `grace_s` seconds for the running ones, send their replies and free the port. Idempotent.
+        """Refuse new calls, wait for the running ones for `grace_s` seconds at most, send their replies and free the port. Idempotent.
 
-        A handler that runs longer is not interrupted: its callers get UNAVAILABLE, and its thread ends when the handler returns.
-        Do not call `stop` from a handler, because it would wait for itself. In a forked child it does nothing: the server's
-        threads are the parent's.
+        A handler that runs longer is not interrupted: its caller gets UNAVAILABLE, and its thread ends when the handler returns. Do not
+        call `stop` in a handler, because it would wait for that handler. In a forked child it does nothing, because the threads of the
+        server are in the parent.
         """
         loop, self._loop = self._loop, None
         self._stopped = True
@@ -167,12 +167,12 @@ class ZmqServer(RpcServer):
     def snapshot(self) -> ServerSnapshot:
         """Return the server's current figures: clients, calls, threads, streams, large arrays in flight, messages.
 
-        May be called from any thread. It takes some microseconds of the server's loop and less than one for each client. All
-        figures are zero before `start`; after `stop` they are those of the end.
+        Any thread may call this. It takes some microseconds of the server's loop, and less than one more for each client. All figures are
+        zero before `start`; after `stop` they are those of the moment of the stop.
 
         Raises:
           DeadlineExceededError: the loop did not reply within seconds, because an inline method blocks it.
-          FailedPreconditionError: this is a forked child, which has none of the server's threads.
+          FailedPreconditionError: this is a forked child, and the server runs in its parent.
         """
         if not self._pid:
             return ServerSnapshot()
@@ -196,7 +196,7 @@ class ZmqServer(RpcServer):
 
 
 def _stop(service: RpcService, loop: Loop, grace_s: float, address: str) -> None:
-    # After a Goodbye clients keep new calls for the next server at this address, instead of failing them.
+    # Clients that have read the Goodbye keep new calls for the next server at this address; without it, these calls would fail.
     loop.run(service.say_goodbye, "the server stops")
     if not service.stop(grace_s):
         log.warning("rpc server %s stops although handlers still run after %.1f s", address, grace_s)

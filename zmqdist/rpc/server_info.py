@@ -1,4 +1,4 @@
-"""The methods that every server has for `zmqdist doctor`: what it reports about itself (kind, version, clock), and an echo."""
+"""Two methods of every server, for `zmqdist doctor`: a report about the server (kind, version, clock), and an echo."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from zmqdist.wire.hello import PROTOCOL
 
 SERVER_INFO: Final = "zmqdist.about"
 ECHO: Final = "zmqdist.echo"
-"""The names of the reserved methods."""
+"""SERVER_INFO and ECHO are the names of the two reserved methods."""
 
 ECHO_BYTES_MAX: Final = 65_536
-"""Bytes: more than the packets of any link, and too little to keep a server busy."""
+"""Bytes. So many fill several packets of any link, but do not keep a server busy."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class ServerInfo:
 
 
 def describe_server(kind: str, incarnation: int) -> list[Any]:
-    """Return this process's report as it travels: flat, because `Client.call` returns leaves. New items go to the end."""
+    """Return this process's report in the form in which it travels: a flat list, because `Client.call` returns leaves. Append new items."""
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
 
 
 def echo(payload: Any) -> bytes:
-    """Return the bytes that a client has sent. Raises InvalidArgumentError: `payload` is no bytes, or too long."""
+    """Return the bytes that a client has sent. Raises InvalidArgumentError if `payload` is not bytes, or too long."""
     if not isinstance(payload, bytes) or len(payload) > ECHO_BYTES_MAX:
         raise InvalidArgumentError(f"{ECHO} takes at most {ECHO_BYTES_MAX} bytes")
     return payload
 
 
 def decode_server_info(reply: Any, peer: str) -> ServerInfo:
-    """Decode the report of a server. Raises WireError if `reply` is not one."""
+    """Return the report that a server's reply contains. Raises WireError if `reply` is not a report."""
     try:
         kind, version, major, minor, python_major, python_minor, pid, incarnation, time_s = reply[:9]
         return ServerInfo(

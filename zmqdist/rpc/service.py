@@ -1,21 +1,21 @@
-"""The server's side of calls: it serves registered methods to the peers of a router.
+"""The server's side of calls: a service runs registered methods for the peers of a router.
 
 Rules
-    A handler runs in the loop if it was registered inline (microseconds of work, since every peer waits meanwhile), else in a
-    thread of the pool. Calls have no order among each other, not even those of one client.
-    An exception of a handler becomes the error of its call and has no other effect: an OpError keeps its code and its text; any
-    other exception gets a code by its class, and a text with class and traceback.
-    Values travel by the safe codec: nothing is unpickled here.
+    A handler that was registered inline runs in the loop; it must take microseconds only, because every peer waits meanwhile. Any other
+    handler runs in a thread of the pool. Calls have no order among each other, not even those of one client.
+    An exception of a handler becomes the error of its call and has no other effect. An OpError keeps its code and its text; the class of
+    any other exception decides the code, and the text has class and traceback.
+    Values travel by the safe codec, and no code here unpickles anything.
     A handler can check `zmqdist.cancelled()`: it is true when the caller has cancelled or disconnected, or when the deadline has
-      passed. Inline handlers are too short for that.
+    passed. Inline handlers are too short for that.
     Calls that wait for a thread are taken from their clients in turn, and the bytes of their arguments are bounded
-    (admission_machine.py). Calls of an inline method, and of a method that replies later, begin at once. Arguments that a client
-    holds back are sent for as soon as there is room for them.
-    The reply to a call that came alone leaves at once. Other replies without payload frames are collected during one turn of the
-    loop and leave as one message to each peer.
+    (admission_machine.py). A call of an inline method, or of a method that replies later, begins at once. If a client holds arguments
+    back, the service requests them as soon as there is room for them.
+    The reply to a call that arrived alone leaves at once. Other replies without payload frames are collected during one turn of the
+    loop, and leave as one message to each peer.
 
-Not here: what may be registered and how arguments are checked (methods.py), streams (generators.py), batches (batching.py), when
-a call is accepted, dropped or replied to (transport/calls_machine.py), sockets (transport).
+Not here: which functions may be registered and how arguments are checked (methods.py), streams (generators.py), batches (batching.py),
+when a call is accepted, dropped or replied to (transport/calls_machine.py), sockets (transport).
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
-"""The reserved method that lists all others, in the form that method_list.py decodes."""
+"""The reserved method that lists all other methods, in the form that method_list.py decodes."""
 
 UNREAD_S: Final = 0.5
-"""Seconds: a server that stops waits no longer than this for a client that has stopped reading its replies."""
+"""Seconds for which a stopping server waits for a client that has stopped reading its replies."""
 
 SWEEP_S: Final = 0.1
-"""Seconds between two searches of one client's queue for calls whose deadline has passed, because the queue may hold 65,536 calls."""
+"""Seconds between two searches of one client's queue for expired calls. The queue may have 65,536 calls, so a search is not cheap."""
 
 
 class _Submitted:
-    """Key in the pool for work that is not a call, such as a batch."""
+    """The pool's key for work that is not a call, such as a batch."""
 
     __slots__ = ("refuse",)
 
@@ -71,11 +71,11 @@ class _Submitted:
 
 
 class RpcService:
-    """The methods of one server, served on a router after `attach`. Other services may use the same router."""
+    """The methods of one server. After `attach` a router passes calls to them. Other services may use the same router."""
 
     def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
         self.where = f"the {name} server of process {os.getpid()}"
-        """Names this server in log lines."""
+        """The name of this server in log lines."""
         self._methods: dict[str, Method] = {}
         self._name = name
         self._pool = HandlerPool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
@@ -107,19 +107,19 @@ class RpcService:
         """Register a function as a method.
 
         Args:
-          name: an identifier, or several joined by dots (`Client.call` reaches those, attributes of a client do not).
-          fn: made by `zmqdist.function`, or any callable. A generator function becomes a stream: clients iterate over what it
-            yields. Its parameters `timeout_in_ms` and `out`, if it has such, can be given by position only, because the client
-            itself takes the keywords.
-          input_signature: a structure of TensorSpec for each of the first parameters; overrides the signature of `fn`. With a
+          name: an identifier, or several joined by dots. `Client.call` reaches a method with dots, an attribute of a client does not.
+          fn: a function made by `zmqdist.function`, or any callable. A generator function becomes a stream, and clients iterate over the
+            items that it yields. If it has parameters `timeout_in_ms` or `out`, clients can give them by position only, because these
+            keywords belong to the client.
+          input_signature: a structure of TensorSpec for each of the first parameters; it overrides the signature of `fn`. With a
             signature arguments arrive as arrays, without one as they were sent.
-          output_signature: the same for the result, or for each item of a generator function.
-          inline: run `fn` in the loop instead of a thread. Only for functions that take microseconds and never block.
-          batch: join concurrent calls of all clients along axis 0 and run them as one call (batching.py); each caller gets its
-            rows of the result. One batch runs at a time.
-          max_batch: rows of a batch; a full batch runs without delay. A call with more rows runs alone.
-          max_delay_ms: milliseconds that a call waits for others to join it.
-          roles: roles that may call it, besides `admin`; None: every authenticated peer.
+          output_signature: a structure of TensorSpec for the result, or for each item of a generator function.
+          inline: run `fn` in the loop instead of a thread. Use it only for functions that take microseconds and never block.
+          batch: join concurrent calls of all clients along axis 0 and run them as one call (batching.py). Each caller gets its rows of
+            the result. One batch runs at a time.
+          max_batch: largest number of rows in a batch. A full batch runs without delay; a call with more rows runs alone.
+          max_delay_ms: milliseconds for which a call waits for others to join it.
+          roles: roles that may call the method, besides `admin`; None: every authenticated peer.
 
         Raises:
           FailedPreconditionError: the server has started.
@@ -146,18 +146,18 @@ class RpcService:
         self._add(method)
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None:
-        """Register a method that replies when it is ready, without occupying a thread: the loop calls `fn(call, *args)`.
+        """Register a method that replies later, without occupying a thread: the loop calls `fn(call, *args)`.
 
-        `call` is a PendingCall (pending_call.py). An exception of `fn` becomes the error of the call. Names under `zmqdist.` are
-        allowed here; the list of methods leaves them out.
+        `call` is a PendingCall (pending_call.py). An exception of `fn` becomes the error of the call. The name may begin with `zmqdist.`;
+        the list of methods leaves such names out.
         """
         self._add(Method(name, fn, roles=roles, later=True))
 
     def attach(self, router: Router, loop: Loop, incarnation: int) -> None:
-        """Serve calls from a router. Call it before the router's loop starts, or in the loop's thread.
+        """Begin to serve calls from a router. Call it before the router's loop starts, or in the loop's thread.
 
         Args:
-          incarnation: the one in the router's hello.
+          incarnation: the incarnation in the router's hello.
         """
         self._attached = True
         self._router = router
@@ -171,10 +171,9 @@ class RpcService:
         loop.at_end_of_turn(self._send_replies)
 
     def say_goodbye(self, reason: str) -> None:
-        """Announce to all clients that this server ends, and accept no new clients. Runs in the loop.
+        """Announce to all clients that this server ends, and accept no new clients. The loop calls this.
 
-        Replies that are ready leave before the announcement, because a client that reads the Goodbye counts its pending calls as
-        lost.
+        Replies that are ready are sent before the announcement, because a client that reads the Goodbye counts its pending calls as lost.
         """
         self._send_replies()
         self._router.stopping = True
@@ -188,7 +187,7 @@ class RpcService:
         `grace_s` seconds.
 
         Returns:
-          False: after `grace_s` some handlers were still running, or some replies were still being sent. Handlers cannot be
+          False if, after `grace_s`, some handlers were still running, or some replies were still being sent. Handlers cannot be
             interrupted.
         """
         self._stopping = True
@@ -208,14 +207,15 @@ class RpcService:
         return self._wait_sent(until) and idle and not any(thread.is_alive() for thread in streaming)
 
     def close(self) -> None:
-        """Refuse new calls and wait for nothing. The loop calls this when it ends by itself."""
+        """Refuse new calls, without waiting for the current ones. The loop calls this when it ends by itself."""
         self._stopping = True
         self._generators.stop()
         self._pool.stop()
 
     def _wait_sent(self, until: float) -> bool:
-        """Wait until large replies have been received, but not for a client that has stopped reading (UNREAD_S); return whether all
-        were.
+        """Wait until clients have received all large replies, but not for a client that has stopped reading (UNREAD_S).
+
+        Return False if `until` has passed before that.
         """
         unsent, moved_at = self._loop.run(self._unsent_bytes), time.monotonic()
         while unsent and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
@@ -225,7 +225,7 @@ class RpcService:
         return not unsent or time.monotonic() < until
 
     def snapshot(self) -> ServerSnapshot:
-        """Return the current figures: zeros before `attach`, those of the end after the loop has ended. From any thread.
+        """Return the current figures: zeros before `attach`, and the last ones after the loop has ended. Any thread may call this.
 
         Raises:
           DeadlineExceededError: the loop did not reply within seconds, because an inline method blocks it.
@@ -234,7 +234,7 @@ class RpcService:
             return ServerSnapshot()
         try:
             return self._loop.run(self._snapshot)
-        except FailedPreconditionError:  # the loop has ended, so that this thread may read its state
+        except FailedPreconditionError:  # the loop has ended, so this thread may read the loop's state
             return self._snapshot()
 
     # -- in the loop ------------------------------------------------------------------------------------------------------
@@ -283,9 +283,9 @@ class RpcService:
                 self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
-        """Run an inline method, or begin the call; return the reply if there is one already."""
+        """Run an inline method, or begin the call of another method. Return the reply, if it is ready."""
         method = self._methods.get(call.method)
-        # One test on the fast path; which of the reasons holds is decided below.
+        # The fast path has one test for all reasons to refuse a call; the code below finds out which one holds.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
             reply = self._calls.stale_reply(call)
             if reply is not None:
@@ -321,7 +321,7 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Run the method once all its arguments are here and it is the client's turn."""
+        """Begin a call: run its method when all its arguments have arrived and it is the client's turn."""
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
@@ -340,9 +340,9 @@ class RpcService:
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
-        """Reserve bytes for the arguments of a call that were sent with it; return False after refusing the call for lack of room."""
+        """Count the arguments that were sent with a call. If there is no room for them, refuse the call and return False."""
         refused = self._pool.arrived(peer, served, nbytes)
-        # Calls past their deadline must not keep a live one out.
+        # Calls past their deadline must not use up the room of a call that is still wanted.
         if refused and self._drop_unwanted(peer):
             refused = self._pool.arrived(peer, served, nbytes)
         if refused:
@@ -353,7 +353,7 @@ class RpcService:
     def _submit(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any], nbytes: int = 0
     ) -> None:
-        """Queue the call for a thread; `nbytes` counts the arguments that have not been counted before."""
+        """Queue the call for a thread. `nbytes` is the size of those arguments that were not counted before."""
         work = (self._serve, (served, peer, method, body, frames))
         refused = self._pool.ready(peer, served, work, nbytes)
         if refused and self._drop_unwanted(peer):
@@ -364,8 +364,8 @@ class RpcService:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Drop the calls of a client that wait for a thread past their deadline, at most once in SWEEP_S; return whether there were
-        any.
+        """Drop the calls of a client that wait for a thread and are past their deadline, at most once in SWEEP_S. Return whether there
+        were any.
         """
         now = time.monotonic()
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
@@ -378,7 +378,7 @@ class RpcService:
         return bool(unwanted)
 
     def _let_in(self) -> None:
-        """Ask clients for the arguments that they hold back, as far as there is room."""
+        """Request the arguments that clients hold back, as far as there is room for them."""
         while not self._stopping and (item := self._pool.let_in()) is not None:
             served, peer, method, call = item
             if served.is_wanted(time.monotonic()):
@@ -389,7 +389,7 @@ class RpcService:
                 self._finished(served, peer, None, ())
 
     def _receive(self, served: ServedCall, peer: Peer, method: Method, call: Call) -> None:
-        """Receive the large parts of a call; they may be here already, in shared memory for instance."""
+        """Receive the large parts of a call. In shared memory, for instance, they have arrived already."""
         arrived = partial(self._arrived, served, peer, method, call.body)
         try:
             frames = self._router.bulk_channel(peer).receive(call.id, call.parts, allocate_fresh, arrived)
@@ -430,18 +430,18 @@ class RpcService:
             self._finished(served, peer, None, ())
 
     def reply_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
-        """Send a reply if the call still wants one. From any thread."""
+        """Send a reply if the call's caller still waits for it. Any thread may call this."""
         self.soon(self._finished, served, peer, reply, sources)
 
     def soon(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have the loop call `fn(*args)`, unless it has ended. From any thread."""
+        """Have the loop call `fn(*args)`, unless the loop has ended. Any thread may call this."""
         try:
             self._loop.call_soon(fn, *args)
         except FailedPreconditionError:  # the server has stopped without waiting for this call
             pass
 
     def submit(self, fn: Callable[..., None], *args: Any, refuse: Callable[[OpError], object] | None = None) -> None:
-        """Have a thread of the pool call `fn(*args)`, or the loop call `refuse` if the server stops first. Call it in the loop."""
+        """Have a thread of the pool call `fn(*args)`; if the server stops first, the loop calls `refuse`. Call it in the loop."""
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
@@ -449,17 +449,17 @@ class RpcService:
         self._loop.set_timer(key, at, fn)
 
     def drop(self, served: ServedCall) -> None:
-        """Forget a call that will get no reply."""
+        """Remove a call that will get no reply."""
         self.begun(served)
         self._calls.finished(served)
 
     def begun(self, served: ServedCall) -> None:
-        """Count the arguments of a call no longer among those that wait, because it has begun or ended. Call it in the loop."""
+        """Stop counting the arguments of a call as waiting, because the call has begun or ended. Call it in the loop."""
         self._pool.dropped(served.peer, served)
         self._let_in()
 
     def _refuse(self, ready: bool) -> None:
-        """Reply UNAVAILABLE to calls that have not begun, because the server stops; with `ready` also to those that only wait for a
+        """Reply UNAVAILABLE to calls that have not begun, because the server stops. With `ready`, this includes calls that wait only for a
         thread.
         """
         for peer, key, item in self._pool.cut_off(ready):
@@ -500,20 +500,21 @@ class RpcService:
 
     @property
     def unsent(self) -> int:
-        """Bytes of large replies that their callers have not received yet. Read it in the loop."""
+        """Bytes of large replies that have not reached their callers yet. Read it in the loop."""
         return self._unsent_bytes()
 
     @property
     def idle(self) -> bool:
-        """Whether every call has its reply and every large reply has been received. Read it in the loop."""
+        """Whether every call has its reply and every large reply has reached its caller. Read it in the loop."""
         return not len(self._calls) and not self._unsent_bytes()
 
     def _unsent_bytes(self) -> int:
         return sum(peer.bulk.undelivered for peer in self._router.peers if peer.bulk is not None)
 
     def allowed(self, peer: Peer, name: str) -> Method:
-        """Return the method of this name if a peer may call it. Raises InvalidArgumentError, PermissionDeniedError,
-        UnavailableError.
+        """Return the method of this name, if this peer may call it.
+
+        Raises InvalidArgumentError, PermissionDeniedError, or UnavailableError while the server stops.
         """
         method = self._methods.get(name)
         if method is None:
@@ -556,8 +557,8 @@ def _unwanted(served: ServedCall) -> bool:
 
 
 def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
-    """Run a method and return its reply. Never raises: an exception becomes the reply. The handler may keep and change what it
-    returned.
+    """Run a method and return its reply. Never raises, because an exception becomes the reply. The handler may keep and change its result
+    afterwards.
     """
     try:
         box = [method.run(body, frames, peer.name)]

@@ -1,12 +1,13 @@
-"""Arguments and results checked against specs and parameters: both ends use the same walk.
+"""Checks of arguments and results against specs and parameters. Client and server use the same functions.
 
 Rules
-    A signature is a structure of TensorSpecs, one item for each of the function's first parameters. Parameters with a default may
-    be left out. If there is a signature, parameters without a spec cannot be given.
-    A value fits if it has the same containers down to the specs; at a spec there is one array, in any form (a list is fine
-    there).
-    Another container is a TypeError; another number of items or other keys are a ValueError. Both name the place.
-    The client checks the structure only. The server checks dtype and shape as well, and decides.
+    A signature is a structure of TensorSpecs, with one item for each of the function's first parameters. Arguments for parameters that
+    have a default may be left out. A parameter beyond the signature cannot be given.
+    A value fits if it has the lists, tuples and dicts of the signature down to the specs, and one array at each spec, in any form (a list
+    of numbers is an array, too).
+    A value with a dict where the signature has a list, for instance, causes a TypeError. A wrong number of items or wrong keys cause a
+    ValueError. Both errors name the place.
+    The client checks the structure only. The server checks dtype and shape as well, and its check is the one that counts.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from zmqdist.specs import TensorSpec, convert
 
 
 def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: str) -> Any:
-    """Return `value` in the form of `spec`, with `at_spec(part, spec)` applied to each part at a TensorSpec.
+    """Return `value` in the structure of `spec`, after `at_spec(part, spec)` was applied to each part that belongs to a TensorSpec.
 
     Raises:
-      TypeError, ValueError: it has another structure; the message calls the value `path`.
+      TypeError, ValueError: `value` has another structure; the message calls it `path`.
     """
     if isinstance(spec, TensorSpec):
         try:
@@ -56,14 +57,16 @@ def is_flat(signature: Any) -> bool:
 
 
 def convert_args(signature: Any, args: Any) -> list[Any]:
-    """Return the arguments of a call as arrays; there must be as many as specs. Raises TypeError, ValueError or
-    InvalidArgumentError.
+    """Return the arguments of a call as arrays; their number must be that of the specs.
+
+    Raises:
+      TypeError, ValueError, InvalidArgumentError: an argument does not fit its spec.
     """
     return [fit(spec, arg, convert, f"argument {n}") for n, (spec, arg) in enumerate(zip(signature, args, strict=True))]
 
 
 def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int]) -> list[Any]:
-    """Return arguments that came flattened as arrays. Trailing arguments may be missing if their positions are in `optional`."""
+    """Return as arrays the arguments that came as a flat list. Last ones may be missing if their positions are in `optional`."""
     wanted = len(nest.flatten(signature))
     while len(leaves) < wanted and len(signature) - 1 in optional:
         signature = signature[:-1]
@@ -74,7 +77,7 @@ def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int])
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the parameters of a function as Python knows them; None for some functions written in C."""
+    """Return the parameters of a function, as Python determines them; None for some functions that are written in C."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -82,7 +85,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 class Parameters:
-    """The parameters of a function, by position and by name. Any arguments are accepted if Python cannot determine them.
+    """The parameters of a function, by position and by name. If Python cannot determine them, any arguments are accepted.
 
     Attributes:
       signature: Python's own description; None if there is none.
@@ -116,7 +119,7 @@ class Parameters:
         return _wanted(self.least, self.most, count)
 
     def check_names(self, count: int, named: Mapping[str, Any]) -> None:
-        """Check arguments by name, given beside `count` positional ones. Raises TypeError for one that cannot be given."""
+        """Check the names of arguments that are given beside `count` positional ones. Raises TypeError for a wrong one."""
         for name in named:
             if not name or (self._names is not None and name not in self._names):  # "" has its own meaning (methods.py)
                 raise _unexpected(name)
@@ -126,7 +129,7 @@ class Parameters:
     def fit(
         self, specs: Any, args: Sequence[Any], named: Mapping[str, Any], at_spec: Callable[[Any, TensorSpec], Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return (positional arguments, arguments by name) in the form of a signature; `at_spec` as in `fit`.
+        """Return (positional arguments, arguments by name) in the structure of a signature, with `at_spec` as in the function `fit`.
 
         Raises:
           TypeError, ValueError: an argument has another structure, is missing, or cannot be given.

@@ -1,14 +1,13 @@
-"""Arguments and results are sent as they were at the call: large parts are copied if their owner could change them before they
-leave.
+"""Snapshots of arguments and results: both are sent as they were at the call. A large part that its owner could still change is copied.
 
 Rules
-    Where possible the one copy that a large part needs anyway is the snapshot: into shared memory, if the peer can open ours. A
-    frozen array needs none.
-    For other peers a copy is made only if the owner could write to the part meanwhile. It too uses the pool of shared memory,
-    whose pages are already mapped.
-    The caller of a blocking call cannot write meanwhile. A result with no other reference cannot be written to at all.
+    A large part needs one copy in any case if it travels in shared memory, which the peer must be able to open: that copy is the snapshot.
+    A frozen array needs no copy.
+    For any other peer a part is copied only if its owner could write to it before it is sent. This copy, too, is made in the pool of
+    shared memory, because the pool's pages are mapped already.
+    While the caller of a blocking call waits, it cannot write. No code can write to a result to which no other reference exists.
 
-Not here: small parts, which are copied when their message is sent.
+Not here: small parts, which ZeroMQ copies when their message is sent.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ from zmqdist.transport.shm_pool import this_pool
 from zmqdist.transport.transfers import Source, is_large
 
 _GENERATOR: Final = (
-    "the method returned a generator, which does not travel: register the generator function itself (with def and yield), whose calls are "
+    "the method returned a generator, which cannot be sent: register the generator function itself (with def and yield), whose calls are "
     "streams, and not a function or lambda that calls it"
 )
 
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
-    """Return sources for transport/transfers.py that will not change. Small parts are returned as they are.
+    """Return sources (transport/transfers.py) whose content will not change. Small parts are returned as they are.
 
     Args:
-      parts: from `payload.pack`.
-      lends: whether the peer can open our shared memory.
+      parts: the large parts that `payload.pack` has returned.
+      lends: whether the peer can open this process's shared memory.
       still: whether the caller promises not to write to the parts until they have been sent.
     """
     if not is_large(parts):
@@ -70,10 +69,10 @@ def _copied(part: Any) -> Source:
 
 
 def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
-    """Return the value in `box` as body and sources. The handler may keep and change the value afterwards.
+    """Return the value in `box` as a body and sources. The handler may keep and change the value afterwards.
 
     Args:
-      box: a list of one item with no other reference to it, so that a temporary value can be recognised (`is_temporary`).
+      box: a list of one item. No other reference to the list exists, so that `is_temporary` can recognise a temporary value.
 
     Raises:
       InvalidArgumentError: as `payload.pack`.
@@ -95,17 +94,18 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
 # -- temporaries ------------------------------------------------------------------------------------------------------
 
 _ITEMS_MAX: Final = 64
-"""Items of the largest container that is searched; the arrays of a larger one are always copied."""
+"""Number of items of the largest list, tuple or dict that is searched; the arrays in a larger one are always copied."""
 _ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
 
 
 def is_temporary(box: list[Any]) -> bool:
-    """Return whether the value in a box has large arrays and no other reference exists, so that no code can write to them any more.
+    """Return whether the value in `box` has large arrays and no other reference to them exists, so that no code can write to them any more.
 
-    Reference counts decide, for an array or for one list, tuple or dict of arrays: one for the holder and one for the argument of
-    `getrefcount`. Each object is therefore reached through its holder, since a variable would count as another reference. An
-    array over the memory of another (as received ones are) counts as temporary if that other has no further reference either.
-    False is always safe: it means a copy. A raw pointer kept by C code cannot be detected.
+    The value is one array, or one list, tuple or dict of arrays. Reference counts decide: an object that only its holder refers to has a
+    count of two, because the argument of `getrefcount` is a second reference. For the same reason this code reaches each object through
+    its holder, since a variable would count as well. An array over the memory of another array (as received arrays are) is temporary if
+    the other array has no further reference either. The result False is always safe, because it causes a copy. A raw pointer that C code
+    has kept cannot be detected.
     """
     kind = type(box[0])
     if kind is np.ndarray:
@@ -123,12 +123,12 @@ def is_temporary(box: list[Any]) -> bool:
 
 
 def _is_ours(holder: Any, key: Any) -> bool:
-    # `holder` is a second reference to the container, but not to its items.
+    # `holder` is itself a second reference to the list, tuple or dict, but not to its items.
     if sys.getrefcount(holder[key]) != _ONE or weakref.getweakrefcount(holder[key]):
         return False
     if holder[key].base is None:
         return bool(holder[key].flags.owndata)
-    # An array over the memory of another array, as received ones are.
+    # The array shows the memory of another array, as received arrays do.
     if type(holder[key].base) is not np.ndarray or sys.getrefcount(holder[key].base) != _ONE:
         return False
     if weakref.getweakrefcount(holder[key].base):
@@ -142,7 +142,7 @@ _ONE = 2
 
 
 def _works_here() -> bool:
-    """Return whether reference counts on this interpreter tell temporaries from referenced values; interpreters count differently."""
+    """Return whether reference counts distinguish temporary from referenced values here. Other interpreters count in other ways."""
     size = CHUNK_BYTES + 1
     referenced = np.empty(size, np.uint8)
     view = np.empty(size, np.uint8)
@@ -163,4 +163,4 @@ def _works_here() -> bool:
 
 if not _works_here():
     _ONE = -1
-"""The `sys.getrefcount` of an object with one holder; -1 if counts are not reliable here, so that everything is copied."""
+"""`sys.getrefcount` of an object with one holder. It is -1 if counts are not reliable on this interpreter: then all values are copied."""

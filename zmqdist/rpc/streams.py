@@ -1,11 +1,11 @@
-"""The client's side of a stream: an iterator over the items that a generator of the server yields.
+"""The client's side of a stream: an iterator over the items that a generator at the server yields.
 
 Theory of operation
-    A stream consists of ordinary calls. `zmqdist.open` starts it and requests the first items; `zmqdist.next` requests more. One
-    of these calls is in flight until the stream ends, because the client sends the next one as soon as it takes the reply to the
-    last. So the server produces items while the client works on earlier ones, and stops at a window (limits.py) when the client
-    falls behind.
-    A reply holds all items that are ready: one if they come slowly, hundreds if they come fast.
+    A stream consists of ordinary calls. `zmqdist.open` starts it and requests the first items; `zmqdist.next` requests more. Until the
+    stream ends, one of these calls is always in flight, because the client sends the next one as soon as it takes the reply to the one
+    before. So the server produces items while the client works on earlier ones; when the client falls behind, the server stops at a
+    window (limits.py).
+    A reply has all items that are ready: one if the generator is slow, hundreds if it is fast.
 
 Not here: the generator (generators.py).
 """
@@ -29,25 +29,25 @@ from zmqdist.transport.channel import Channel
 from zmqdist.wire.items import decode_items
 
 OPEN: Final = "zmqdist.open"
-"""Start a stream: (number, method, arguments). The client chooses the number, which identifies the stream in later calls."""
+"""Start a stream. Arguments: (number, method, arguments). The client chooses the number, which identifies the stream in later calls."""
 NEXT: Final = "zmqdist.next"
-"""Request items: (number). The reply comes when there is at least one."""
+"""Request items. Argument: (number). The server replies when there is at least one item."""
 CLOSE: Final = "zmqdist.close"
-"""End the stream at the server: (number)."""
+"""End the stream at the server. Argument: (number)."""
 
 _numbers = itertools.count(1)
 
 
 class Stream:
-    """The items of one call of a generator function: `for item in stream`, or `async for`. One thread at a time may use it.
+    """The items of one call of a generator function, for `for item in stream` or `async for`. One thread at a time may use it.
 
-    It ends as the generator does: normally or with the exception that it raised, after all items yielded before.
-    UnavailableError: the connection ended. DeadlineExceededError: the deadline of the whole stream has passed. To stop early,
-    call `close`, leave a `with`, or drop the stream; each also closes the generator at the server.
+    Iteration ends as the generator does: normally, or with the exception that the generator raised after all its items. It raises
+    UnavailableError if the connection has ended, and DeadlineExceededError if the deadline of the whole stream has passed. To stop early,
+    call `close`, leave a `with` block, or drop the stream; each of these also closes the generator at the server.
     """
 
     def __init__(self, channel: Channel, method: str, arguments: Any, due: float) -> None:
-        """Start the stream; does not wait. Raises InvalidArgumentError: a value in the arguments cannot travel."""
+        """Start the stream, without waiting for the server. Raises InvalidArgumentError if a value in the arguments cannot travel."""
         self._channel = channel
         self._method = method
         self._due = due
@@ -77,7 +77,7 @@ class Stream:
         while not self._ready and self._call is not None:
             try:
                 await ended(self._channel, self._call)
-            except BaseException:  # the task was cancelled, and with it the call in flight
+            except BaseException:  # the task was cancelled, and `ended` has cancelled the call in flight
                 self.close()
                 raise
             self._take()
@@ -87,7 +87,7 @@ class Stream:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """End the stream here and at the server; items that were not taken are lost. Idempotent."""
+        """End the stream, here and at the server. Items that the caller has not taken are lost. Idempotent."""
         call, self._call = self._call, None
         self._ready.clear()
         self._failure = None
@@ -121,7 +121,7 @@ class Stream:
         raise StopIteration
 
     def _take(self) -> None:
-        """Keep the items of the reply, and request the next ones."""
+        """Take the items out of the reply, and request the next ones."""
         call = self._call
         assert call is not None
         self._call = None
@@ -155,11 +155,11 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
         channel.submit(close_call)
         if close_call.code != errors.FAILED_PRECONDITION:  # else the channel is closed and has ended `call` already
             channel.cancel(call)
-    except FailedPreconditionError:  # in a forked child: the stream is the parent's
+    except FailedPreconditionError:  # this is a forked child, and the stream belongs to the parent
         pass
 
 
 def _control_call(method: str, number: int, due: float) -> ClientCall:
     call = ClientCall(method, payload.pack((number,))[0], (), due)
-    call.waits_for_server = False  # another incarnation of the server does not know this stream
+    call.waits_for_server = False  # a call that waited would reach another incarnation, which does not know this stream
     return call

@@ -1,6 +1,6 @@
 """The attributes of a client for the methods of its server.
 
-They refer to the channel, not to the client, so that no reference cycle keeps a dropped client alive.
+The functions refer to the channel and not to the client, so that no reference cycle keeps a dropped client alive.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from zmqdist.transport.channel import Channel
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
-    """Return when a call that begins now is due, on `time.monotonic`; `inf` for never. NumPy's numbers are accepted.
+    """Return the deadline of a call that begins now, on the clock of `time.monotonic`; `inf` for none. NumPy's numbers are accepted.
 
     Args:
-      timeout_in_ms: milliseconds; 0 or less: the default.
-      default_in_ms: milliseconds; 0 or less: never.
+      timeout_in_ms: milliseconds; 0 or less takes the default.
+      default_in_ms: milliseconds; 0 or less means no deadline.
 
     Raises:
       TypeError, ValueError: `timeout_in_ms` is not a number.
@@ -40,10 +40,10 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
                 monotonic() + float(timeout_in_ms) / 1000
             )  # `float`, because a sum with a float32 is too coarse for a clock
             return due if due < NEVER_S else inf
-    except (TypeError, ValueError):  # ValueError comes from an array
+    except (TypeError, ValueError):  # an array raises ValueError
         text = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
         raise TypeError(text) from None
-    except OverflowError:  # an int beyond any float
+    except OverflowError:  # an int that no float can represent
         return inf
     if timeout_in_ms != timeout_in_ms:
         raise ValueError("timeout_in_ms is a number of milliseconds, 0 for none, not NaN")
@@ -62,12 +62,12 @@ def check_name(name: str) -> None:
 
 
 def packed_arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Return arguments in the form in which they travel (methods.py)."""
+    """Return the arguments of a call in the form in which they travel (methods.py)."""
     return {**named, "": args} if named else args
 
 
 def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
-    """Return a function that raises TypeError or ValueError for arguments known to be wrong before anything is sent."""
+    """Return a function that raises TypeError or ValueError for arguments that must be wrong. A stub calls it before it sends anything."""
     parameters, specs = Parameters(info.signature), info.input_signature
 
     def check(args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -80,13 +80,13 @@ def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], N
 
 
 def _count(info: MethodInfo) -> int | None:
-    """Return the number of positional arguments that need no check if given alone; None: any number, -1: none."""
+    """Return the number of positional arguments that need no check if no other arguments are given; None: any number; -1: no number."""
     specs = info.input_signature
     return None if specs is None else len(specs) if is_flat(specs) else -1
 
 
 def stubs(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
-    """Return `client.m`, and `client.m_blocking` if the method returns one value."""
+    """Return `client.m`, and also `client.m_blocking` if the method returns one value."""
     functions = (_stream(channel, info, default_in_ms),) if info.streaming else _calls(channel, info, default_in_ms)
     for function, name in zip(functions, (info.name, f"{info.name}_blocking"), strict=False):
         function.__name__ = function.__qualname__ = name

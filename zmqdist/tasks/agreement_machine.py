@@ -1,29 +1,30 @@
-"""The decision of a group's leader: whether all members are about to do the same operation together. No I/O.
+"""The decision of a group's leader whether all members are about to do the same operation together. No I/O.
 
-Rule 1: a method is an event (past tense); it returns the verdicts that the leader must send to the members: Agreed or Disagreed.
-Rule 2: one Agreements serves all groups that a task leads; the leader calls it under a lock.
+Rule 1: each method is an event; it returns the verdicts (Agreed or Disagreed) that the leader must send to the members.
+Rule 2: one Agreements serves all groups whose leader is this task; the leader calls it under a lock.
 
 Theory of operation
     Each member announces its part in the next common operation: the kind, dtype, shape and options, and perhaps the value itself. The
-    announcements of one operation meet at a barrier (coordination/barriers_machine.py) with the name of the group. When all have arrived,
-    the leader compares them, and sends one verdict to all members. A round ends early, for the members that have announced, when one of
-    them reaches its deadline, is cancelled, fails, or has ended. A member that announces later in such a round gets the same error at once.
+    announcements of one operation meet at a barrier (coordination/barriers_machine.py) that has the name of the group. When all have
+    arrived, the leader compares them, and sends one verdict to all members. A round ends early, for the members that have announced, when
+    one of them reaches its deadline, is cancelled, fails, or has ended. A member that announces later in that round gets the same error at
+    once.
 
-    A member names the round that it means, one more than the last round whose end it knows, whatever the outcome. It passes None where it
-    does not know that round, as after an abort or after its leader was lost, and 0 at its start. None joins the round that is on; so does
-    0, unless a round has failed without this member. So after a failure all members are in step again after one error each, wherever each
-    was when it happened, and a restarted leader or member goes on where the others are. A member that could not take part in a round
+    A member names the round that it means: the round after the last one whose end it knows, whatever the outcome. It passes None if it does
+    not know that number, as after an abort or after the loss of its leader, and 0 when it starts. With None it joins the current round; so
+    it does with 0, unless a round has failed without this member. So after a failure each member gets one error, wherever it was, and then
+    all are in step again; and a restarted leader or member goes on where the others are. A member that could not take part in a round
     reports that with the round's number, so that a late report ends no other round.
 
 Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.py
-    A1  all members get a verdict, or each gets an error, the same one for all that meet in the round; each gets it once
-    A2  members agree only when everything that must be equal is equal
-    A3  no announcement outlives its deadline, the end of a member, an abort
-    A4  after a round that failed, for whatever reason, the next one works (after an abort: once there was a reset)
+    A1  all members get a verdict, or each gets an error, the same one for all that meet in the round; each member gets it once
+    A2  members agree only if all parts of their announcements that must be equal are equal
+    A3  no announcement outlives its deadline, the end of a member, or an abort
+    A4  after a round that failed for whatever reason, the next one works (after an abort: once the group was reset)
     A5  announcements of different rounds never meet, except those of members that have received an error
     A6  a failure that is reported late ends no later round than its own
 
-Not here: how a result is computed (collectives.py), which tasks are up (watches_machine.py).
+Not here: how a result is computed (collectives.py), and which tasks are up (watches_machine.py).
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class Announcement:
     """One member's part in one operation.
 
     Attributes:
-      rank: of the member in the group.
-      counter: the round that it means: see the module's docstring.
-      signature: the text of everything that must be equal at all members.
-      due: when it stops waiting, in seconds on the leader's clock.
-      load: what the leader needs besides, such as the value.
-      failure: (code, message) if this member cannot take part: then the round fails with it. Else None.
-      token: the leader's own, for its reply.
-      group: filled in by Agreements.
+      rank: rank of the member in the group.
+      counter: the round that the member means, as the module's docstring explains.
+      signature: a text with all parts that must be equal at all members.
+      due: when the member stops waiting, in seconds on the leader's clock.
+      load: any other data that the leader needs, such as the value.
+      failure: (code, message) if this member cannot take part; the round then fails with it. None if it can.
+      token: an object by which the leader replies to the member.
+      group: name of the group; Agreements sets it.
     """
 
     rank: int
@@ -65,7 +66,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """All members of the round, by rank, are about to do the same. They go on with the next round."""
+    """All members of the round, listed by rank, are about to do the same operation. They continue with the next round."""
 
     counter: int
     members: list[Announcement]
@@ -73,10 +74,10 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Disagreed:
-    """These members end their part with an error.
+    """These members end their part in the round with an error.
 
     Attributes:
-      counter: the round that has ended with it; the members go on with the next one. None: the number of the next round is unknown.
+      counter: the round that has ended with the error; the members continue with the next one. None: its number is unknown.
     """
 
     members: list[Announcement]
@@ -89,7 +90,7 @@ Verdict: TypeAlias = Agreed | Disagreed
 
 
 class Agreements:
-    """The groups of one leader."""
+    """The groups of which one task is the leader."""
 
     def __init__(self) -> None:
         self._barriers = Barriers(earliest_deadline=True, out_of_step=ABORTED)
@@ -98,12 +99,12 @@ class Agreements:
 
     @property
     def deadline(self) -> float:
-        """When `ticked` must be called at the latest; `inf` for never."""
+        """The latest time for the next `ticked`; `inf` for never."""
         return self._barriers.deadline
 
     def waiting(self) -> dict[str, tuple[list[Task], list[Task]]]:
-        """Return the groups of which some members wait for the others: the members that have announced, and those that have
-        not, by rank.
+        """Return the groups of which some members wait for the others, each with the members that have announced and those that have not,
+        by rank.
         """
         missing = {name: self._barriers.missing(name) for name in self._barriers.open}
         return {
@@ -117,17 +118,17 @@ class Agreements:
     # -- events -----------------------------------------------------------------------------------------------------------
 
     def announced(self, group: str, members: Sequence[Task], announcement: Announcement) -> list[Verdict]:
-        """A member announces its part. Raises InvalidArgumentError: the group of this name has other members."""
+        """Note a member's announcement. Raises InvalidArgumentError if the group of this name has other members."""
         self._check(group, members)
         if group in self._aborted:
             return [Disagreed([announcement], *self._aborted[group])]
         announcement.group = group
         task, tasks = members[announcement.rank], frozenset(members)
         if announcement.failure and announcement.counter and self._barriers.is_over(group, announcement.counter, task):
-            # A6: its round is over, and the next one must not end with it.
+            # A6: the round of this failure is over, and the failure must not end the next one.
             return [Disagreed([announcement], *announcement.failure, announcement.counter)]
         owed = self._barriers.missed_failure(group, task)
-        # A6: a failure reported for a round that has already failed without this member must not end the next one.
+        # A6: a failure reported for a round that has failed without this member must not end the next one.
         counter = 0 if owed and (announcement.counter == 0 or announcement.failure) else announcement.counter or None
         effects = self._barriers.arrived(
             announcement,
@@ -142,7 +143,7 @@ class Agreements:
         return self._verdicts(effects)
 
     def announcement_withdrawn(self, group: str, token: Any) -> list[Verdict]:
-        """The caller that announced with this token does not wait any more: it was cancelled, or its process has ended."""
+        """Note that the caller that announced with this token does not wait any more: it was cancelled, or its process has ended."""
         for announcement in self._barriers.tickets(group):
             if isinstance(announcement, Announcement) and announcement.token is token:
                 name = task_name(self._members[group][announcement.rank])
@@ -151,17 +152,17 @@ class Agreements:
         return []
 
     def member_gone(self, task: Task, message: str) -> list[Verdict]:
-        """A member has ended: the round that it belongs to fails. Its next incarnation has missed no round."""
+        """Note that a member has ended, so that its current round fails. The member's next incarnation has missed no round."""
         effects = self._barriers.task_failed(task, message, UNAVAILABLE)
         self._barriers.restarted(task)
         return self._verdicts(effects)
 
     def ticked(self, now: float) -> list[Verdict]:
-        """Time has passed."""
+        """Note that time has passed: end the rounds whose deadline has come."""
         return self._verdicts(self._barriers.ticked(now))
 
     def aborted(self, group: str, members: Sequence[Task], code: int, message: str) -> list[Verdict]:
-        """All operations of this group fail, now and until the reset. A second abort changes nothing."""
+        """Fail all operations of this group, now and until `reset`. A second abort changes nothing."""
         self._check(group, members)
         if group in self._aborted:
             return []
@@ -170,12 +171,12 @@ class Agreements:
         return [Disagreed(verdict.members, code, message) for verdict in verdicts]
 
     def reset(self, group: str) -> None:
-        """End an abort: the next announcement determines the number of the round. Without an abort, do nothing."""
+        """End an abort: the next announcement decides the number of the round. Without an abort, do nothing."""
         if self._aborted.pop(group, None) is not None:
             self._barriers.forgotten(group)
 
     def stopped(self, reason: str) -> list[Verdict]:
-        """The leader itself stops: all waiting announcements fail."""
+        """Fail all waiting announcements, because the leader itself stops."""
         return self._verdicts(self._barriers.stopped(reason))
 
     # -- within -----------------------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class Agreements:
             raise InvalidArgumentError(f"{text}, not {', '.join(map(task_name, members))}")
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
-        """Combine the outcomes of the callers of each round into one verdict."""
+        """Return one verdict for all callers of a round that end in the same way."""
         ended: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
         for effect in effects:
             announcement = effect.ticket

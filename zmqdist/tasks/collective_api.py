@@ -1,10 +1,10 @@
-"""Collectives as users call them: structures, dtypes, packing, objects. The transport of arrays is in collectives.py.
+"""Collectives as users call them, with structures, dtypes, packs and objects. collectives.py moves the arrays.
 
 Rules
-    All members of a group call the same operations in the same order. The leader compares their parts: a difference is an
-    InvalidArgumentError at all of them, whose text says which member did what, and the group goes on with the next operation.
-    A member whose arguments are invalid by themselves raises, and the other members get an error at once.
-    Results have the same bits at every member. They are new arrays, which the caller owns, except where a docstring says otherwise.
+    All members of a group call the same operations in the same order. The leader compares their parts. If they differ, all members get an
+    InvalidArgumentError, whose text says what each member did, and the group continues with the next operation.
+    A member whose own arguments are invalid raises, and the other members get an error at once.
+    Results have the same bits at every member. They are new arrays, which the caller owns, unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Tasks: TypeAlias = "Sequence[str | Task] | Group | None"
 
 
 class Group:
-    """Tasks that do collectives together, as one of them sees them. Created by `Server.group`.
+    """A group of tasks that do collectives together, as one of its members sees it. `Server.group` makes it.
 
     Attributes:
-      name: groups of different names never meet, even if they have the same tasks.
+      name: name of the group. Groups of different names never meet, even if they have the same tasks.
       tasks: the members by rank, as "worker:0". The first one is the leader, which compares the members' parts.
-      rank: of this task.
+      rank: rank of this task.
     """
 
     def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
@@ -60,16 +60,16 @@ class Group:
         return len(self.tasks)
 
     def cancel(self, message: str = "cancelled by a member") -> None:
-        """Cancel the next operation: it ends with CancelledError at all other members, and the one after it works again.
+        """Cancel the group's next operation: it ends with CancelledError at all other members. The operation after it works again.
 
-        For a member that cannot take part, in place of its own call, so that the others do not wait for it. Does not block.
+        A member that cannot take part calls this in place of the operation, so that the others do not wait for it. Does not block.
         """
         with self._collectives.own_wait, self._members.lock:
             text = f"{self.tasks[self.rank]}: {message}"
             self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(text))
 
     def abort(self, code: int, message: str) -> None:
-        """End the current operation at every member with this error, and every later one at once, until `reset`.
+        """End the current operation at every member with this error, and each later one at once, until `reset`.
 
         Args:
           code: one of zmqdist.errors, such as UNAVAILABLE.
@@ -81,7 +81,7 @@ class Group:
             self._collectives.abort(self._members, code, message)
 
     def reset(self) -> None:
-        """End an abort: the next operation of every member works again. One member calls it, once. Raises as `abort`."""
+        """End an abort, so that the next operation of every member works again. One member calls it, once. Raises as `abort`."""
         with self._collectives.own_wait:
             self._collectives.reset(self._members)
 
@@ -93,10 +93,10 @@ NOTHING = ("cancel", "", 0, None, None)
 
 
 class Operations:
-    """The collectives of one task. The methods are documented at Server.
+    """The collectives of one task. Server documents the methods.
 
     Attributes:
-      collectives: carries them out.
+      collectives: the object that runs the operations.
     """
 
     def __init__(self, node: Node, collectives: Collectives) -> None:
@@ -261,7 +261,7 @@ class Operations:
 
 
 class _Operation:
-    """One operation of one group, at one of its members."""
+    """One operation of a group, at one of the group's members."""
 
     def __init__(self, members: GroupMembers, collectives: Collectives, timeout_s: float) -> None:
         self._members = members
@@ -272,7 +272,7 @@ class _Operation:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Report an exception in this context to the other members: this member's own arguments are invalid."""
+        """Report an exception inside the context to the other members: the arguments of this member are invalid."""
         try:
             yield
         except Exception as error:
@@ -286,7 +286,7 @@ class _Operation:
             raise InvalidArgumentError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
 
     def is_small(self, array: Array) -> bool:
-        """Return whether the array travels with the announcement."""
+        """Return whether the array is small enough to travel with the announcement."""
         return array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
 
     def do(
@@ -295,11 +295,11 @@ class _Operation:
         contribution: tuple[Any, ...],
         exchange: Callable[[Any], tuple[Iterator[core.Schedule], Any]],
     ) -> Any:
-        """Announce, and return the result; where the leader replies that the members exchange pieces, do so.
+        """Announce the operation, and return its result. If the leader replies that the members must exchange pieces, exchange them.
 
         Args:
-          contribution: kind, op, root, detail and inline value: see collective_leader.Contribution.
-          exchange: makes the schedules and the result from the details of all members, by rank.
+          contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
+          exchange: makes the schedules and the result, from the details of all members by rank.
         """
         verdict = self._collectives.agree(self._members, signature, contribution, self._timeout_s)
         if verdict[0] == RESULT:
@@ -308,7 +308,7 @@ class _Operation:
         return self._collectives.exchange(self._members, counter, name, lambda: exchange(details), self._timeout_s)
 
     def reduce(self, signature: str, array: Array, op: str) -> Array:
-        """Return the reduction of one array, at all members."""
+        """Return the reduction of one array of all members. Every member gets it."""
         out = np.empty_like(array)
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
@@ -320,7 +320,7 @@ class _Operation:
         return total
 
     def rows(self, signature: str, values: Array, slices: IndexedSlices, op: str) -> IndexedSlices:
-        """Return IndexedSlices with the rows of all members, by rank."""
+        """Return IndexedSlices that have the rows of all members, by rank."""
         rows, indices = (self.gather(signature, "all_gather", part, 0, 0) for part in (values, slices.indices))
         assert rows is not None
         assert indices is not None
@@ -328,12 +328,12 @@ class _Operation:
         return IndexedSlices(core.finished(total, op, self.size), np.concatenate(indices), slices.dense_shape)
 
     def gather(self, signature: str, kind: str, array: Array, axis: int, root: int) -> list[Array] | None:
-        """Return the arrays of all members, by rank; for `kind` "gather" only at the root, else None."""
+        """Return the arrays of all members, by rank. If `kind` is "gather", only the root gets them; other members get None."""
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in details]
             wanted = kind == "all_gather" or self.rank == root
-            # A member that receives nothing still cuts its part in step with the others, which takes the lengths only.
+            # A member that receives nothing must still cut its part in step with the others, for which the lengths are enough.
             parts = [np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype) for shape in shapes]
             parts[self.rank] = array
             flats = [part.reshape(-1) for part in parts]
@@ -346,7 +346,7 @@ class _Operation:
         return parts
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """Return the root's value; the root gets its own `value` itself."""
+        """Return the root's value; at the root this is `value` itself."""
         mine = self.rank == root
         arrays = [leaf for leaf in nest.flatten(value) if isinstance(leaf, np.ndarray)] if mine else []
         small = sum(array.nbytes for array in arrays) <= COLLECTIVE_INLINE_BYTES_MAX
@@ -365,12 +365,12 @@ class _Operation:
 
 
 def _op(op: Any) -> str:
-    """Return a ReduceOp, or its name in any case, as one of collectives_machine.OPS. Raises ValueError: neither."""
+    """Return the name in collectives_machine.OPS of a ReduceOp, or of a name in any case. Raises ValueError if there is no such op."""
     return ReduceOp.of(op).value
 
 
 def _array(leaf: Any) -> Array:
-    """Return the array in C order, in which arrays travel. Raises TypeError: it holds Python objects."""
+    """Return the leaf as an array in C order, the order in which arrays travel. Raises TypeError if it has Python objects."""
     array = np.asarray(leaf, order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -380,7 +380,7 @@ def _array(leaf: Any) -> Array:
 
 
 def _gatherable(leaf: Any, axis: int) -> Array:
-    """Return the array, checked to have this axis. Raises ValueError, TypeError or NotImplementedError (IndexedSlices)."""
+    """Return the leaf as an array that has this axis. Raises ValueError, TypeError, or NotImplementedError for IndexedSlices."""
     if isinstance(leaf, IndexedSlices):
         raise NotImplementedError("IndexedSlices are reduced, not gathered")
     array = _array(leaf)
@@ -392,7 +392,7 @@ def _gatherable(leaf: Any, axis: int) -> Array:
 
 
 def _described(array: Array, axis: int | None = None) -> str:
-    """Return dtype and shape as text for the signature; a size that may differ between members is `*`."""
+    """Return dtype and shape as a text for the signature, with `*` for the size along `axis`, in which members may differ."""
     sizes = ["*" if place == axis else str(size) for place, size in enumerate(array.shape)]
     return f"{array.dtype} ({', '.join(sizes)})"
 
@@ -421,12 +421,12 @@ def _allocated(leaf: Any) -> Any:
 
 
 def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array of this length that takes no memory, in place of a part that this member does not receive."""
+    """Return an array of this size that occupies no memory. It stands for a part that this member does not receive."""
     return np.broadcast_to(np.empty((), dtype), (prod(shape),))
 
 
 def _pickled(value: Any) -> Array:
-    """Return an object as one array of bytes: the number of buffers, their lengths, and the buffers."""
+    """Return an object as one array of bytes: the number of its buffers, their sizes, and the buffers."""
     packed = trusted.pack(value)
     buffers = [packed] if isinstance(packed, bytes) else packed
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -435,7 +435,7 @@ def _pickled(value: Any) -> Array:
 
 
 def _unpickled(blob: Array) -> Any:
-    """Invert `_pickled`; the object's large arrays are views of `blob`."""
+    """Return the object that `_pickled` has packed. Its large arrays are views of `blob`."""
     count = int(blob[:8].view("<i8")[0])
     sizes = blob[8 : 8 + 8 * count].view("<i8")
     buffers, start = [], 8 + 8 * count

@@ -1,6 +1,6 @@
-"""The leader's end of collectives: the task of rank 0 compares the announcements of all members and replies to each.
+"""The leader's side of collectives: the task of rank 0 compares the announcements of all members and replies to each.
 
-Small values travel with the announcement; then the reply has the result. The comparison is in agreement_machine.py.
+Small values travel with the announcements, and then the reply has the result. agreement_machine.py makes the comparison.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.transport.peer import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
-"""The kind of a reply, after the number of the round that has ended. RESULT: the value follows. GO: the name of the exchange, each member's
-detail, and the members' incarnations follow. FAILED: code and message follow.
+"""The kind of a reply; it follows the number of the round that has ended. After RESULT the value follows; after GO the name of the
+exchange, the details of all members and their incarnations; after FAILED code and message.
 """
 
 
 @dataclass(slots=True)
 class Contribution:
-    """One member's part in an operation, besides the signature, which must be equal at all members.
+    """One member's part in an operation, apart from the signature, which must be equal at all members.
 
     Attributes:
-      incarnation: of the member.
-      kind, op, root: of the operation.
-      detail: what the other members need to know, such as the number of rows.
-      value: the value in a tuple if it is small; None if it is not, or if this member has none.
+      incarnation: incarnation of the member.
+      kind, op, root: those of the operation.
+      detail: data that the other members need, such as the number of rows.
+      value: the value in a tuple if it is small; None if it is large, or if this member has no value.
     """
 
     incarnation: int
@@ -92,13 +92,13 @@ class Leader:
         token: Any,
         peer: Peer | None = None,
     ) -> None:
-        """Take a member's announcement; the reply to `token` may come later.
+        """Process a member's announcement. The reply to `token` may be sent later.
 
         Args:
           counter: the round that the member means, or None: see agreement_machine.py.
-          signature: the text of everything that must be equal at all members; also for error texts.
-          token: has `reply` and `fail`, as PendingCall.
-          peer: the connection of the announcement; None for this task's own.
+          signature: a text with all parts that must be equal at all members; error texts contain it, too.
+          token: an object with the methods `reply` and `fail`, as PendingCall has them.
+          peer: the connection of the announcement; None if this task itself announces.
         """
         if self._node.closed:
             raise self._stop_error(token)
@@ -125,11 +125,11 @@ class Leader:
                 pass
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
-        """Fail all operations of this group from now on."""
+        """Fail all operations of this group, now and until `reset`."""
         self._apply(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
 
     def reset(self, group: str) -> None:
-        """End an abort."""
+        """End an abort, so that the group's operations work again."""
         with self._lock:
             self._agreements.reset(group)
 
@@ -151,7 +151,7 @@ class Leader:
         self._send_verdicts(verdicts)
 
     def _tick(self) -> None:
-        """In the loop: end what is overdue, and set the timer for the next deadline."""
+        """End rounds that are overdue, and set the timer for the next deadline. Runs in the loop."""
         with self._lock:
             verdicts = self._agreements.ticked(monotonic())
             self._timer_at = self._agreements.deadline
@@ -160,7 +160,7 @@ class Leader:
             self._node.loop.set_timer("collective", self._timer_at, self._tick)
 
     def stopped(self) -> None:
-        """This task's server stops: fail the waiting announcements and refuse new ones."""
+        """Fail the waiting announcements and refuse new ones, because this task's server stops."""
         with self._lock:
             self._stopped = True
             verdicts = self._agreements.stopped(self._node.stopped.message)
@@ -168,13 +168,15 @@ class Leader:
             announcement.token.fail(self._stop_error(announcement.token))
 
     def _stop_error(self, token: Any) -> OpError:
-        """Return the error for a member while this task stops: its own caller was stopped, another member has lost its leader."""
+        """Return the error for an announcement while this task stops. For this task's own caller, its server was stopped; another member
+        has lost its leader.
+        """
         if not isinstance(token, PendingCall):
             return self._node.stopped
         return UnavailableError(f"{self._node.stopped.message}, which led this group")
 
     def announcement_withdrawn(self, group: str, token: Any) -> None:
-        """The caller with this token does not wait any more."""
+        """Note that the caller of the announcement with this token does not wait any more."""
         self._apply(self._agreements.announcement_withdrawn, group, token)
 
     def _send_verdicts(self, verdicts: list[Verdict]) -> None:
@@ -189,7 +191,7 @@ class Leader:
                             error if isinstance(error, OpError) else InvalidArgumentError(str(error))
                         )
                     continue
-                # The leader's own reply comes last: its caller may change the value, which the others' replies share.
+                # The leader's own reply is the last one, because its caller may change the value, which the replies to the others share.
                 for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
                     announcement.token.reply((verdict.counter, *reply))
             else:
@@ -201,7 +203,7 @@ class Leader:
 
 
 def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tuple[Any, ...]]:
-    """Return the reply to each member when all are about to do the same: the result, or the order to exchange pieces."""
+    """Return the reply to each member when all are about to do the same operation: the result, or the instruction to exchange pieces."""
     first = contributions[0]
     rooted = first.kind == "broadcast"
     if any(member.value is None for rank, member in enumerate(contributions) if not rooted or rank == first.root):
@@ -216,7 +218,7 @@ def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tup
 
 
 def results_of(first: Contribution, values: list[Any]) -> list[Any]:
-    """Return the result of each rank when all values are here; for a gather, the values themselves."""
+    """Return the result of each rank when the leader has all values; for a gather, the values themselves."""
     size = len(values)
     if first.kind == "all_reduce":
         return [core.folded(values, first.op)] * size

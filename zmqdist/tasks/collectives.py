@@ -1,19 +1,19 @@
-"""Operations of a group of tasks, from the announcement to the result.
+"""The operations of a group of tasks, from the announcement to the result.
 
 Theory of operation
-    Each member announces its part to the leader (collective_leader.py), with the value if that is small: then the leader's reply is the
-    result. Otherwise the reply says that all members have announced, and they exchange pieces among themselves, as collectives_machine.py
-    schedules. A piece is a call to another member; large ones go through shared memory on one host. A reduction writes a large piece into
-    shared memory, if there is room (ring_schedules.py), and a member passes an arrived piece on unchanged: neither is copied again for the
-    next member.
+    Each member announces its part to the leader (collective_leader.py). A small value travels with the announcement, and the leader's reply
+    is the result. If a value is large, the reply says that all members have announced, and they exchange pieces among themselves, as
+    collectives_machine.py schedules them. A piece is an argument of a call to another member; on one host large pieces travel through
+    shared memory. A reduction writes a large piece into shared memory, if there is room (ring_schedules.py), and a member passes an arrived
+    piece on unchanged, so that neither is copied again for the next member.
 
 Rules
-    A member that fails during an exchange reports it to all others, so that none waits for pieces that will not come. The members
-    that wait for pieces of a process, send to it or announce to it notice its end: a call to a task that has gone fails, and does not wait
-    for the next incarnation of the task.
-    The operations of one group are done one after another, in the order of the calls on each member; groups are independent of each other.
+    A member that fails during an exchange reports it to all others, so that none waits for pieces that will not come. A member notices
+    the end of a process from which it awaits pieces, to which it sends or to which it announces: a call to a task that has gone fails, and
+    does not wait for the task's next incarnation.
+    Operations of one group run one after another, in the order of the calls at each member. Groups are independent of each other.
 
-Not here: the public methods, structures and packing (collective_api.py).
+Not here: the public methods, and the handling of structures and packs (collective_api.py).
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from zmqdist.transport.shm_peer import lendable_block
 Array: TypeAlias = NDArray[Any]
 
 GRACE_S = 5.0
-"""How long a member waits past the deadline of its announcement: the leader replies then, with the names of the absent members."""
+"""Seconds that a member waits beyond the deadline of its announcement, because the leader then replies with the names of absent members."""
 IN_FLIGHT_MAX = 2 * COLLECTIVE_WIDTH + 2
-"""The most pieces that a member has sent without a reply. Less than twice the width could be a deadlock."""
+"""Number of pieces that a member may have sent without a reply. With less than twice the width, members could deadlock."""
 
 
 class GroupMembers:
     """A group as one of its members sees it.
 
     Attributes:
-      name: the same at all members; operations of different names never meet.
+      name: name of the group, the same at all members; operations of groups with different names never meet.
       tasks: the members by rank.
-      rank: of this task.
-      counter: the round of the next operation: 0 for the first; None for the one that is on then, because its number is not known here.
-      unnumbered: the announcement of a failure that was made while `counter` was None; its reply has the number.
-      aborted: (code, message) if another member has aborted the current operation.
-      lock: held during an operation.
+      rank: rank of this task.
+      counter: the round of the next operation; 0 for the first. None means the current round, because this member does not know its number.
+      unnumbered: an announcement of a failure that was sent while `counter` was None; its reply has the number of the round.
+      aborted: (code, message) if another member has aborted the current operation; else None.
+      lock: the lock that a caller holds during an operation.
     """
 
     def __init__(self, name: str, tasks: Sequence[Task], me: Task) -> None:
@@ -91,7 +91,7 @@ class GroupMembers:
 
 
 class _LocalReply:
-    """The reply to the leader's own announcement, with the interface of a call."""
+    """The reply to the leader's own announcement. It has the methods of a call's outcome."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -136,11 +136,11 @@ class Collectives:
 
     @property
     def unanswered(self) -> int:
-        """The number of announcements and pieces of this task without a reply."""
+        """The number of this task's announcements and pieces that have no reply yet."""
         return len(self._calls)
 
     def led(self) -> tuple[GroupRow, ...]:
-        """Return the groups that this task leads, as long as some of their members wait for the others."""
+        """Return the groups whose leader is this task, while some of their members wait for the others."""
         return self._leader.rows()
 
     # -- the announcement -------------------------------------------------------------------------------------------------
@@ -156,13 +156,13 @@ class Collectives:
         """Announce the next operation of a group, whose lock the caller holds, and wait for the verdict.
 
         Args:
-          contribution: kind, op, root, detail and inline value: see collective_leader.Contribution.
-          failure: announce that this member cannot take part, with this error; does not wait.
+          contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
+          failure: the error for which this member cannot take part. It is announced, and this method does not wait for the verdict.
 
         Returns:
-          (RESULT, value), or (GO, the round to go on with, name of the exchange, the details of all members by rank); () for a failure.
+          (RESULT, value); or (GO, the next round, name of the exchange, the details of all members by rank); () if `failure` was announced.
         """
-        with self._lock:  # no member can be ahead of this one, so the pieces here belong to operations that failed
+        with self._lock:  # no member can be ahead of this one, so all pieces that are here belong to failed operations
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
@@ -187,7 +187,7 @@ class Collectives:
         else:
             due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
             reply = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:  # the announcement takes the place of the operation, and nothing waits for the verdict
+        if failure is not None:  # only the failure is announced, and no caller waits for the verdict
             if counter is None:
                 group.unnumbered = reply
             else:
@@ -205,11 +205,11 @@ class Collectives:
                 raise from_code(value, *more)
             details, incarnations = more
             for task, incarnation in zip(group.tasks, incarnations, strict=True):
-                self._watches.heard_from(task, incarnation)  # this task's own watch may not have noticed a restart yet
+                self._watches.heard_from(task, incarnation)  # the watch of this task may not have noticed a restart yet
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
-        except BaseException:  # also Ctrl-C: the leader notifies the other members
+        except BaseException:  # also Ctrl-C: the leader then notifies the other members
             if isinstance(reply, _LocalReply):
                 self._leader.announcement_withdrawn(group.name, reply)
             else:
@@ -220,19 +220,19 @@ class Collectives:
     def _counter(group: GroupMembers) -> int | None:
         """Return the round of the next operation.
 
-        Waits for the leader's reply to a failure that had no number. Otherwise two failures in a row after an error could be taken for a
-        late one, and end an operation to which neither belongs.
+        Waits for the leader's reply to a failure that was announced without a number. Otherwise, after an error, the leader could take the
+        second of two failures in a row for a late one, and end an operation to which neither belongs.
         """
         reply, group.unnumbered = group.unnumbered, None
         if reply is None:
             return group.counter
         try:
             return int(reply.get_value()[0]) + 1
-        except OpError:  # no round is on, or the leader has gone
+        except OpError:  # there is no current round, or the leader has gone
             return None
 
     def abort(self, group: GroupMembers, code: int, message: str) -> None:
-        """Fail all operations of this group at every member, now and until the reset."""
+        """Fail all operations of this group at every member, now and until `reset`."""
         tasks = list(group.tasks)
         calls = []
         for task in tasks:
@@ -246,10 +246,10 @@ class Collectives:
         else:
             self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
-            call.is_ok()  # a member that cannot be reached takes no part any more
+            call.is_ok()  # an error means that the member cannot be reached, so it takes part in no operation
 
     def reset(self, group: GroupMembers) -> None:
-        """End an abort."""
+        """End an abort, so that the group's operations work again."""
         if group.tasks[0] == self._node.me:
             self._leader.reset(group.name)
         else:
@@ -265,17 +265,17 @@ class Collectives:
         begin: Callable[[], tuple[Iterator[Schedule], Any]],
         timeout_s: float,
     ) -> Any:
-        """Send and receive pieces until all schedules have ended, and return the result. On any failure, report it to all members.
+        """Send and receive pieces until all schedules have ended, and return the result. A failure is reported to all members.
 
         Args:
-          counter: the round to go on with after a success.
-          begin: makes the schedules, and the arrays for their result; it may raise, such as MemoryError.
+          counter: the next round, if the exchange succeeds.
+          begin: makes the schedules and the arrays for their result. It may raise, for instance MemoryError.
         """
         box = self._box(group.name, name)
         with self._lock:
             self._running[group.name] = group, name
         try:
-            if self._node.closed:  # `_stopped` may have run before this exchange was known
+            if self._node.closed:  # `_stopped` may have run before this exchange was added to `_running`
                 raise self._node.stopped
             if group.aborted is not None:
                 raise from_code(*group.aborted)
@@ -295,7 +295,7 @@ class Collectives:
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
-            if task != self._node.me and not self._node.closed:  # the others notice the stop of this task by themselves
+            if task != self._node.me and not self._node.closed:  # the others notice this task's stop themselves
                 due = monotonic() + GRACE_S
                 self._node.start(task, "collective.fail", group.name, name, code, message, due=due)
 
@@ -323,11 +323,11 @@ class Collectives:
         except StopIteration:
             pass
         except BaseException:
-            for call in sent:  # the other members get the error from `_report_failure`
+            for call in sent:  # the other members learn of the error by `_report_failure`
                 call.cancel()
                 self._calls.pop(call, None)
             raise
-        while sent:  # this task may end after the operation, so its pieces must have arrived
+        while sent:  # this task may end after the operation, so it waits until its pieces have arrived
             self._outcome(sent.popleft(), box)
 
     def _send(
@@ -339,7 +339,7 @@ class Collectives:
         return self._call(name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block)
 
     def _call(self, exchange: str, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a member. The call is cancelled when that member or the exchange ends. `_outcome` waits for it."""
+        """Call a member. The call is cancelled when that member has gone, or the exchange has failed. `_outcome` waits for the reply."""
         self._watches.watch(task)
         call = self._node.start(task, method, *args, **how)
         self._calls[call] = exchange, task
@@ -363,7 +363,7 @@ class Collectives:
 
     def _end_calls(self, matches: Callable[[str, Task], bool]) -> None:
         for call, (exchange, task) in list(self._calls.items()):
-            if matches(exchange, task) and not call.done():  # a reply that is here came before the event, and counts
+            if matches(exchange, task) and not call.done():  # a reply that came before the event counts
                 call.cancel()
 
     def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
@@ -373,7 +373,7 @@ class Collectives:
         try:
             piece: Array = box.receive(key, due, partial(self._watches.gone_message, task)).letter
         except DeadlineExceededError:
-            if monotonic() < due:  # the error of another member, which it has reported here
+            if monotonic() < due:  # this is the error of another member, which has reported it to this one
                 raise
             text = f"no piece came from {task_name(task)} within {timeout_s} s, during the execution: all members had announced"
             raise DeadlineExceededError(text) from None
@@ -386,7 +386,7 @@ class Collectives:
             return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
-        if self._node.closed:  # the sender sees its receiver end; and no piece may stay here
+        if self._node.closed:  # for the sender this member has ended; and no piece may stay here
             raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
         box.apply(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
@@ -419,7 +419,7 @@ class Collectives:
             boxes = [box for group in self._boxes.values() for box in group.values()]
         for group, name in running:
             self._failed(group.name, name, CANCELLED, self._node.stopped.message)
-        # Including exchanges that have not begun here: their pieces may be borrowed from another task's memory.
+        # This includes exchanges that this member has not begun, because their pieces may be borrowed from another task's memory.
         for box in boxes:
             box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
         self._end_calls(lambda exchange, task: True)  # including announcements

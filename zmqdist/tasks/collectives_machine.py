@@ -1,16 +1,16 @@
-"""Schedules of collectives: which piece each member of a group sends to which other member, in which order. No I/O.
+"""Schedules of collectives: which piece of an array each member of a group sends to which member, in which order. No I/O.
 
 Rules
-    A schedule is a generator that runs on one member: it yields Steps, and is sent the pieces that arrive. A piece is an array that no
-    member changes while it is in flight: `fold` returns a new one, and arrived pieces are passed on unchanged.
+    A schedule is a generator that runs at one member: it yields Steps, and the caller sends it the pieces that arrive. A piece is an array
+    that no member changes while it is in flight: `fold` returns a new array, and a member passes arrived pieces on unchanged.
     `pipelined` interleaves several schedules, so that some pieces are in flight while another is reduced. All members interleave the same
-    schedules in the same way. So pieces from one member to another need no names: their order identifies them.
+    schedules in the same way. So pieces from one member to another need no names, because their order identifies them.
 
 Theory of operation
-    A ring moves 2 (n - 1) / n of the array for each member and uses one connection from each to its right neighbour, whatever n is. Chunk c
-    of the array starts at rank c + 1, and each member on its way folds its own chunk into it: ((x[c+1] + x[c+2]) + ...) + x[c]. The reduced
-    chunk arrives at rank c, and from there goes round once more unchanged. So every member ends with the same bits, in whatever order
-    pieces arrive. Arrays that are small enough to be reduced at one place are folded in the order of the ranks (`folded`).
+    In a ring each member sends 2 (n - 1) / n of the array, over one connection to its right neighbour, whatever n is. Chunk c of the array
+    starts at rank c + 1, and each member on its way adds its own values to it: ((x[c+1] + x[c+2]) + ...) + x[c]. The reduced chunk
+    arrives at rank c, and from there passes all members once more, unchanged. So every member has the same bits at the end, in whatever
+    order pieces arrive. Arrays that are small enough to be reduced by one member are reduced in the order of the ranks (`folded`).
 
 Not here: the agreement on an operation (agreement_machine.py), the transport of pieces (collectives.py).
 """
@@ -30,9 +30,9 @@ from zmqdist.errors import InvalidArgumentError
 
 Array: TypeAlias = NDArray[Any]
 Fold: TypeAlias = Callable[[Array, Array, bool], Array]
-"""(the arrived piece, this member's chunk, whether the reduction ends here) -> the piece to pass on."""
+"""Function of (the arrived piece, this member's chunk, whether the reduction ends at this member) that returns the piece to pass on."""
 Keep: TypeAlias = Callable[[int, Array], object]
-"""Called with each piece of the result, and the rank that it belongs to."""
+"""Function that is called with the rank of a piece of the result, and the piece."""
 
 OPS: Final = ("sum", "mean", "min", "max", "prod")
 _FOLDS: Final[dict[str, np.ufunc]] = {
@@ -48,19 +48,19 @@ _FOLDS: Final[dict[str, np.ufunc]] = {
 
 
 def fold_of(op: str) -> np.ufunc:
-    """Return NumPy's function for one of OPS. Raises InvalidArgumentError: no such op."""
+    """Return NumPy's function for one of OPS. Raises InvalidArgumentError if there is no such op."""
     if op not in _FOLDS:
         raise InvalidArgumentError(f"no op {op!r}; there are {', '.join(OPS)}")
     return _FOLDS[op]
 
 
 def reducible(array: Array, op: str) -> Array:
-    """Return the array as it enters the reduction: numbers and bools; for the mean of whole numbers and bools as float64.
+    """Return the array in the dtype in which it is reduced: for the mean of whole numbers and bools float64, else its own dtype.
 
-    Otherwise the dtype stays: a sum of int8 wraps round, a sum of bools is "any", their product "all".
+    So a sum of int8 wraps round, and a sum of bools is "any", their product "all".
 
     Raises:
-      TypeError: neither numbers nor bools.
+      TypeError: the array has neither numbers nor bools.
     """
     if array.dtype.kind not in "biufc":
         raise TypeError(f"numbers and bools are reduced, not {array.dtype}")
@@ -68,14 +68,14 @@ def reducible(array: Array, op: str) -> Array:
 
 
 def finished(total: Array, op: str, size: int) -> Array:
-    """Return the members' result for a folded value; for a mean, `total` itself is changed."""
+    """Return the result for a total of all members' values. For a mean, this divides `total` itself."""
     if op == "mean":
         np.divide(total, size, out=total)
     return total
 
 
 def folded(arrays: Sequence[Array], op: str) -> Array:
-    """Reduce the arrays in this order, into a new array."""
+    """Return the reduction of the arrays, computed in this order, as a new array."""
     fold = fold_of(op)
     total = np.array(arrays[0])
     for array in arrays[1:]:
@@ -91,9 +91,9 @@ def shares(count: int, size: int) -> list[slice]:
 
 
 def packs(arrays: Sequence[Array | None], bytes_per_pack: int) -> list[list[int]]:
-    """Return the indices of the arrays that are reduced together: neighbours of one dtype, up to `bytes_per_pack`. None has no index.
+    """Return the indices of the arrays that are reduced together: neighbours of one dtype, up to `bytes_per_pack` bytes.
 
-    An array of that size or more stays alone, so that it need not be copied.
+    Entries that are None are skipped. An array of `bytes_per_pack` bytes or more is reduced alone, so that it need not be copied.
     """
     made: list[list[int]] = []
     left, dtype = 0, None
@@ -117,8 +117,8 @@ class Step:
     """The next step of one member.
 
     Attributes:
-      to: the rank that gets `piece`, without waiting; None to send nothing.
-      source: the rank from which a piece is expected then; None to receive nothing.
+      to: the rank to which the member sends `piece`, without waiting; None to send nothing.
+      source: the rank from which the member then expects a piece; None to receive nothing.
     """
 
     to: int | None
@@ -130,7 +130,7 @@ Schedule: TypeAlias = Generator[Step, Any, Any]
 
 
 def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Schedule:
-    """Reduce chunk `rank` of all members; the generator returns it. `chunks` are this member's, by rank."""
+    """Reduce chunk `rank` of all members; the generator returns the result. `chunks` are the chunks of this member, by rank."""
     piece = chunks[(rank - 1) % size]
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
@@ -139,7 +139,7 @@ def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Sc
 
 
 def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
-    """Pass each member's piece to all members. `keep` does not get this member's own."""
+    """Pass each member's piece to all members. `keep` is called for all pieces but this member's own."""
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
         keep((rank - step) % size, arrived)
@@ -147,15 +147,16 @@ def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
 
 
 def all_reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold, keep: Keep) -> Schedule:
-    """Reduce all chunks, and pass them to all members. This member's own result goes to `fold` at the end of its reduction,
-    not to `keep`.
+    """Reduce all chunks, and pass the results to all members.
+
+    This member's own result is the last one that `fold` returns; `keep` gets the others.
     """
     piece = yield from reduce_ring(rank, size, chunks, fold)
     yield from gather_ring(rank, size, piece, keep)
 
 
 def broadcast_chain(rank: int, size: int, root: int, piece: Array | None, keep: Keep) -> Schedule:
-    """Pass the root's piece to all members, each to the next rank."""
+    """Pass the root's piece to all members, along the chain of ranks."""
     place = (rank - root) % size
     if place:
         piece = yield Step(None, None, (rank - 1) % size)
@@ -165,7 +166,7 @@ def broadcast_chain(rank: int, size: int, root: int, piece: Array | None, keep: 
 
 
 def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Schedule:
-    """Send each member's piece to the root. `keep` does not get the root's own."""
+    """Send each member's piece to the root. `keep` is called for all pieces but the root's own."""
     if rank != root:
         yield Step(root, piece, None)
         return
@@ -175,14 +176,14 @@ def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Sc
 
 
 def exchange(rank: int, size: int, pieces: Sequence[Array], keep: Keep) -> Schedule:
-    """Send piece i of each member to rank i. `keep` does not get this member's own."""
+    """Send piece i of each member to rank i. `keep` is called for all pieces but this member's own."""
     for step in range(1, size):
         to, source = (rank + step) % size, (rank - step) % size
         keep(source, (yield Step(to, pieces[to], source)))
 
 
 def pipelined(schedules: Iterator[Schedule], width: int) -> Schedule:
-    """Interleave the steps of several schedules, `width` at a time. Each Step either sends or receives."""
+    """Interleave the steps of several schedules, of which `width` run at a time. Each Step that it yields either sends or receives."""
     running: deque[tuple[Schedule, int | None]] = deque()
 
     def ahead(schedule: Schedule, arrived: Any) -> Schedule:

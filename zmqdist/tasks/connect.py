@@ -1,7 +1,7 @@
-"""Joining a cluster as one of its tasks: `connect_to_cluster`, `connect_to_host`, `check_alive`.
+"""Functions that make a program a task of a cluster: `connect_to_cluster`, `connect_to_host`, `check_alive`.
 
-A program is in one cluster at a time: connecting again leaves the previous one. After that, the program uses the Server that it gets, or a
-Session with it.
+A program is in one cluster at a time, so connecting again leaves the previous cluster. Afterwards the program uses the Server that it gets,
+or a Session with it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def connect_to_cluster(
     keys_dir: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
 ) -> Server | None:
-    """Make this program a task of a cluster. Waits for no other task.
+    """Make this program a task of a cluster. Does not wait for any other task.
 
     Args:
       cluster_spec_or_resolver: a ClusterSpec, or an object with `cluster_spec()` and `master()`, such as a cluster resolver.
-      job_name, task_index: which task this program is. A task that the cluster does not have is added, on a free port of loopback: it can
-        call the other tasks, which do not know of it.
-      protocol, keys_dir, token_file: as for `Server`; the default of `protocol` is the resolver's `rpc_layer`.
+      job_name, task_index: the task that this program is to be. If the cluster has no such task, the task is added on a free port of
+        loopback: it can call the other tasks, but they do not know it.
+      protocol, keys_dir, token_file: as for `Server`; by default `protocol` is the resolver's `rpc_layer`.
       cluster_device_filters: which other tasks this one sees.
 
     Returns:
-      The server of this task, which serves until it is stopped or the program connects again. None where a resolver's master is "" or
+      The server of this task, which serves until it is stopped or the program connects again. None if a resolver's master is "" or
       "local": then there is no cluster, and nothing was changed.
 
     Raises:
-      ValueError: neither a ClusterSpec nor a resolver.
-      Any error of `Server`: then this program is in no cluster.
+      ValueError: the first argument is neither a ClusterSpec nor a resolver.
+      Any error of `Server`; then this program is in no cluster.
     """
     spec, layer = _cluster(cluster_spec_or_resolver)
     if spec is None:
@@ -70,7 +70,7 @@ def connect_to_cluster(
 
 
 def disconnect() -> None:
-    """Leave the cluster that this program is connected to, if any: stop its server at once, and abandon the calls that run there."""
+    """Leave the cluster to which this program is connected, if any: stop its server at once, and abandon the calls that it runs."""
     global _connected
     with _lock:
         previous, _connected = _connected, None
@@ -85,12 +85,12 @@ def connect_to_host(
     keys_dir: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
 ) -> Server | None:
-    """Connect to one server by its address, or to several that are the tasks of one job.
+    """Connect to the server at one address, or to several servers that are the tasks of one job.
 
     Args:
       remote_host: "host:port", or a list of addresses; a leading "zmq://" is accepted.
 
-    Returns and raises as `connect_to_cluster`; ValueError also for no address, or a malformed one.
+    Returns and raises as `connect_to_cluster`. Also raises ValueError if there is no address, or a malformed one.
     """
     if not remote_host:
         raise ValueError("connect_to_host needs at least one address, as 127.0.0.1:5050")
@@ -104,10 +104,10 @@ def connect_to_host(
 
 
 def check_alive(name: str) -> bool:
-    """Return whether a task of the cluster that this program is connected to replies.
+    """Return whether a task replies. It must belong to the cluster to which this program is connected.
 
     Args:
-      name: "/job:NAME/replica:0/task:N", in full.
+      name: the full name, "/job:NAME/replica:0/task:N".
 
     Raises:
       ValueError: this program is connected to no cluster.
@@ -126,7 +126,7 @@ def check_alive(name: str) -> bool:
 
 
 def _cluster(source: Any) -> tuple[ClusterSpec | None, str | None]:
-    """Return the cluster, or None for none; and the rpc_layer of a resolver."""
+    """Return the cluster (None for no cluster), and the rpc_layer of a resolver."""
     if isinstance(source, ClusterSpec):
         return source, None
     if not (callable(getattr(source, "cluster_spec", None)) and callable(getattr(source, "master", None))):

@@ -1,6 +1,6 @@
-"""Methods of a task for peers that may send code, besides its sessions: who the task is, and its stop.
+"""Methods that a task has besides those of its sessions: the identity of the task, and its stop. Only peers that may send code use them.
 
-"server.shutdown" stops every task of the cluster that is up; the task that serves the call stops last.
+"server.shutdown" stops every task of the cluster that is up. The task that serves this call stops last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zmqdist.tasks.node import TASKS, Node, grace_s
 
 
 class ControlMethods:
-    """A part of one server. `server` is a weak reference, so that this part does not keep the server from being dropped."""
+    """The methods of one server. `server` is a weak reference, so that the program can drop the server."""
 
     def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
         self._node = node
@@ -40,14 +40,14 @@ class ControlMethods:
         }
 
     def _stop(self, grace: float) -> None:
-        """Stop the server in a thread of its own, so that the reply leaves first."""
+        """Stop the server in a thread of its own, so that the reply is sent first."""
         limit_s, server = grace_s(grace), self._server()
         if server is not None:
             name = "zmqdist-server-stop"
             threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
 
     def _shutdown(self, call: PendingCall, grace: float) -> None:
-        """Stop all tasks that are up; the reply has their names."""
+        """Stop all tasks that are up, and reply with their names."""
         name = "zmqdist-server-shutdown"
         threading.Thread(target=self._shut_down, args=(call, grace_s(grace)), name=name, daemon=True).start()
 
@@ -59,7 +59,7 @@ class ControlMethods:
             problems = [
                 f"{task_name(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]
             ]
-            # Our own stop ended the calls; the other tasks may have received them all the same.
+            # The stop of this task has ended the calls; the other tasks may have received them nevertheless.
             if problems and node.closed:
                 text = f"{task_name(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
                 raise UnavailableError(text)
@@ -68,5 +68,5 @@ class ControlMethods:
             call.reply([task_name(task) for task, _ in stopping] + [task_name(node.me)])
         except BaseException as error:
             call.fail(error)
-        with contextlib.suppress(FailedPreconditionError):  # the loop has ended meanwhile
-            node.loop.call_soon(self._stop, limit_s)  # in the loop: the reply leaves before the stop
+        with contextlib.suppress(FailedPreconditionError):  # the loop has ended already
+            node.loop.call_soon(self._stop, limit_s)  # by the loop, so that the reply is sent before the stop

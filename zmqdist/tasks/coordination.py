@@ -1,10 +1,10 @@
-"""Coordination as a part of a task's server: the leader is the keeper, and every task can be a client.
+"""Coordination as a part of a task's server: the leader of the cluster is the keeper, and every task can be its client.
 
-A task registers with the leader when it first uses a barrier or a key, not before: a server contacts no other task by itself, and one
-process may have a hundred servers.
+A task registers with the leader when it first uses a barrier or a key, because a server contacts no other task by itself, and one process
+may have a hundred servers.
 
-The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Evaluators and dispatchers are no members: barriers do
-not wait for them, but they can use the keys and the states of tasks.
+The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Evaluators and dispatchers are not members: barriers
+do not wait for them. But they can use the keys and the states of tasks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from zmqdist.tasks.node import Node
 from zmqdist.tasks.options import COORDINATION
 
 NON_MEMBER_JOBS: Final = ("evaluator", "dispatcher")
-"""Jobs whose tasks take no part in barriers."""
+"""Jobs whose tasks do not take part in barriers."""
 
 
 class TaskCoordination:
-    """The part of one server; created before its node serves.
+    """Coordination for one server. It must be made before the server's node serves.
 
     Attributes:
-      leads: whether this task keeps barriers and keys for the cluster.
+      leads: whether this task is the leader, which keeps barriers and keys for the cluster.
     """
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
-        """Raises InvalidArgumentError: the "coordination" section of `config` is wrong."""
+        """Register the keeper's methods, if this task leads. Raises InvalidArgumentError if section "coordination" of `config` is wrong."""
         self._node = node
         self._leader = coordination_leader(node.spec) or node.me
         self._members = [task for task in node.tasks if task[0] not in NON_MEMBER_JOBS] or [node.me]
@@ -55,7 +55,7 @@ class TaskCoordination:
 
     @property
     def client(self) -> CoordinationClient:
-        """This task's client; connects at the first use.
+        """The client of this task, which connects at its first use.
 
         Raises:
           FailedPreconditionError: the server was stopped, or has not been started.
@@ -80,12 +80,12 @@ class TaskCoordination:
         return CoordinationClient(address, me, node.incarnation, credentials=node.credentials, keeper=keeper)
 
     def snapshot(self) -> KeeperSnapshot | None:
-        """Return the keeper's figures; None where this task does not lead, or does not serve."""
+        """Return the keeper's figures; None if this task is not the leader, or does not serve."""
         if self._service is None or not self._node.loop.running:
             return None
         try:
             return self._service.snapshot()
-        except FailedPreconditionError:  # the loop has ended just now
+        except FailedPreconditionError:  # the loop has ended since the check above
             return None
 
     def _end_waits(self) -> None:
@@ -107,7 +107,7 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
     """Return the CoordinationConfig that a section of `config` describes.
 
     Raises:
-      InvalidArgumentError: an unknown key, or a value that is no number of seconds; the text names it.
+      InvalidArgumentError: the section has an unknown key, or a value that is not a number of seconds; the text names it.
     """
     known = {field.name: field.default for field in fields(CoordinationConfig)}
     if not isinstance(section, Mapping) or (section.keys() - known.keys()):

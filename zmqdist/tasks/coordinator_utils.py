@@ -1,4 +1,4 @@
-"""TensorFlow's names for a coordinator's helpers: `start_server`, which serves one task of the cluster, and `RepeatedTimer`."""
+"""TensorFlow's names for a coordinator's helpers: `start_server`, which serves one task of a cluster, and `RepeatedTimer`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["RepeatedTimer", "start_server"]
 
 
 def start_server(cluster_resolver: ClusterResolver, protocol: str | None = None) -> None:
-    """Serve as the worker or ps that a resolver names, until the server is stopped from elsewhere
+    """Serve the worker or ps that a resolver names. Blocks until another process stops the server
     (`strategy.close(shutdown_cluster=True)`).
 
-    Signals keep the program's handlers: Ctrl-C stops the server and raises KeyboardInterrupt here.
+    The program's signal handlers stay in place: Ctrl-C stops the server, and this function raises KeyboardInterrupt.
 
     Args:
       protocol: as for `zmqdist.Server`.
 
     Raises:
       ValueError: the task is neither a worker nor a ps.
-      Any error of `Server`.
+      Any error that `Server` raises.
     """
     from zmqdist.tasks.server import Server  # imported here, because a coordinator's program does not need it
 

@@ -1,6 +1,6 @@
-"""Which task a server is, and where it listens: the rules for the arguments of `zmqdist.Server`.
+"""The task that a server is, and the address on which it listens: the rules for the arguments of `zmqdist.Server`.
 
-Not here: binding (node.py), and the rules for a cluster's jobs (cluster/rules.py).
+Not here: how the server binds the address (node.py), and the rules for a cluster's jobs (cluster/rules.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zmqdist.errors import InvalidArgumentError, NotFoundError
 from zmqdist.transport.address import join, split
 
 PROTOCOLS: Final = ("zmq",)
-"""Names of transports; the first is the default."""
+"""Names of protocols; the first is the default."""
 
 EVERYWHERE: Final = "0.0.0.0"
 
@@ -28,13 +28,13 @@ def effective(
     protocol: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> ServerDef:
-    """Return the ServerDef that the arguments of a server stand for; always a copy.
+    """Return the ServerDef that the arguments of a server describe. It is always a copy.
 
     Raises:
-      TypeError: `source` is none of these types, or `config` no dict.
-      ValueError: there is no job, or several jobs or tasks of which the arguments name none; or ClusterSpec refuses the cluster.
+      TypeError: `source` has none of these types, or `config` is not a dict.
+      ValueError: the cluster has no job; or it has several jobs or tasks and the arguments do not name one; or ClusterSpec refuses it.
       InvalidArgumentError: the cluster has no such task.
-      NotFoundError: no such protocol.
+      NotFoundError: there is no such protocol.
     """
     if isinstance(source, ServerDef):
         definition = source.copy()
@@ -59,12 +59,12 @@ def effective(
 
 def _the_only(question: str, known: list[Any]) -> Any:
     if len(known) != 1:
-        raise ValueError(f"{question}? It must be given where there is not exactly one; there are {known}")
+        raise ValueError(f"{question}? Name it in the arguments, because there is not exactly one; there are {known}")
     return known[0]
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `old` with the entries of `new` over it, merged inside nested dicts; the result shares nothing with them."""
+    """Return `old` with the entries of `new` added or replaced, also inside nested dicts. The result shares no object with them."""
     both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
@@ -73,10 +73,10 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_address(definition: ServerDef) -> str:
-    """Return the "host:port" of the task as the cluster has it; an empty host means localhost.
+    """Return the "host:port" of the task as it is written in the cluster; an empty host means localhost.
 
     Raises:
-      InvalidArgumentError: not an address; the text says what is wrong with the port or the host.
+      InvalidArgumentError: it is not an address; the text says what is wrong with the port or the host.
     """
     address = definition.own_address()
     address = f"localhost{address}" if address.startswith(":") else address
@@ -91,8 +91,8 @@ def written_address(definition: ServerDef) -> str:
 def address_to_bind(address: str, host: str | None) -> str:
     """Return the address to listen on, for a task whose address in the cluster is `address`.
 
-    `host` overrides the host. By default that is the host as written, if it is an address of this machine; otherwise (a name that only
-    other machines resolve, the address of a load balancer) all interfaces.
+    `host` overrides the host. By default the server listens on the host as written, if that is an address of this host. If it is not (a
+    name that only other hosts resolve, or the address of a load balancer), the server listens on all interfaces.
     """
     written, port = split(address)
     if host is None:

@@ -1,12 +1,12 @@
 """Values from one task to another: `Server.send` and `Server.recv`.
 
 Rules
-    `send` takes a snapshot of the value, and does not block. Each value is received once, those of one sender under one tag in the order of
-    sending, large or small.
-    An arrived value stays in the receiver's mailbox until it is received. A sender that knows of the arrival may end.
-    When a sender ends, the waits for it end with UNAVAILABLE. A value of its next incarnation never passes for one of the earlier.
+    `send` takes a snapshot of the value, and does not block. Each value is received once. Values that one sender sends under one tag are
+    received in the order of sending, whatever their sizes.
+    A value that has arrived stays in the receiver's mailbox until it is received. A sender that knows of the arrival may end.
+    When a sender ends, the calls that wait for it end with UNAVAILABLE. A value of its next incarnation is never taken for an earlier one.
 
-Not here: which letter goes to which wait (mailbox_machine.py), which tasks are up (watches_machine.py).
+Not here: which waiting call gets which message (mailbox_machine.py), and which tasks are up (watches_machine.py).
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ log = logging.getLogger("zmqdist.tasks")
 
 
 class LockedMailbox:
-    """A mailbox with its lock, for threads that wait."""
+    """A mailbox with a lock, for threads that wait for messages."""
 
     def __init__(self, box: Mailbox) -> None:
         self.box = box
         self.lock = threading.Lock()
 
     def apply(self, event: Callable[..., list[Wait]], *args: Any) -> None:
-        """Pass an event to the mailbox, and wake the threads whose waits end with it."""
+        """Pass an event to the mailbox, and wake the threads whose waits it ends."""
         with self.lock:
             wake(event(*args))
 
     def check(self) -> None:
-        """Raises OpError: the mailbox was aborted."""
+        """Raise the OpError with which the mailbox was aborted, if it was."""
         with self.lock:
             self.box.check()
 
     def receive(self, key: Key, due: float, gone_message: Callable[[], str]) -> Wait:
-        """Wait for the next letter, and return the wait, which has it.
+        """Wait for the next message under a key. Return the wait, whose `letter` is the message.
 
         Args:
-          due: on `time.monotonic`; `inf` waits without a limit, and logs the name of the sender at intervals.
-          gone_message: returns the error text if the sender is known to have gone, else "".
+          due: when to stop waiting, on the clock of `time.monotonic`; `inf` waits without a limit, and logs the sender's name at intervals.
+          gone_message: function that returns the error text if the sender is known to have gone, else "".
 
         Raises:
           OpError: the error with which the wait ended.
@@ -88,7 +88,7 @@ class LockedMailbox:
                     self.apply(self.box.ticked, monotonic())
                 elif not wait.ended:
                     log.info("still waiting for %s to send %r", key.source, key.tag)
-        except BaseException:  # Ctrl-C: a letter that has arrived meanwhile goes back, for the next wait
+        except BaseException:  # Ctrl-C: a message that has arrived meanwhile is put back, for the next wait
             with self.lock:
                 if not self.box.cancelled(wait) and not wait.code:
                     wake(self.box.returned(wait))
@@ -106,7 +106,7 @@ def wake(ended: Sequence[Wait]) -> None:
 
 
 class Mail:
-    """The mailbox of one task, and its letters to other tasks."""
+    """The mailbox of one task, and the messages that it sends to other tasks."""
 
     def __init__(self, node: Node, watches: Watches) -> None:
         self._node = node
@@ -122,13 +122,13 @@ class Mail:
 
     @property
     def unconfirmed(self) -> int:
-        """The number of letters that this task has sent and of which it does not know yet whether they have arrived."""
+        """The number of messages that this task has sent and that, as far as it knows, may still be on their way."""
         with self._lock:
             outgoing = list(self._out.values())
         return sum(box.unconfirmed for box, _ in outgoing)
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of letters that were not received yet, their bytes, and the number of waits."""
+        """Return the number of messages that were not received yet, their size in bytes, and the number of waits."""
         with self._in.lock:
             return self._in.box.items, self._in.box.nbytes, self._in.box.waiting
 
@@ -148,14 +148,14 @@ class Mail:
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
-        return read_as(result, _no_value)  # the receiver's reply is for Mail only
+        return read_as(result, _no_value)  # only Mail uses the receiver's reply
 
     def _out_to(self, task: Task) -> tuple[Outbox, threading.Lock]:
         with self._lock:
             return self._out.setdefault(task, (Outbox(), threading.Lock()))
 
     def _arrived(self, task: Task, number: int, result: StatusOrResult) -> None:
-        """A letter has arrived, or never will: in that case the letters in flight behind it must not wait for it."""
+        """Note that a message has arrived, or never will. In the second case the messages behind it must not wait for it."""
         out, lock = self._out_to(task)
         code, _ = result.get_error()
         held = 0 if code else result.get_value() or 0
@@ -165,7 +165,7 @@ class Mail:
             self._have_skipped(task, *skip)
 
     def _have_skipped(self, task: Task, number: int, skip: int) -> None:
-        # FailedPreconditionError: this server was stopped, so the letters behind it do not leave any more.
+        # FailedPreconditionError: this server was stopped, so it sends no more of the messages behind this one.
         with suppress(FailedPreconditionError):
             result = self._node.start(task, "mail.skip", self._me, self._node.incarnation, skip)
             result.add_done_callback(partial(self._skipped, task, number, skip))
@@ -213,12 +213,12 @@ class Mail:
         problem = misfit(wait.letter, out)
         if problem:
             self._in.apply(self._in.box.returned, wait)
-            raise InvalidArgumentError(f"{problem}; the message from {key.source} is still there")
+            raise InvalidArgumentError(f"{problem}; the message from {key.source} stays in the mailbox")
         np.copyto(out, wait.letter)
         return out
 
     def _put(self, text: str, number: int, low: int, after: int, value: Any) -> int | None:
-        """Take a letter. The reply is this task's incarnation if the letter is held until the one before it had its turn, else None."""
+        """Store a message. Reply with this task's incarnation if the message is held until the one before it had its turn, else None."""
         key = Key.parse(text)
         if key.target != self._me:
             raise InvalidArgumentError(f"this is {self._me}, not {key.target}: the address has another task now")
@@ -226,7 +226,7 @@ class Mail:
             ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
             held = after != 0 and self._in.box.holds(key.source, number, after)
             wake(ended)
-        if refusal is not None and refusal.error_code == CANCELLED:  # this task stops: the sender sees its receiver end
+        if refusal is not None and refusal.error_code == CANCELLED:  # this task stops: its senders see it end
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
@@ -266,7 +266,7 @@ class _LocalChannel:
 
 
 def _no_value(call: ClientCall, address: str) -> None:
-    """The value of a call that has delivered a letter: None."""
+    """Return None, the value of a call that has delivered a message."""
 
 
 def _local_result(call: ClientCall) -> StatusOrResult:
@@ -280,14 +280,14 @@ def _checked(tag: str) -> str:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raises InvalidArgumentError: neither a number of seconds, 0 or more, nor None."""
+    """Raise InvalidArgumentError unless `timeout` is None or a number of seconds, 0 or more."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
         text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
         raise InvalidArgumentError(text)
 
 
 def check_out(out: Any) -> None:
-    """Raises InvalidArgumentError: not an array that a value can be received into."""
+    """Raise InvalidArgumentError unless `out` is None or an array into which a value can be received."""
     if out is not None and not (isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject):
         raise InvalidArgumentError("out: wanted a writable NumPy array without Python objects")
 
@@ -302,7 +302,7 @@ def misfit(value: Any, out: NDArray[Any]) -> str:
 
 
 def nbytes_of(value: Any) -> int:
-    """Return about how many bytes a value takes in the mailbox."""
+    """Return about how many bytes a value occupies in the mailbox."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.nbytes
     if isinstance(value, (str, bytes)):

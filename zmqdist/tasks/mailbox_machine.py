@@ -1,33 +1,34 @@
-"""Letters from task to task: which are kept, which wait gets which, and in which order. No I/O.
+"""Messages from task to task: which ones are kept, which wait gets which message, and in which order. No I/O.
 
-A letter is a sent value, with the data that the runtime puts beside it; this module never looks into it.
+A `letter` is a message: a value that was sent, with the data that the runtime adds to it. This module never looks into it.
 
-Rule 1: a method is an event (past tense) or a query; an event returns the waits that have ended, whose threads the runtime must wake.
-Rule 2: a mailbox belongs to one runtime, which calls it under its lock.
+Rule 1: a method is an event (past tense) or a query. An event returns the waits that have ended, whose threads the runtime must wake.
+Rule 2: a mailbox belongs to one runtime, which calls it under a lock.
 
 Theory of operation
-    A key names one channel: sender, incarnation of the sender, receiver, tag. One incarnation of each sender counts at a time: when the
-    mailbox hears of another, it drops the letters of the old one and ends the waits for it. Until then those letters stay, so that a task
-    may send and end.
+    A key names one channel: sender, incarnation of the sender, receiver, tag. Of each sender one incarnation is current. When the mailbox
+    learns of another incarnation, it drops the messages of the old one and ends the waits for it. Until then those messages stay, so that
+    a task may send and end.
 
-    Letters of one channel may overtake each other on the way, because a large one travels in pieces. So the sender numbers the letters to
-    each receiver. While an earlier letter of the channel is in flight, a letter names the one sent right before it (`after`), and the
-    mailbox holds it until that one had its turn. A letter that was given up has had its turn. `low` says that every number below it has
-    arrived or was given up. So the mailbox never waits for a letter that cannot arrive.
-    For the sender, a letter is in flight until it is known to have had its turn. The mailbox may hold a letter behind one that was given
-    up, or that has ended at an earlier incarnation of the receiver. Then the sender has the missing one skipped, but only when no letter
-    before that is in flight. So a letter that is sent next under this tag never overtakes them.
+    Messages of one channel may overtake each other on the way, because a large message travels in pieces. So the sender numbers its
+    messages to each receiver. While an earlier message of the channel is in flight, a message also has the number of the one sent right
+    before it (`after`), and the mailbox holds the message until that one has had its turn. A message that its sender has given up counts
+    as having had its turn. `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a
+    message that cannot arrive.
+    For the sender, a message is in flight until the sender knows that it has had its turn. The mailbox may hold a message behind one that
+    was given up, or whose turn was at an earlier incarnation of the receiver. Then the sender has the missing message skipped, but only
+    when no message before it is in flight. So a message that is sent next under this tag never overtakes them.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each letter goes to one wait, once: the letters of a channel in the order of sending, to waits in the order of their calls
-    P2  no letter of one incarnation of a sender reaches a wait for another one
-    P3  a wait ends once: with a letter, by cancellation, at its deadline, at the end of its sender, or by the abort
-    P4  after an abort every send and every wait ends with its status, and no earlier wait is left
-    P5  the mailbox refuses a letter beyond `items_max` letters or `bytes_max` bytes, and its sender gets an error; a letter that a waiter
-        puts back is never refused
-    P6  of letters and waits that have ended, only a few numbers for each sender stay
+    P1  each message is given to one wait, once: the messages of a channel in the order of sending, to its waits in the order of calls
+    P2  no message of one incarnation of a sender is given to a wait for another incarnation
+    P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by the abort
+    P4  after an abort every send and every wait ends with the abort's status, and no earlier wait is left
+    P5  the mailbox refuses a message beyond `items_max` messages or `bytes_max` bytes, and its sender gets an error; a message that a
+        receiver puts back is never refused
+    P6  of messages and waits that have ended, only a few numbers for each sender are kept
 
-Not here: how a letter travels (mail.py), which tasks are up (watches_machine.py).
+Not here: how a message travels (mail.py), and which tasks are up (watches_machine.py).
 """
 
 from __future__ import annotations
@@ -52,18 +53,18 @@ from zmqdist.errors import (
 _Place: TypeAlias = tuple[str, str, str]
 
 PAST_INCARNATIONS_MAX = 16
-"""Earlier incarnations of a sender that are remembered, so that their late letters are refused."""
+"""Number of earlier incarnations of a sender that are remembered, so that their late messages are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The name of one channel. Its text form joins the parts by semicolons, the incarnation as 16 hexadecimal digits.
+    """The name of one channel. As a text it consists of the parts, joined by semicolons, with the incarnation as 16 hexadecimal digits.
 
     Attributes:
-      source, target: tasks.
-      incarnation: incarnation of the source; in a wait, 0 for the current one.
+      source, target: names of the sending and the receiving task.
+      incarnation: incarnation of the source; in a wait, 0 means the current one.
       tag: any text without a semicolon.
-      frame: "frame:iteration" of a loop in TensorFlow; always 0:0 here.
+      frame: "frame:iteration" of a loop in TensorFlow; always 0:0 in zmqdist.
     """
 
     source: str
@@ -77,7 +78,7 @@ class Key:
 
     @staticmethod
     def parse(text: str) -> Key:
-        """Invert `str`. Raises InvalidArgumentError: not a key."""
+        """Return the key that a text encodes. Raises InvalidArgumentError if the text is not a key."""
         parts = text.split(";")
         frame = parts[-1].split(":")
         try:
@@ -90,14 +91,14 @@ class Key:
 
 
 class Wait:
-    """A wait for one letter.
+    """A wait of a receiver for one message.
 
     Attributes:
-      key: of the channel.
-      incarnation: the sender's incarnation to which this wait is bound; 0 while none is known.
+      key: key of the channel.
+      incarnation: the sender's incarnation for which it waits; 0 while none is known.
       due: when it ends at the latest, in seconds on the runtime's clock.
-      ended: whether it has; then `letter` is set, or `code` (not 0) and `message`.
-      wake: set and called by the runtime only.
+      ended: whether it has ended; then `letter` is the message, or `code` (not 0) and `message` are an error.
+      wake: a function that only the runtime sets and calls.
     """
 
     __slots__ = ("code", "due", "ended", "incarnation", "key", "letter", "message", "nbytes", "wake")
@@ -121,14 +122,14 @@ class Wait:
 
 
 class _Source:
-    """What the mailbox knows of one sender.
+    """The mailbox's knowledge of one sender.
 
-    Invariant: no number in `seen` is below `low`.
+    *Invariant*: no number in `seen` is below `low`.
 
     Attributes:
-      incarnation: its current incarnation, 0 for none.
-      low, seen: letters that had their turn: all numbers below `low`, and those in `seen`.
-      held: letters that wait for another one, by the number of that one.
+      incarnation: the sender's current incarnation; 0 if none is known.
+      low, seen: the messages that have had their turn: all numbers below `low`, and those in `seen`.
+      held: messages that wait for another one, by the number of that one.
     """
 
     __slots__ = ("held", "incarnation", "low", "past", "seen")
@@ -148,13 +149,13 @@ class _Source:
 
 
 class Mailbox:
-    """The letters for one task.
+    """The messages for one task.
 
-    Invariant: a channel has letters or waits, never both.
+    *Invariant*: a channel has messages or waits, never both.
 
     Attributes:
-      deadline: when `ticked` must be called at the latest; `inf` when no wait has a deadline.
-      items, nbytes: the number and size of the letters in the mailbox, held ones included.
+      deadline: the latest time for the next `ticked`; `inf` if no wait has a deadline.
+      items, nbytes: number and size of the messages in the mailbox, including held ones.
     """
 
     def __init__(self, items_max: float = inf, bytes_max: float = inf) -> None:
@@ -173,25 +174,25 @@ class Mailbox:
     def sent(
         self, key: Key, letter: Any, nbytes: int = 0, number: int = 0, low: int = 0, after: int = 0
     ) -> tuple[list[Wait], OpError | None]:
-        """A letter has arrived.
+        """Note that a message has arrived.
 
         Args:
-          number: the sender's number for it, from 1; 0 where letters cannot overtake each other.
-          low: every number below has arrived or was given up.
-          after: the letter of this channel right before this one; 0 if that was not in flight.
+          number: the sender's number for the message, from 1; 0 if messages cannot overtake each other.
+          low: every message with a lower number has arrived or was given up.
+          after: the number of the message right before this one in the channel; 0 if that one was not in flight.
 
         Returns:
-          The waits that have ended, and the reason if the letter was refused: the status of the abort, RESOURCE_EXHAUSTED (P5), or
-          UNAVAILABLE for a letter of an earlier incarnation of its sender.
+          The waits that have ended, and the error if the message was refused: the status of the abort, RESOURCE_EXHAUSTED (P5), or
+          UNAVAILABLE for a message of an earlier incarnation of its sender.
         """
         if self._status is not None:
             return [], from_code(*self._status)
         source = self._source(key.source)
         if key.incarnation in source.past:  # P2
-            return [], UnavailableError(f"{key.source} was restarted after it had sent this")
+            return [], UnavailableError(f"{key.source} was restarted after it had sent this message")
         ended = self.incarnation_seen(key.source, key.incarnation)
         ended += self._given_up(source, low)
-        if number and source.has(number):  # a duplicate, or a letter that its sender has given up
+        if number and source.has(number):  # a duplicate, or a message that its sender has given up
             return ended, None
         held = number and after and not source.has(after)
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
@@ -208,24 +209,24 @@ class Mailbox:
         return [*ended, *self._settled(source, number)], None
 
     def holds(self, source: str, number: int, after: int) -> bool:
-        """Return whether this letter is held until the one before it had its turn."""
+        """Return whether this message is held until the one before it has had its turn."""
         held = self._source(source).held.get(after)
         return held is not None and held[0] == number
 
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
-        """A letter will never arrive, nor will any before it: deliver the letters that are held behind it."""
+        """Note that neither this message nor any before it will arrive: deliver the messages that are held behind it."""
         known = self._source(source)
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
             return ended
-        # The mailbox may hold this letter, because the reply that said so was lost: its turn comes before those behind it.
+        # The mailbox may hold this message if the reply that said so was lost. Then its turn comes before that of the messages behind it.
         behind = {held[0]: after for after, held in known.held.items()}
         while number in behind:
             number = behind[number]
         return [*ended, *self._settled(known, number)]
 
     def returned(self, wait: Wait) -> list[Wait]:
-        """The receiver of this letter could not take it: it becomes the first of its channel again."""
+        """Make a message the first of its channel again, because its receiver could not take it."""
         place = _place(wait.key)
         if self._status is not None or self._source(wait.key.source).incarnation != wait.incarnation:
             return []
@@ -238,7 +239,7 @@ class Mailbox:
     # -- waits ------------------------------------------------------------------------------------------------------------
 
     def wanted(self, key: Key, due: float = inf) -> Wait:
-        """A receiver waits for the next letter of a channel. The wait may have ended already."""
+        """Note that a receiver waits for the next message of a channel. Return the wait, which may have ended already."""
         wait = Wait(key, due)
         if self._status is not None:
             return wait.end(*self._status)
@@ -263,7 +264,7 @@ class Mailbox:
         return wait
 
     def cancelled(self, wait: Wait, code: int = CANCELLED, message: str = "the wait was cancelled") -> bool:
-        """A receiver does not wait any more. Returns False if the wait had ended before; then it may have a letter."""
+        """Note that a receiver does not wait any more. Return False if the wait had ended before; then it may have a message."""
         if wait.ended:
             return False
         place = _place(wait.key)
@@ -275,7 +276,7 @@ class Mailbox:
         return True
 
     def ticked(self, now: float) -> list[Wait]:
-        """End the waits whose time has passed."""
+        """End the waits whose deadline has passed."""
         if now < self.deadline:
             return []
         waits = [wait for waits in self._waits.values() for wait in waits]
@@ -289,7 +290,7 @@ class Mailbox:
     # -- senders ----------------------------------------------------------------------------------------------------------
 
     def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
-        """The runtime has heard of an incarnation of a sender. It becomes the sender's current one, unless it is known as a past one."""
+        """Note that the runtime has learned of an incarnation of a sender. It becomes the current one, unless it is known as a past one."""
         source = self._source(name)
         if source.incarnation == incarnation or incarnation in source.past:
             return []
@@ -308,11 +309,11 @@ class Mailbox:
         return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
     def sender_gone(self, name: str, message: str) -> list[Wait]:
-        """A sender has ended and sends no more. Its letters stay until its next incarnation is heard of."""
+        """Note that a sender has ended and sends no more. Its messages stay until the mailbox learns of its next incarnation."""
         return self._ended(name, UNAVAILABLE, message)
 
     def aborted(self, code: int, message: str) -> list[Wait]:
-        """End everything here, for good (P4). A second abort changes nothing."""
+        """End all waits and drop all messages, for good (P4). A second abort changes nothing."""
         if self._status is not None:
             return []
         self._status = code, message
@@ -330,11 +331,11 @@ class Mailbox:
 
     @property
     def places(self) -> int:
-        """The number of channels with letters or waits."""
+        """The number of channels that have messages or waits."""
         return len(self._letters.keys() | self._waits.keys())
 
     def check(self) -> None:
-        """Raise the status of the abort, if there was one, as an OpError."""
+        """Raise the status of the abort as an OpError, if there was an abort."""
         if self._status is not None:
             raise from_code(*self._status)
 
@@ -347,7 +348,7 @@ class Mailbox:
         return source
 
     def _is_full(self, nbytes: int) -> bool:
-        """Return whether P5 refuses a letter of this size; an empty mailbox takes any letter."""
+        """Return whether P5 refuses a message of this size; an empty mailbox accepts any message."""
         return self.items > 0 and (self.items >= self._items_max or self.nbytes + nbytes > self._bytes_max)
 
     def _count(self, items: int, nbytes: int) -> None:
@@ -380,7 +381,7 @@ class Mailbox:
         return ended
 
     def _settled(self, source: _Source, number: int) -> list[Wait]:
-        """A letter had its turn: deliver the letter behind it, and so on."""
+        """Note that a message has had its turn: deliver the message behind it, and so on."""
         ended: list[Wait] = []
         settled = [number] if number else []
         while settled:
@@ -405,7 +406,7 @@ class Mailbox:
 
 
 def _place(key: Key) -> _Place:
-    """Return the channel without the sender's incarnation, because one incarnation counts at a time."""
+    """Return the channel without the sender's incarnation, because only one incarnation is current at a time."""
     return key.source, key.target, key.tag
 
 
@@ -413,48 +414,48 @@ def _place(key: Key) -> _Place:
 
 
 class Outbox:
-    """The sender's side: letters in flight from one task to one other, and the numbers that Mailbox.sent needs.
+    """The sender's side of a mailbox: the messages in flight from one task to another, and the numbers that Mailbox.sent needs.
 
     Attributes:
-      unconfirmed: letters of which the sender does not know yet whether they have arrived.
+      unconfirmed: number of messages that, as far as the sender knows, may still be on their way.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._in_flight: dict[int, tuple[str, int]] = {}
-        """By number: the tag, and the letter of this tag that was sent right before it if that was in flight."""
+        """By number of the message: its tag, and the message of this tag that was sent right before it, if that was in flight; else 0."""
         self._last: dict[str, tuple[int, int]] = {}
-        """By tag: how many letters are in flight, and the number of the last one."""
+        """By tag: how many messages are in flight, and the number of the last one."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """Letters with a reply (number, failed, held), by the number of the one before them, which is in flight."""
+        """Messages with a reply (number, failed, held), by the number of the message before each, which is still in flight."""
         self._held_at: dict[int, int] = {}
-        """Letters whose predecessor is being skipped: the incarnation of the receiver that holds each."""
+        """By number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
 
     @property
     def unconfirmed(self) -> int:
         return len(self._in_flight)
 
     def numbers(self, tag: str) -> tuple[int, int, int]:
-        """Return `number`, `low` and `after` of the next letter; they take effect when `sent` is called with them."""
+        """Return `number`, `low` and `after` of the next message. They take effect when `sent` is called with them."""
         number = self._number + 1
         return number, next(iter(self._in_flight), number), self._last.get(tag, (0, 0))[1]
 
     def sent(self, tag: str, number: int, after: int) -> None:
-        """The letter with these numbers is on its way."""
+        """Note that the message with these numbers was sent."""
         self._number = number
         self._in_flight[number] = tag, after
         self._last[tag] = self._last.get(tag, (0, 0))[0] + 1, number
 
     def ended(self, number: int, failed: bool, held: int = 0) -> tuple[int, int] | None:
-        """The receiver has replied to this letter, or will not reply any more.
+        """Note that the receiver has replied to this message, or will not reply any more.
 
         Args:
-          failed: the send ended with an error.
-          held: 0 if the letter had its turn. Otherwise the receiver holds it until the letter before it had its turn; this is the
-            incarnation of that receiver.
+          failed: whether the send ended with an error.
+          held: 0 if the message has had its turn. Otherwise the receiver holds it until the message before it has had its turn, and this is
+            the incarnation of that receiver.
 
         Returns:
-          None, or (number, skip): the runtime must request the receiver to skip the letter `skip`, and then call `skipped(number)`.
+          None, or (number, skip): the runtime must ask the receiver to skip the message `skip`, and then call `skipped(number)`.
         """
         _, after = self._in_flight[number]
         if (failed or held) and after in self._in_flight:
@@ -463,16 +464,16 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """The receiver has skipped the letter that `ended` returned together with this number. Returns the same as `ended`."""
+        """Note that the receiver has skipped the message that `ended` returned together with this number. Returns as `ended`."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
-        """Have the letter before a held one skipped. The held one has its turn at the incarnation `held`, and at no other."""
+        """Have the message before a held one skipped. The held one then has its turn at the receiver's incarnation `held`, and no other."""
         self._held_at[number] = held
         return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
-        """A letter had its turn, and so have the letters that waited for it only."""
+        """Note that a message has had its turn, and with it the messages that waited only for it."""
         while True:
             tag, _ = self._in_flight[number]
             count, last = self._last[tag]
@@ -487,6 +488,6 @@ class Outbox:
                 return None
             before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
-            # Another incarnation of the receiver holds this letter: it does not know that the one before it has ended.
+            # Another incarnation of the receiver holds this message, and does not know that the message before it has ended.
             if held and incarnation and held != incarnation:
                 return self._skip_before(number, before, held)

@@ -1,10 +1,10 @@
-"""Named values of a task: arrays, in containers.
+"""Named values of a task: arrays, grouped in containers.
 
 Rules
-    An assignment stores a copy, and a read returns a copy: later writes to an array are seen by no other holder.
-    Dtype and shape stay as assigned, and may differ at the next assignment.
-    A container is only a name by which several values can be cleared; "" stands for the task's default container, which has the name of its
-    job.
+    An assignment stores a copy, and a read returns a copy, so no later write to an array changes the copy of another owner.
+    A variable has the dtype and shape of the assigned array; the next assignment may change both.
+    A container is only a name under which several variables can be cleared at once. The name "" means the task's default container, whose
+    name is that of the task's job.
 
 Not here: which session sees which variables (sessions.py).
 """
@@ -23,7 +23,7 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 class Variables:
-    """The variables of one task that one isolated session, or all other sessions together, can see. From any thread."""
+    """The variables of one task that one isolated session sees, or all other sessions together. Any thread may call the methods."""
 
     def __init__(self, task: str, default_container: str) -> None:
         self._task = task
@@ -32,10 +32,10 @@ class Variables:
         self._values: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
 
     def assign(self, name: str, value: Any, container: str = "") -> None:
-        """Set a variable to a copy of anything that NumPy can turn into an array.
+        """Set a variable to a copy of `value`, which may be anything that NumPy can turn into an array.
 
         Raises:
-          InvalidArgumentError: `name` is no text, or `value` would be an array of Python objects.
+          InvalidArgumentError: `name` is not a str, or `value` would be an array of Python objects.
         """
         key = self._key(name, container)
         array = _copied(array_of(name, value))
@@ -43,7 +43,7 @@ class Variables:
             self._values[key] = array
 
     def read(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """Return a copy of a variable, which the caller owns. Raises FailedPreconditionError where it was not assigned."""
+        """Return a copy of a variable, which the caller owns. Raises FailedPreconditionError if the variable has not been assigned."""
         return _copied(self.stored(name, container))
 
     def stored(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
@@ -67,7 +67,7 @@ class Variables:
         return {name: TensorSpec(array.shape, array.dtype) for name, array in found}
 
     def clear(self, containers: Sequence[str] = ()) -> None:
-        """Remove the variables in these containers; without any name, those in all containers."""
+        """Remove the variables of these containers; if no name is given, remove all variables."""
         wanted = {container or self._default for container in containers}
         with self._lock:
             self._values = {key: array for key, array in self._values.items() if wanted and key[0] not in wanted}
@@ -79,11 +79,11 @@ class Variables:
 
 
 def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """Return a value as the array that a variable holds, copied or not. Raises InvalidArgumentError: no such array."""
+    """Return a value as an array that a variable can hold; it may be a copy. Raises InvalidArgumentError if there is no such array."""
     try:
         array = np.asarray(value)
         problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
-    except ValueError as error:  # such as rows of different lengths
+    except ValueError as error:  # for instance rows of different lengths
         problem = str(error)
     if problem:
         text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
@@ -92,7 +92,7 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Copy into warm memory if the array is large, because large variables are assigned again and again."""
+    """Return a copy, for large arrays in reused memory, because large variables are assigned again and again."""
     copy: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, memory_for(array.nbytes))
     np.copyto(copy, array)
     return copy

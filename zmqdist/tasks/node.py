@@ -1,4 +1,4 @@
-"""The part of a task's server that the other parts share: its port, the methods behind it, and its connections to the other tasks."""
+"""The part of a task's server that all other parts use: its port, the methods behind it, and its connections to the other tasks."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
 A_YEAR_S = 3.2e7
-"""The longest grace, because threads cannot wait for infinity."""
+"""Seconds. The longest grace, because threads cannot wait for an infinite time."""
 
 TASKS = frozenset({"worker", "submit"})
-"""Roles of the peers that may call the methods which tasks offer to each other."""
+"""Roles of the peers that may call the methods which the tasks of a cluster have for each other."""
 
 
 def task_named(name: Any, me: Task) -> Task | None:
-    """Return the task that a name stands for, whether or not it exists; None where the name has none of the three forms.
+    """Return the task that a name means, whether or not it exists; None if the name has none of the three forms.
 
     Args:
       name: "worker:1", ("worker", 1), or the name of a device ("/job:worker/task:1").
-      me: supplies the job that a device's name leaves out, and the index if the job is the same; of another job the index is 0.
+      me: the task that completes a device's name: its job is used if the name has none, and its index if the job is the same. If the name
+        has another job and no index, the index is 0.
     """
     if isinstance(name, tuple) and len(name) == 2 and isinstance(name[0], str) and type(name[1]) is int:
         return name
@@ -67,10 +68,10 @@ def task_named(name: Any, me: Task) -> Task | None:
 
 
 def grace_s(value: Any) -> float:
-    """Return the seconds that running calls have when a server stops; None stands for GRACE_S.
+    """Return the seconds for which running calls may go on when a server stops; None means GRACE_S.
 
     Raises:
-      InvalidArgumentError: neither a number of seconds, 0 or more, nor None.
+      InvalidArgumentError: `value` is neither a number of seconds, 0 or more, nor None.
     """
     seconds = GRACE_S if value is None else number(value)
     if not seconds >= 0:
@@ -82,12 +83,11 @@ ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, Unavail
 
 
 class _OwnWait:
-    """The context of everything that a caller of this task waits for, in any number of threads: it turns the effects of a stop into one
-    error.
+    """The context for all waits of this task's callers, in any number of threads: it turns the effects of the server's stop into one error.
 
-    The stop of a server ends its connections, its watches and its part in groups and barriers. Each of those raises an error of its own,
-    which reads as if another task had gone, or as if this one had been restarted (ABORTED: the other tasks have noticed its end, and are
-    then contacted once more). Once this task stops, the caller gets `Node.stopped`, whichever of them arrives first.
+    The stop of a server ends its connections, its watches and its part in groups and barriers. Each of these raises an error of its own,
+    which reads as if another task had gone, or as if this task had been restarted (ABORTED: the other tasks notice its end and are then
+    contacted again). When this task stops, the caller gets `Node.stopped` instead, whichever of these errors arrives first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -105,17 +105,18 @@ class Node:
     """One task with its port.
 
     Attributes:
-      me: the name of this task.
+      me: name of this task.
       spec: the cluster, with this task's address as it is written there.
-      address: "host:port": the host as it is written, the port that was bound.
-      service: the methods; parts register theirs before `serve`.
-      loop, router: of the port; nothing runs in the loop before `serve`.
-      incarnation: of this process, as its hello says.
-      credentials: where this task finds its keys and token.
-      on_stop: called first during `close`: each part ends the waits of this task with `stopped`. The other tasks do not know of the stop
-        yet, so none of them can reply with an error that names a third one.
-      on_close: called next, with the time (`time.monotonic`) until which running work may go on; the port is still open.
-      own_wait: the context for whatever a caller of this task waits for: see `_OwnWait`.
+      address: "host:port", with the host as it is written in the cluster and the port that was bound.
+      service: the methods behind the port; the other parts register theirs before `serve`.
+      loop, router: loop and router of the port; the loop runs nothing before `serve`.
+      incarnation: incarnation of this process, as its hello has it.
+      credentials: the places of this task's keys and token.
+      on_stop: functions that `close` calls first. In them each part ends the waits of this task with the error `stopped`. The other tasks
+        do not know of the stop yet, so none of them can reply with an error that blames a third task.
+      on_close: functions that `close` calls next, with the time (`time.monotonic`) until which running work may go on. The port is still
+        open.
+      own_wait: the context for all waits of a caller of this task; `_OwnWait` explains it.
     """
 
     def __init__(
@@ -127,15 +128,15 @@ class Node:
         bind_host: str | None = None,
         listener: int | None = None,
     ) -> None:
-        """Bind to `bind_host`, by default to the host of `address` (definition.address_to_bind).
+        """Bind the port on `bind_host`, by default on the host of `address` (definition.address_to_bind).
 
         Args:
-          listener: in place of binding, the descriptor of a TCP socket that listens already; the node owns it from then on.
+          listener: the descriptor of a TCP socket that listens already; it is used in place of binding, and the node owns it from then on.
 
         Raises:
           UnknownError: the port is in use, or cannot be bound.
-          InvalidArgumentError: not an address.
-          FailedPreconditionError: other machines can reach the address, and there are no keys.
+          InvalidArgumentError: `address` is not an address.
+          FailedPreconditionError: other hosts can reach the address, and there are no keys.
           ResourceExhaustedError: the limit of this process on open descriptors is too low.
         """
         self.spec = spec
@@ -174,25 +175,25 @@ class Node:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether `close` has been called."""
         return self._closed
 
     @property
     def stopped(self) -> CancelledError:
-        """The error that ends the waits of this task when it stops."""
+        """The error that ends the waits of this task's callers when it stops."""
         return CancelledError(f"the server of {task_name(self.me)} was stopped")
 
     def serve(self) -> None:
-        """Start the loop, and reply to calls from now on."""
+        """Start the loop, which replies to calls from now on."""
         self.service.attach(self.router, self.loop, self.incarnation)
         self.loop.on_stop(self.service.close)
         self.loop.start()
 
     def task(self, name: str | tuple[str, int]) -> Task:
-        """Return a task of this cluster by its name (see `task_named`).
+        """Return the task of this cluster that has a name (see `task_named`).
 
         Raises:
-          InvalidArgumentError: no such task; the text lists those that exist.
+          InvalidArgumentError: the cluster has no such task; the text lists its tasks.
         """
         task = task_named(name, self.me)
         if task is not None and task[0] in self.spec.jobs and task[1] in self.spec.task_indices(task[0]):
@@ -202,11 +203,11 @@ class Node:
 
     @property
     def tasks(self) -> list[Task]:
-        """All tasks of the cluster: jobs in the order of the spec, indices sorted."""
+        """All tasks of the cluster: the jobs in the order of the spec, and the indices sorted."""
         return [(job, index) for job in self.spec.jobs for index in self.spec.task_indices(job)]
 
     def client(self, task: Task) -> ZmqClient:
-        """Return the connection to a task. Made at first use; does not block. From any thread.
+        """Return the connection to a task, which the first call makes. Does not block. Any thread may call this.
 
         Its calls wait for that task to appear, up to their deadlines, and end with UNAVAILABLE when the task ends.
         """
@@ -221,23 +222,23 @@ class Node:
             return client
 
     def is_connected(self, task: Task) -> bool:
-        """Return whether this task is connected to another one that has not said goodbye, as far as this side has read."""
+        """Return whether this task is connected to another one that, as far as this side has read, has not said goodbye."""
         with self._lock:
             client = self._clients.get(task)
         return client is not None and client.snapshot().connected
 
     def connections(self) -> tuple[list[Task], int]:
-        """Return the tasks with a connection from here, and the number of calls in flight over these connections."""
+        """Return the tasks to which this task has a connection, and the number of calls in flight over these connections."""
         with self._lock:
             clients = dict(self._clients)
         return sorted(clients), sum(client.snapshot().calls for client in clients.values())
 
     def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a method of a task without waiting; `args` are sent as they are now. The keywords are those of rpc/internal_client.py."""
+        """Call a method of a task without waiting. `args` are sent as they are now. rpc/internal_client.py documents the keywords."""
         return internal_client.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return those of `tasks` that listen now. Do not call it in the loop: it may take a second."""
+        """Return those of `tasks` that listen now. It may take a second, so do not call it in the loop."""
         addresses = {task: self.address if task == self.me else self.spec.task_address(*task) for task in tasks}
         found = listening(addresses)
         return [task for task in addresses if task in found]
@@ -248,9 +249,9 @@ class Node:
         return [task for task in self.tasks if task != self.me]
 
     def close(self, grace_s: float) -> None:
-        """Wait at most `grace_s` for running calls and reply to them; then free the port and end all connections. Idempotent.
+        """Wait for running calls for `grace_s` at most and reply to them; then free the port and close all connections. Idempotent.
 
-        Calls that arrive meanwhile wait for the next server at this address. Do not call it in the loop, nor from a method.
+        Calls that arrive meanwhile wait for the next server at this address. Do not call it in the loop, nor in a method of the service.
         """
         with self._lock:
             if self._closed:

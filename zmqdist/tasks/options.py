@@ -1,7 +1,8 @@
 """The options in the `config` of a server or a session.
 
-Some known options have no effect: they belong to TensorFlow's ConfigProto and concern its graphs, thread pools and devices, which do not
-exist here. A session computes the same with and without them. Any other unknown option is refused, because its user expects an effect.
+Some known options have no effect: they belong to TensorFlow's ConfigProto and concern its graphs, thread pools and devices, which zmqdist
+does not have. A session computes the same results with and without them. Every other unknown option is
+refused, because its user expects an effect.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TIMEOUT: Final = "operation_timeout_in_ms"
 SLOTS: Final = "slots"
 PROCESSES: Final = "worker_processes"
 COORDINATION: Final = "coordination"
-"""A section with the fields of CoordinationConfig; only the leader's counts."""
+"""Name of the section with the fields of CoordinationConfig. Only the section of the leader's config has an effect."""
 
 OF_SESSIONS: Final = (ISOLATE, TIMEOUT)
 OF_SERVERS: Final = (*OF_SESSIONS, SLOTS, PROCESSES, COORDINATION)
@@ -40,27 +41,27 @@ INERT: Final = frozenset(
         "use_per_session_threads",
     }
 )
-"""Options of TensorFlow's ConfigProto without an effect; docs/tensorflow.md lists them."""
+"""Options of TensorFlow's ConfigProto that have no effect; docs/tensorflow.md lists them."""
 
 _ELSEWHERE: Final = {
     "cluster_def": "a session works on the cluster of its target: start the servers with that cluster",
-    "device_filters": "a task sees what the `cluster_device_filters` of its ServerDef let through",
+    "device_filters": "a task sees the tasks that the `cluster_device_filters` of its ServerDef let through",
 }
-"""Options of TensorFlow that would change what a session does, each with the place of the same setting here."""
+"""Options of TensorFlow that would change what a session does. The text says how to set the same in zmqdist."""
 
 
 def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list[str]:
-    """Refuse options that have no effect here, except the inert ones.
+    """Raise InvalidArgumentError for options that zmqdist does not have, except the inert ones.
 
     Args:
       known: OF_SERVERS or OF_SESSIONS.
-      whose: "server" or "session", for errors.
+      whose: "server" or "session", for the text of the error.
 
     Returns:
       The inert options in `config`, sorted.
 
     Raises:
-      InvalidArgumentError: the text names the option, and the right way to set it.
+      InvalidArgumentError: an option is unknown; the text names it, and the right way to set it.
     """
     for name in config:
         if name in known or name in INERT:

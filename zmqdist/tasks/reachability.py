@@ -1,4 +1,4 @@
-"""Which other tasks a task can reach. `zmqdist doctor` calls this from outside, because only the task itself can try its connections."""
+"""The method by which `zmqdist doctor` finds out which other tasks a task can reach: only the task itself can try its connections."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from zmqdist.transport import port_probe
 
 REACH: Final = "server.reach"
 REACH_S_MAX: Final = 30.0
-"""The longest time-out of a caller, because the method takes a thread of the task meanwhile."""
+"""Seconds. A caller's longest time-out, because the method occupies a thread of the task meanwhile."""
 
 AT_A_TIME: Final = 16
 
 
 class ReachabilityProbe:
-    """The method `server.reach` of a task."""
+    """The method `server.reach` of one task."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         node.service.register(REACH, self.try_all, roles=TASKS)
 
     def try_all(self, timeout_s: float) -> list[str]:
-        """Connect to every other task, and request its identity.
+        """Connect to every other task, and request a report about itself.
 
         Returns:
-          For each task its name, its address and the problem ("" for none), all in one flat list.
+          For each task three items of one flat list: its name, its address, and the problem ("" for none).
 
         Raises:
-          InvalidArgumentError: `timeout_s` is no number of seconds up to REACH_S_MAX.
-          UnavailableError: this task stops meanwhile.
+          InvalidArgumentError: `timeout_s` is not a number of seconds up to REACH_S_MAX.
+          UnavailableError: this task is stopped meanwhile.
         """
         if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
             raise InvalidArgumentError(f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
@@ -51,7 +51,7 @@ class ReachabilityProbe:
         address = self._node.spec.task_address(*task)
         try:
             code, message = self._node.start(task, SERVER_INFO, due=time.monotonic() + timeout_s).get_error()
-            if code and self._node.closed:  # the stop ended the call, which says nothing about the other task
+            if code and self._node.closed:  # this task's stop ended the call, which shows nothing about the other one
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message

@@ -1,7 +1,7 @@
-"""Schedules for arrays that are too large to be reduced at one place: they are cut into pieces, and the results written into given arrays.
+"""Schedules for arrays that are too large to be reduced by one member: they cut arrays into pieces, and write results to given arrays.
 
-Each function yields one schedule for each piece of the largest part; all members cut alike. This member's own values are in the result when
-the schedules end.
+Each function yields one schedule for each piece of the largest part. All members cut in the same way. When the schedules have ended, the
+result also includes this member's own values.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Array: TypeAlias = NDArray[Any]
 
 
 def _cuts(parts: Sequence[Array]) -> Iterator[slice]:
-    """Return the pieces of the largest part as slices; they are shorter, or empty, in the other parts."""
+    """Return slices that cut the largest part into pieces; in the other parts some slices are shorter or empty."""
     count = max(len(part) for part in parts)
     step = max(1, COLLECTIVE_PIECE_BYTES // max(1, parts[0].itemsize))
     return (slice(start, start + step) for start in range(0, count, step))
 
 
 def _room(like: Array) -> Array:
-    """Return an empty array of this length and dtype, in shared memory if there is room: then it can be lent without a copy."""
+    """Return an uninitialized array of this length and dtype: in shared memory, if there is room, so that it can be lent without a copy."""
     pool = this_pool() if like.nbytes > CHUNK_BYTES else None
     block = None if pool is None else pool.allocate(like.nbytes)
     return np.empty_like(like) if block is None else block.array().view(like.dtype)
 
 
 def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterator[Schedule]:
-    """Reduce `flat` of all members into `out`."""
+    """Reduce the arrays `flat` of all members into `out`."""
     own, result = ([whole[part] for part in core.shares(len(flat), size)] for whole in (flat, out))
     ufunc = core.fold_of(op)
     for cut in _cuts(own):
@@ -53,7 +53,7 @@ def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterat
 
 
 def reduce_scatter(rank: int, size: int, parts: Sequence[Array], out: Array, op: str) -> Iterator[Schedule]:
-    """Reduce part `rank` of all members into `out`."""
+    """Reduce part `rank` of all members' arrays into `out`."""
     ufunc = core.fold_of(op)
     for cut in _cuts(parts):
 
@@ -75,7 +75,7 @@ def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedul
 
 
 def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy part i of rank i into part i of the root; other members need their own part only."""
+    """Copy part i of rank i into part i of the root. The other members need only their own part."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:

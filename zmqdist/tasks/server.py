@@ -1,7 +1,7 @@
 """`zmqdist.Server`: one task of one job of a cluster.
 
 A Server is assembled from a Node (its port, and its connections to the other tasks) and from parts, one file each, which register their
-methods at that port before it serves. This file holds the public methods, which only forward to the parts.
+methods at that port before it serves. This file has the public methods, which only call the parts.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from zmqdist.variables.variable_host import VariableHost
 
 
 class Server:
-    """One task of a cluster, serving in the background.
+    """One task of a cluster, which serves in the background.
 
-    The constructor binds the port, also with `start=False`. The server contacts no other task until a method needs one, so the tasks of a
-    cluster may start in any order. Call `stop()`, use the server in a with-statement, or drop the last reference to it: then it stops in
-    the background.
+    The constructor binds the port, even with `start=False`. The server contacts no other task until a method needs one, so the tasks of a
+    cluster may start in any order. Call `stop()`, or use the server in a with-statement. If the program drops the last reference to it, the
+    server stops in the background.
     """
 
     def __init__(
@@ -69,26 +69,26 @@ class Server:
 
         Args:
           server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for ClusterSpec. The task, protocol and
-            config of a ServerDef hold where the arguments leave them out.
-          job_name, task_index: which task this is; may be left out where the cluster has only one. Port 0 in its address binds a free port,
-            which only readers of `target` learn.
+            config of a ServerDef are used for arguments that are left out.
+          job_name, task_index: the task that this server is. Both may be left out if the cluster has only one. Port 0 in the task's address
+            binds a free port, which other programs can learn only by `target`.
           protocol: "zmq", the default.
           config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
             a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
           start: whether to serve at once; otherwise call `start()`.
-          bind_host: the host to listen on; by default that of the cluster if it is an address of this machine, otherwise all interfaces.
-          listener: the descriptor of a TCP socket that listens already, in place of binding (no race for the port). The server then owns
-            it.
-          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
-          insecure: accept any peer where there are no keys.
+          bind_host: the host to listen on; by default that of the cluster if it is an address of this host, otherwise all interfaces.
+          listener: the descriptor of a TCP socket that listens already; it is used in place of binding, so that no other process can take
+            the port first. The server then owns it.
+          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
+          insecure: if there are no keys, accept any peer.
 
         Raises:
-          TypeError: the first argument is no cluster, or `config` no dict.
+          TypeError: the first argument does not describe a cluster, or `config` is not a dict.
           ValueError: the cluster has several jobs or tasks, and the arguments do not name one.
-          InvalidArgumentError: no such task, its address has no port, or `config` has an unknown option.
-          NotFoundError: no such protocol.
+          InvalidArgumentError: the cluster has no such task, the task's address has no port, or `config` has an unknown option.
+          NotFoundError: there is no such protocol.
           UnknownError: the port is in use, or cannot be bound.
-          FailedPreconditionError: other machines can reach the address, and there are no keys.
+          FailedPreconditionError: other hosts can reach the address, and there are no keys.
           ResourceExhaustedError: the limit of this process on open descriptors is too low.
         """
         self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
@@ -115,7 +115,7 @@ class Server:
             self._sessions = Sessions(self._node, self._definition, weak_self)
             WorkerRole(self._node, self._definition.default_session_config)
             self._coordination = TaskCoordination(self._node, self._definition.default_session_config)
-        except BaseException:  # free the port, so that the caller can try again with a corrected config
+        except BaseException:  # free the port, so that the caller can try again, for instance with a corrected config
             _close(self._node, self._stopped, 0.0)
             raise
         if start:
@@ -123,12 +123,12 @@ class Server:
 
     @staticmethod
     def create_local_server(config: Mapping[str, Any] | None = None, start: bool = True) -> Server:
-        """Return the only task of a cluster of its own: job "localhost", a free port on loopback."""
+        """Return the server of a new cluster with a single task: job "localhost", on a free port of loopback."""
         return Server({"localhost": ["localhost:0"]}, protocol="zmq", config=config, start=start)
 
     @property
     def target(self) -> str:
-        """ "zmq://host:port", the target of a Session: the host as in the cluster, the port that was bound."""
+        """ "zmq://host:port", the target for a Session, with the host as written in the cluster and the port that was bound."""
         return f"zmq://{self._node.address}"
 
     @property
@@ -143,7 +143,7 @@ class Server:
 
     @property
     def server_def(self) -> ServerDef:
-        """The definition of this task: the first argument of the constructor, with the other arguments filled in. A port 0 stays 0."""
+        """The definition of this task: the first argument of the constructor, completed by the other arguments. A port 0 stays 0."""
         return self._definition
 
     @property
@@ -153,7 +153,7 @@ class Server:
 
     @property
     def credentials(self) -> Credentials:
-        """Where this server finds its keys and token. A Session that takes this server as its target uses the same ones."""
+        """The places of this server's keys and token. A Session that takes this server as its target uses them, too."""
         return self._node.credentials
 
     # -- state -------------------------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Server:
     def check_alive(self, task: str | tuple[str, int]) -> bool:
         """Return whether a task replies now.
 
-        Blocks for up to TASK_PROBE_S where it does not.
+        If it does not, this blocks for up to TASK_PROBE_S.
 
         Args:
           task: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0".
@@ -175,7 +175,7 @@ class Server:
             return False
         with self._node.own_wait:
             replied = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
-            # The stop of this server ended the call, which therefore says nothing about the other task.
+            # The stop of this server has ended the call, so the error shows nothing about the other task.
             if not replied and self._node.closed:
                 raise self._node.stopped
             return replied
@@ -183,7 +183,7 @@ class Server:
     def snapshot(self) -> TaskSnapshot:
         """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.
 
-        Cheap; call it from any thread, but not from a method that runs in the loop of this server.
+        Cheap. Any thread may call it, except in a method that runs in the loop of this server.
         """
         node, operations = self._node, self._operations.collectives
         items, nbytes, waits = self._mail.counts()
@@ -216,10 +216,10 @@ class Server:
     def current() -> Server:
         """Return the server of the task on which the calling function runs.
 
-        For functions that `Session.run` runs.
+        Only functions that `Session.run` runs may call this.
 
         Raises:
-          FailedPreconditionError: called elsewhere, also in a thread that such a function has started.
+          FailedPreconditionError: the caller is no such function. A thread that such a function has started is none, either.
         """
         server: Server | None = current_server()
         if server is None:
@@ -228,16 +228,16 @@ class Server:
 
     @property
     def variables(self) -> Variables:
-        """The named variables of this task: inside a function of an isolated session those of the session, elsewhere the shared ones."""
+        """The named variables of this task: in a function of an isolated session those of the session, elsewhere the shared ones."""
         return current_variables(self._sessions)
 
     # -- with the other tasks ----------------------------------------------------------------------------------------------
 
     @property
     def coordination(self) -> CoordinationClient:
-        """Coordination with the other tasks of the cluster; `barrier`, `kv` and `task_states` are its most used parts.
+        """Coordination with the other tasks of the cluster. `barrier`, `kv` and `task_states` are shortcuts to its most used parts.
 
-        Connects to the leader at first use.
+        The first use connects to the leader.
 
         Raises:
           FailedPreconditionError: this server was stopped, or not started yet.
@@ -245,19 +245,19 @@ class Server:
         return self._coordination.client
 
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
-        """Wait until all tasks have called the barrier of this name: see `CoordinationClient.barrier`."""
+        """Wait until all tasks have called the barrier of this name. `CoordinationClient.barrier` documents it."""
         self._coordination.client.barrier(name, timeout, tasks)
 
     @property
     def kv(self) -> KeyValues:
-        """The key-value store that all tasks share: see `KeyValues`."""
+        """The key-value store that all tasks share. `KeyValues` documents it."""
         return self._coordination.client.kv
 
     def task_states(self) -> dict[str, TaskState]:
-        """Return the state of every task, by name: see `CoordinationClient.task_states`."""
+        """Return the state of every task, by name. `CoordinationClient.task_states` documents it."""
         return self._coordination.client.task_states()
 
-    # -- life ------------------------------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Serve in the background. A second call does nothing.
@@ -273,9 +273,9 @@ class Server:
                 self._node.serve()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until this server has stopped, by `stop` or from elsewhere (`Session.stop_task`, `Session.shutdown`).
+        """Wait until this server has stopped, because of `stop`, `Session.stop_task` or `Session.shutdown`.
 
-        As in TensorFlow, it stops a server that was never started.
+        As in TensorFlow, joining a server that was never started stops it.
 
         Args:
           timeout: seconds to wait; None waits without a limit.
@@ -290,13 +290,13 @@ class Server:
     def stop(self, grace: float | None = None) -> None:
         """Stop: refuse new calls, wait for the running ones and reply to them, free the port. Idempotent.
 
-        A function that runs on this server must not call it, because it would wait for itself; it uses `Session.stop_task`.
+        A function that runs on this server must not call this, because it would wait for itself; it calls `Session.stop_task`.
 
         Args:
-          grace: seconds that running calls have; None: GRACE_S. When they are over, the callers get UNAVAILABLE.
+          grace: seconds for which running calls may go on; None: GRACE_S. After that their callers get UNAVAILABLE.
 
         Raises:
-          InvalidArgumentError: `grace` is not a number of seconds, 0 or more; the server goes on.
+          InvalidArgumentError: `grace` is not a number of seconds, 0 or more; the server has not been stopped.
         """
         limit_s = grace_s(grace)
         with self._life_lock:
@@ -308,18 +308,18 @@ class Server:
         """Send a value to a task of the cluster, which may be this one. Does not block.
 
         Args:
-          value: numbers, texts, arrays, and lists, tuples and dicts of them. Sent as it is now; the caller may change it at once.
+          value: numbers, texts, arrays, and lists, tuples and dicts of them. It is sent as it is now, and the caller may change it at once.
           dst: "worker:1" or ("worker", 1). The task need not have started yet.
-          tag: any text without semicolons; the receiver passes the same one to `recv`.
-          timeout: seconds that the message waits for the task to appear; None: without a limit.
+          tag: any text without semicolons. The receiver passes the same text to `recv`.
+          timeout: seconds for which the message waits for the task to appear; None: without a limit.
 
         Returns:
-          The outcome. Its get_value() returns None when the message is in the receiver's mailbox. It raises UnavailableError when that task
-          has ended, DeadlineExceededError, or ResourceExhaustedError when the receiver's mailbox is full. A sender that ends before the
-          outcome is there may lose the message.
+          The outcome. Its get_value() returns None when the message is in the receiver's mailbox. It raises UnavailableError if that task
+          has ended, DeadlineExceededError after `timeout`, or ResourceExhaustedError if the receiver's mailbox is full. If the sender ends
+          before it has the outcome, the message may be lost.
 
         Raises:
-          InvalidArgumentError: no such task, a bad tag, or a value of a type that cannot be sent.
+          InvalidArgumentError: there is no such task, the tag is not valid, or the value has a type that cannot be sent.
           FailedPreconditionError: this server was stopped.
         """
         return self._mail.send(value, dst, tag, timeout)
@@ -327,22 +327,22 @@ class Server:
     def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
         """Wait for the next value that a task sends to this one under a tag.
 
-        Values of one sender and tag arrive in the order of sending. A sender that has not started yet is waited for.
+        Values of one sender under one tag arrive in the order of sending. If the sender has not started yet, this waits for it.
 
         Args:
           src: "worker:1" or ("worker", 1).
           tag: as in `send`.
-          timeout: seconds; None waits without a limit, and logs the name of the sender at intervals.
-          out: a writable array. The value, which must be one array of its shape and dtype, is copied there, and `out` is returned.
+          timeout: seconds to wait; None waits without a limit, and logs the name of the sender at intervals.
+          out: a writable array. The value must be one array of its shape and dtype; it is copied into `out`, and `out` is returned.
 
         Returns:
-          The value; the caller owns it. An array from a task on this host has not been copied.
+          The value, which the caller owns. An array from a task on this host has not been copied.
 
         Raises:
-          UnavailableError: that task has ended or cannot be reached, and it has left nothing under this tag.
+          UnavailableError: that task has ended or cannot be reached, and has left no value under this tag.
           DeadlineExceededError: no value arrived in time.
           CancelledError: this server was stopped.
-          InvalidArgumentError: no such task; or the value does not fit `out`: then the next `recv` gets it.
+          InvalidArgumentError: there is no such task; or the value does not fit `out`, and then the next `recv` gets it.
         """
         return self._mail.recv(src, tag, timeout, out)
 
@@ -352,11 +352,11 @@ class Server:
         """Return the group of these tasks, for collectives.
 
         Args:
-          tasks: the members in the order of their ranks; all members pass the same. None: all tasks of this task's job.
+          tasks: the members in the order of their ranks; all members must pass the same list. None: all tasks of this task's job.
           name: operations of groups with different names are independent; by default the name is the list of tasks.
 
         Raises:
-          InvalidArgumentError: an unknown task, a task listed twice, this task is missing, or the name belongs to a group with other
+          InvalidArgumentError: a task is unknown or listed twice, this task is missing, or the name belongs to a group with other
             members.
         """
         return self._operations.group(tasks, name)
@@ -372,26 +372,26 @@ class Server:
     ) -> Any:
         """Reduce the values of all members, and return the result, which has the same bits at every member.
 
-        All members of the group must call it. Blocks until they have.
+        All members of the group must call it. It blocks until they have.
 
         Args:
           x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and dtypes at all members. IndexedSlices may
-            differ in the number of rows: the result has the rows of all members.
+            differ in the number of rows, and the result has the rows of all members.
           op: "sum", "mean" (of whole numbers: as float64), "min", "max", "prod", or a ReduceOp.
           group: tasks by rank, or the result of `group`; None: all tasks of this task's job.
           timeout: seconds to wait for the other members, and for each piece of a large value; None: limits.COLLECTIVE_TIMEOUT_S; math.inf:
             without a limit.
-          options: `bytes_per_pack` and, where `timeout` is None, `timeout_seconds`.
+          options: `bytes_per_pack`; and `timeout_seconds`, which is used if `timeout` is None.
 
         Returns:
           A structure like `x`. The arrays are new, and the caller owns them.
 
         Raises:
-          InvalidArgumentError: the members' values or operations differ; raised at all of them. The next collective works.
+          InvalidArgumentError: the members' values or operations differ; all members raise it. The next collective works.
           DeadlineExceededError: members were absent; the text names them.
           UnavailableError: a member has ended; the text names it.
           CancelledError: a member has cancelled its part, or this server was stopped.
-          TypeError, ValueError: not numbers or bools; no such op.
+          TypeError, ValueError: `x` has neither numbers nor bools; there is no such op.
         """
         if options is None:
             return self._operations.all_reduce(x, op, group, timeout)
@@ -403,7 +403,7 @@ class Server:
     ) -> NDArray[Any]:
         """Reduce the arrays of all members, and return this rank's part of the result: a range of rows of the first axis.
 
-        Where the rows cannot be divided evenly, each of the first ranks gets one more. Otherwise as `all_reduce`.
+        If the rows cannot be divided evenly, each of the first ranks gets one more. In all else it works as `all_reduce`.
         """
         return self._operations.reduce_scatter(x, op, group, timeout)
 
@@ -411,18 +411,18 @@ class Server:
         """Concatenate the arrays of all members by rank, and return the result at every member.
 
         Args:
-          x: an array or a structure of arrays. Members may differ in the sizes along `axis` only.
-          axis: 0 or more.
+          x: an array or a structure of arrays. Members may differ only in the sizes along `axis`.
+          axis: number of the axis, 0 or more.
 
         Raises:
-          ValueError: a scalar, or no such axis.
-          NotImplementedError: IndexedSlices.
-          OpError: as `all_reduce`.
+          ValueError: `x` is a scalar, or has no such axis.
+          NotImplementedError: `x` has IndexedSlices.
+          OpError: as for `all_reduce`.
         """
         return self._operations.all_gather(x, axis, group, timeout)
 
     def gather(self, x: Any, root: int = 0, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
-        """As `all_gather`, but only the member of rank `root` gets the result; the other members get None."""
+        """Concatenate as `all_gather` does, but return the result only at the member of rank `root`, and None at the other members."""
         return self._operations.gather(x, root, axis, group, timeout)
 
     def broadcast(self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
@@ -432,25 +432,25 @@ class Server:
           x: at the root: an array, or any structure that `send` takes. The other members' values are ignored.
 
         Raises:
-          OpError: as `all_reduce`; InvalidArgumentError also for a rank that does not exist.
+          OpError: as for `all_reduce`; also InvalidArgumentError for a rank that does not exist.
         """
         return self._operations.broadcast(x, root, group, timeout)
 
     def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
-        """Send item i of the first axis of `x` to rank i; item i of the result is the one that rank i sent here.
+        """Send item i of the first axis of `x` to rank i. Item i of the result is the one that rank i has sent to this member.
 
-        `x` has one item for each member. Raises as `all_reduce`.
+        `x` must have one item for each member. Raises as `all_reduce`.
         """
         return self._operations.all_to_all(x, group, timeout)
 
     def broadcast_object(
         self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
     ) -> Any:
-        """As `broadcast`, for any object that can be pickled."""
+        """Return the object of the member of rank `root` at every member. It may be any object that can be pickled; else as `broadcast`."""
         return self._operations.broadcast_object(value, root, group, timeout)
 
     def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all members, by rank, at every member; any objects that can be pickled. Raises as `all_reduce`."""
+        """Return the objects of all members, by rank, at every member. Each must be picklable. Raises as `all_reduce`."""
         return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:

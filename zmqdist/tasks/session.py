@@ -1,13 +1,13 @@
-"""`zmqdist.Session`: a client's end of a session with the tasks of a cluster.
+"""`zmqdist.Session`: the client's side of a session with the tasks of a cluster.
 
 Rules
     A session calls no task before its first operation. An operation waits for the target, which reports the tasks of the cluster, and for
-    the task that it uses; for no other. Its time-out covers both waits, to the millisecond.
-    A session calls each task directly. An operation in flight to a task that ends, ends with UNAVAILABLE; no operation is sent twice.
-    Arguments, values and the variables that a function captures are snapshots. They are pickled, so a task runs code that a client sends:
+    the task on which it acts, but for no other. Its time-out covers both waits, to the millisecond.
+    A session calls each task directly. If a task ends, the operations in flight to it end with UNAVAILABLE; no operation is sent twice.
+    Arguments, values and the variables that a function captures are snapshots. They are pickled, so a task runs code that its client sends:
     tasks accept sessions only from peers that may send code.
 
-Not here: the tasks' end (sessions.py).
+Not here: the tasks' side (sessions.py).
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from zmqdist.wire.functions import FunctionCache
 
 _SCHEME: Final = "zmq"
 _LONG_MS: Final = 1e12
-"""A time-out from here on counts as none."""
+"""Milliseconds. A time-out of so many or more counts as none."""
 _CLOSING_S: Final = 0.5
-"""`close` waits this long for the tasks' replies."""
+"""Seconds for which `close` waits for the replies of the tasks."""
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """One task of a cluster, as `Session.list_tasks` sees it.
+    """One task of a cluster, as `Session.list_tasks` reports it.
 
     Attributes:
-      task: "worker:0".
+      task: name of the task, such as "worker:0".
       address: "host:port".
       device: the canonical name of its device, "/job:worker/replica:0/task:0/device:CPU:0".
       state: "up" or "missing".
-      incarnation: the number that its process has drawn; 0 while the task is missing.
+      incarnation: incarnation of its process; 0 while the task is missing.
     """
 
     task: str
@@ -79,7 +79,7 @@ class TaskInfo:
 
 
 class _Connection:
-    """A connection to one task; `name` is the task's address until its name is known."""
+    """A connection to one task. `name` is the name of the task, or its address until the name is known."""
 
     def __init__(self, name: str, address: str, credentials: Credentials) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class _Connection:
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The reply of the target to "session.open": its cluster, device filters and config."""
+    """The target's reply to "session.open": its cluster, device filters and config."""
 
     me: Task
     addresses: dict[Task, str]
@@ -101,10 +101,10 @@ class _Cluster:
         return task in self.addresses and self.filters.is_visible(*self.me, device_of(*task))
 
     def find(self, task: Any) -> Task:
-        """Return the task that a name stands for: "ps:1", ("ps", 1) or the name of a device.
+        """Return the task that a name means: "ps:1", ("ps", 1) or the name of a device.
 
         Raises:
-          InvalidArgumentError: no such task, or a device filter hides it; the text lists the visible ones.
+          InvalidArgumentError: there is no such task, or a device filter hides it; the text lists the visible tasks.
         """
         found = task_named(task, self.me)
         if found is None or not self.sees(found):
@@ -128,19 +128,19 @@ class Session:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Create a session; does not block.
+        """Make a session. Does not block.
 
         Args:
           target: "zmq://host:port" of any task, as in `Server.target`, or the Server itself.
           config: `isolate_session_state`: the session has variables of its own, which are freed with it. `operation_timeout_in_ms`: the
-            default time-out of each operation; 0 for none. They override the config of the server. TensorFlow's options for graphs, threads
-            and devices have no effect and give a warning.
+            default time-out of each operation; 0 for none. Both override the config of the server. TensorFlow's options for graphs,
+            threads and devices have no effect and cause a warning.
           keys_dir, token_file: as in `zmqdist.transport.security`.
 
         Raises:
-          NotFoundError: the target is of another kind.
-          InvalidArgumentError: `config` is no dict, has an unknown option, or its time-out is no number.
-          FailedPreconditionError: the target needs keys.
+          NotFoundError: `target` is not the target of a task.
+          InvalidArgumentError: `config` is not a dict, has an unknown option, or a time-out that is not a number.
+          FailedPreconditionError: the target needs keys, and there are none.
         """
         address, self._credentials = _place(target, keys_dir, token_file)
         self._config = _checked(config)
@@ -159,19 +159,19 @@ class Session:
     def run(self, fn: Callable[..., Any], *args: Any, timeout_in_ms: float = 0, task: Any = None) -> Any:
         """Run `fn(*args)` in a thread of a task's process, wait for it, and return its value.
 
-        In the function, `zmqdist.Server.current()` is the task's server, with its variables. `zmqdist.cancelled()` turns true when no
-        caller waits for the function any more; a long function should poll it, because a thread cannot be stopped from outside.
+        In the function, `zmqdist.Server.current()` is the server of that task, with its variables. `zmqdist.cancelled()` becomes true when
+        no caller waits for the function any more. A long function should poll it, because a thread cannot be stopped from outside.
 
         Args:
-          timeout_in_ms: of the whole operation; 0: the config's, or none.
-          task: where to run it: "ps:1", ("ps", 1) or "/job:ps/task:1"; None: on the target.
+          timeout_in_ms: time-out of the whole operation; 0: that of the config, or none.
+          task: the task that runs the function: "ps:1", ("ps", 1) or "/job:ps/task:1"; None: the target.
 
         Raises:
-          Exception: the exception of the function, of the same class where that can be pickled, with the remote traceback as its cause;
-            else an UnknownError.
-          InvalidArgumentError: no such task, or something cannot be pickled; the text says what.
-          DeadlineExceededError: the time-out has passed; the text names a task that was missing. The function may go on.
-          UnavailableError: the task ended meanwhile; the function may have run.
+          Exception: the exception of the function, with the remote traceback as its cause. It has the same class if that can be pickled;
+            else it is an UnknownError.
+          InvalidArgumentError: there is no such task, or an object cannot be pickled; the text says which.
+          DeadlineExceededError: the time-out has passed; the text names a task that was missing. The function may continue to run.
+          UnavailableError: the task has ended meanwhile; the function may have run.
           CancelledError: this session was closed meanwhile.
           AbortedError: the target was reset, or the task was restarted.
         """
@@ -186,36 +186,36 @@ class Session:
         return unpacked(reply[1:])
 
     def assign(self, name: str, value: Any, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> None:
-        """Set a named variable on a task. Its dtype and shape may differ from those of the previous value.
+        """Set a named variable on a task. Dtype and shape may differ from those of the previous value.
 
         Args:
           value: anything that NumPy can turn into an array of numbers or text.
-          container: a name by which `reset` can clear the variable; "": the task's own container, which has the name of its job.
+          container: a name by which `reset` can clear the variable; "": the task's default container, which has the name of its job.
           task, timeout_in_ms: as in `run`.
 
         Raises:
-          InvalidArgumentError: `value` is no array of numbers or text.
-          OpError: as `run`.
+          InvalidArgumentError: `value` is not an array of numbers or text.
+          OpError: as for `run`.
         """
         array = array_of(name, value)
         self._call_task(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
 
     def read(self, name: str, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> Any:
-        """Return a copy of a named variable, as an array that the caller owns. Arguments as in `assign`.
+        """Return a copy of a named variable, as an array that the caller owns. The arguments are those of `assign`.
 
         Raises:
           FailedPreconditionError: the variable was not assigned, or was cleared.
-          OpError: as `run`.
+          OpError: as for `run`.
         """
         return self._call_task(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
 
     def variables(self, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> dict[str, TensorSpec]:
-        """Return the shape and dtype of each variable in a container, by name. Arguments as in `assign`, errors as in `run`."""
+        """Return shape and dtype of each variable in a container, by name. Arguments as for `assign`, errors as for `run`."""
         found = self._call_task("variables", task, timeout_in_ms, "session.variables", container)
         return dict(found)
 
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
-        """Return every task of the cluster, and whether it is up. Waits for the target only."""
+        """Return every task of the cluster, and whether it is up. Waits only for the target."""
         cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
         up = listening(cluster.addresses)
         due = time.monotonic() + TASK_PROBE_S
@@ -228,7 +228,7 @@ class Session:
         return found
 
     def stop_task(self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0) -> None:
-        """Stop the server of a task, as its `stop(grace)` does. Returns when the task has received the request, before it has stopped."""
+        """Stop the server of a task, as `Server.stop(grace)` does. Returns when the task has the request, before it has stopped."""
         connection = self._reach(task, due := self._due(timeout_in_ms), "stop_task")
         self._wait(connection, "stop_task", due, "server.stop", grace_s(grace))
 
@@ -248,14 +248,14 @@ class Session:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Clear containers on all tasks of the target's cluster that are up, and end every session that has this target.
+        """Clear containers on all tasks of the target's cluster that are up, and end every session with this target.
 
         Args:
-          containers: their names; None or empty: all containers.
-          config: `operation_timeout_in_ms`, which holds where `timeout_in_ms` is 0.
+          containers: names of the containers; None or empty: all containers.
+          config: `operation_timeout_in_ms`, which is used if `timeout_in_ms` is 0.
 
         Raises:
-          NotFoundError: the target is of another kind.
+          NotFoundError: `target` is not the target of a task.
           DeadlineExceededError: no server replied in time.
           UnavailableError: a task could not be reached; the text names it.
         """
@@ -288,7 +288,7 @@ class Session:
             each.client.close()
 
     def snapshot(self) -> SessionSnapshot:
-        """Return an immutable record of this moment: pending operations and connections. Calls no task."""
+        """Return an immutable record of this moment: pending operations and connections. Does not call any task."""
         with self._lock:
             connections = [self._master, *self._other_connections.values()]
         names = tuple(each.name for each in connections if each.opened)
@@ -314,7 +314,7 @@ class Session:
         return _due(timeout_in_ms, config)
 
     def _reach(self, task: Any, due: float, operation: str) -> _Connection:
-        """Return the connection to a task, once the task is there and knows this session."""
+        """Return the connection to a task, as soon as the task has opened this session."""
         cluster = self._get_cluster(due, operation)
         if task is None:
             return self._master
@@ -336,7 +336,7 @@ class Session:
             return connection
 
     def _get_cluster(self, due: float, operation: str) -> _Cluster:
-        """Return the target's report of its cluster; the first call waits for the target."""
+        """Return the target's report about its cluster. The first call waits for the target."""
         if self._cluster is None:
             me, jobs, filters, config = self._open(self._master, due, operation, True)
             job, index = me
@@ -353,7 +353,7 @@ class Session:
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
-            text = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
+            text = f"the process that listens at {connection.address} is not a task's server (zmqdist.Server)"
             raise FailedPreconditionError(text) from None
         connection.opened = True
         return reply
@@ -365,19 +365,19 @@ class Session:
             with self._lock:
                 if not self._closed:
                     self._pending.add(result)
-            if self._closed:  # `close` came between the check and the lock, and did not see this call
+            if self._closed:  # `close` has run between the check and the lock, and has not seen this call
                 result.cancel()
             return result.get_value()
         except OpError as error:
             self._fail(error, connection, operation)
         finally:
             self._pending.discard(result)
-            result.cancel()  # for Ctrl-C, after which no caller waits; no effect on a call that has ended
+            result.cancel()  # after Ctrl-C no caller waits for the call; a call that has ended is not affected
 
     def _fail(self, error: OpError, connection: _Connection, operation: str) -> NoReturn:
-        """Raise `error` again, with the names that the user knows."""
+        """Raise `error` again, with the names of task and operation that the user knows."""
         name = connection.name
-        # FAILED_PRECONDITION: the client was closed before the call.
+        # FAILED_PRECONDITION: the client was closed before the call was made.
         if self._closed and error.error_code in (CANCELLED, FAILED_PRECONDITION):
             raise CancelledError(f"{operation} on {name}: the session was closed (Session.close)") from None
         if isinstance(error, UnavailableError):
@@ -403,7 +403,7 @@ def _missing(operation: str, connection: _Connection) -> str:
 
 
 def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
-    """Return "host:port", and where to find the keys and the token for it."""
+    """Return the "host:port" of a target, and the places of the keys and the token for it."""
     credentials = getattr(target, "credentials", None)
     text = target if isinstance(target, str) else getattr(target, "target", None)
     scheme, separator, address = text.rpartition("://") if isinstance(text, str) else ("", "", "")
@@ -433,7 +433,7 @@ def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
-    """Return when an operation that begins now is due: by its own time-out, or by that of the config if it has none."""
+    """Return the deadline of an operation that begins now, by its own time-out, or by that of the config if it has none."""
     limit_s = min(_limit_s(timeout_in_ms), inf if timeout_in_ms > 0 else _limit_s(config.get(options.TIMEOUT, 0)))
     return time.monotonic() + limit_s
 

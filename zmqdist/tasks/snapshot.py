@@ -1,6 +1,6 @@
-"""Results of `Server.snapshot` and `Session.snapshot`: figures of one moment, for operators of a cluster and for tests.
+"""The results of `Server.snapshot` and `Session.snapshot`: figures of one moment, for operators of a cluster and for tests.
 
-A snapshot is cheap and can be taken from any thread. Its parts are read one after another, so they may be a few microseconds apart.
+A snapshot is cheap, and any thread can take one. Its parts are read one after another, so they may be some microseconds apart.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from zmqdist.coordination.snapshot import KeeperSnapshot
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group that this task leads, while some of its members wait for the others.
+    """A group of which this task is the leader, while some of its members wait for the others.
 
     Attributes:
-      name: of the group.
+      name: name of the group.
       arrived: members that have announced the next operation, by rank.
-      missing: members that have not.
+      missing: members that have not announced it, by rank.
     """
 
     name: str
@@ -28,13 +28,13 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class WatchRow:
-    """Another task that this one watches, since it has waited for it.
+    """Another task that this task watches, because it has waited for it before.
 
     Attributes:
-      task: its name.
-      state: "unseen" (this task has never heard from it), "up" or "gone".
-      incarnation: the last one that was seen; 0 for none.
-      message: how it ended; "" while it is up.
+      task: name of the other task.
+      state: "unseen" (this task has never heard from the other one), "up" or "gone".
+      incarnation: the last incarnation of the other task that this one has seen; 0 for none.
+      message: how the other task ended; "" unless it has gone.
     """
 
     task: str
@@ -48,22 +48,22 @@ class TaskSnapshot:
     """One task at one moment.
 
     Attributes:
-      task, address: its name, and "host:port" with the port that was bound.
-      incarnation: of this process, as other tasks know it.
-      mail_items, mail_bytes: messages that have arrived here and were not received yet.
+      task, address: name of the task, and its "host:port" with the port that was bound.
+      incarnation: incarnation of this process, as other tasks know it.
+      mail_items, mail_bytes: messages that have arrived in this task's mailbox and were not received yet.
       mail_waits: calls of `recv` that wait.
-      mail_unconfirmed: messages that this task has sent and of which it does not know yet whether they have arrived.
-      groups: the groups that this task leads and whose members wait for each other.
-      collective_calls: announcements and pieces that this task has sent to others, without a reply yet.
-      watched: the tasks that it watches, by name.
+      mail_unconfirmed: messages that this task has sent and that, as far as it knows, may still be on their way.
+      groups: the groups of which this task is the leader and whose members wait for each other.
+      collective_calls: announcements and pieces of arrays that this task has sent to others, and that have no reply yet.
+      watched: the tasks that this task watches, by name.
       connections: tasks to which it has opened a connection, by name.
-      calls: calls in flight over those connections; each watch is one.
-      keeper: the barriers, keys and states of all tasks, if this task leads the coordination; else None.
-      sessions: sessions that have used this task, and are neither closed nor lost.
-      sessions_refused: remembered sessions that a reset has ended before they used this task.
-      functions_cached: functions of sessions that are kept for their next run.
-      functions_running: functions and copies of variables for which sessions wait.
-      faults: callbacks of its loop that raised; each is a bug of zmqdist, and the log has its traceback. Normally 0.
+      calls: number of calls in flight over those connections; each watch of a task is one call.
+      keeper: the barriers, keys and states of all tasks if this task is the leader of the cluster; else None.
+      sessions: number of sessions that have used this task, and that are neither closed nor lost.
+      sessions_refused: number of sessions that a reset has ended before they used this task, and that it remembers in order to refuse them.
+      functions_cached: number of sessions' functions that are kept for their next run.
+      functions_running: number of functions and copies of variables for which sessions wait.
+      faults: number of exceptions that callbacks of the loop have raised. Each is a bug of zmqdist, and the log has its traceback.
     """
 
     task: str
@@ -88,12 +88,12 @@ class TaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
-    """A client's end of a session at one moment.
+    """The client's side of a session at one moment.
 
     Attributes:
-      pending: operations that wait for a task.
-      connections: tasks that the session has used, by name; by address while the name is not known.
-      functions_pickled: how often a function was pickled. A function that captures nothing mutable is pickled once.
+      pending: number of operations that wait for a task.
+      connections: tasks that the session has used, by name; the address stands for a name that is not known yet.
+      functions_pickled: number of times a function was pickled. A function that captures nothing mutable is pickled once.
     """
 
     pending: int

@@ -1,15 +1,15 @@
-"""The worker in a task's server: on the invitation of a coordinator, the task starts a WorkerServer beside its other parts.
+"""The worker in a task's server: when a coordinator invites the task, the task starts a WorkerServer beside its other parts.
 
-A coordinator (training/worker_recruiter.py) has a dispatcher of its own, and recruits tasks whose servers were started without knowing of
-it. It sends each of them the dispatcher's address and the index of the worker to register as.
+A coordinator (training/worker_recruiter.py) has its own dispatcher, and recruits tasks whose servers were started without any knowledge of
+it. It sends each task the dispatcher's address, and the index under which the worker must register.
 
 Rules
     A task works for one program at a time. The program may have several dispatchers, because it may have several strategies.
-    An invitation of another program is refused, with the address of the current dispatcher, as long as a dispatcher of the current program
-    is in contact. If none is, or if the invitation names the same address, the new program takes over, and its workers start without any
-    state of the previous one: a restarted coordinator begins clean.
-    An invitation that was accepted before has no further effect, so a coordinator in doubt can repeat it.
-    The worker ends with its dispatcher, after the orphan limit in the invitation, and with its server.
+    While a dispatcher of the current program is in contact, an invitation of another program is refused, with the address of the current
+    dispatcher. If none is in contact, or if the invitation names the same dispatcher, the new program takes over. Its workers start without
+    any state of the previous ones, so that a restarted coordinator begins clean.
+    An invitation that was accepted before has no further effect, so a coordinator that is in doubt can repeat it.
+    The worker ends when its dispatcher has been away for the orphan limit in the invitation, and when its server ends.
 
 Not here: the worker itself (scheduling/worker/runtime.py).
 """
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from zmqdist.scheduling.worker.runtime import WorkerServer
 
 INVITE: Final = "zmqdist.worker.invite"
-"""Arguments: address of the dispatcher, index of the worker there, slots, number of the program, orphan limit in seconds."""
+"""Arguments: address of the dispatcher, index of the worker, slots, number of the program, orphan limit in seconds."""
 
 STARTED, ALREADY = "started", "already"
 """Replies to an invitation."""
 
 IDLE_JOBS: Final = ("ps", "evaluator")
-"""Jobs that run no functions for a coordinator: an invitation that reaches one of their tasks has a wrong address."""
+"""Jobs that run no functions for a coordinator. An invitation that reaches one of their tasks was sent to a wrong address."""
 
 
 @dataclass(frozen=True)
 class _Invited:
-    """One dispatcher for which this task works."""
+    """One dispatcher for which this task has a worker."""
 
     dispatcher: str
     program: int
@@ -53,14 +53,14 @@ class _Invited:
 
 
 class WorkerRole:
-    """A part of one server; created before its node serves."""
+    """The workers of one server. It must be made before the server's node serves."""
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
-        """Register the method.
+        """Register the method for invitations.
 
         Args:
-          config: of the server: "slots" (functions at a time; by default the number in the invitation) and "worker_processes" (False: slots
-            are threads of this process, which cannot be cut off).
+          config: the config of the server: "slots" (functions that run at the same time; by default the number in the invitation) and
+            "worker_processes" (False: slots are threads of this process, which cannot be cut off).
 
         Raises:
           InvalidArgumentError: one of these options has an invalid value.
@@ -82,8 +82,8 @@ class WorkerRole:
     def _invite(
         self, call: PendingCall, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
     ) -> None:
-        """Validate an invitation in the loop; a thread starts the worker, because that waits for the dispatcher."""
-        # Imported here, because most servers are never invited.
+        """Validate an invitation, in the loop. A thread then starts the worker, because the start waits for the dispatcher."""
+        # Imported late, because most servers are never invited.
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:
@@ -110,7 +110,7 @@ class WorkerRole:
         threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
 
     def _accept(self, config: Any, program: int) -> str:
-        """Start the worker, and return when the dispatcher has registered it."""
+        """Start the worker. Return when the dispatcher has registered it."""
         from zmqdist.scheduling.worker.runtime import WorkerServer
 
         with self._lock:
@@ -134,14 +134,14 @@ class WorkerRole:
         except BaseException:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
-            if self._closed:  # the stop of this server ended the start, which says nothing about the dispatcher
+            if self._closed:  # the stop of this server ended the start, which shows nothing about the dispatcher
                 raise UnavailableError(f"{task_name(self._node.me)} is stopping") from None
             raise
         return STARTED
 
     def _note_accepted(self, invited: _Invited) -> str:
         me = f"{task_name(self._node.me)} at {self._node.address}"
-        return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that one first"
+        return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that program first"
 
     def _close(self, until: float) -> None:
         with self._lock:

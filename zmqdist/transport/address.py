@@ -1,7 +1,7 @@
 """Addresses in two forms: `host:port`, as users write them, and `tcp://host:port`, as ZeroMQ takes them.
 
-IPv6 hosts stand in brackets: `[::1]:5050`. `localhost` means 127.0.0.1 at both ends, so that the hosts file cannot make the two ends
-differ. Nothing here looks up a name.
+IPv6 hosts are written in brackets: `[::1]:5050`. `localhost` means 127.0.0.1 for client and server, because two hosts files could
+disagree about it. No function of this module looks up a name.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def endpoint(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`.
+    """Return whether `host` is an address that only this host can reach.
 
-    The answer depends on the IP number: a name other than localhost proves nothing, because a resolver decides where it leads.
+    The answer depends on the IP number. A name other than localhost proves nothing, because a resolver decides to which address it leads.
     """
     if host == "localhost":
         return True
@@ -69,7 +69,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_name(host: str) -> bool:
-    """Return whether the host has to be looked up."""
+    """Return whether the host is a name, which has to be looked up, and not an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -83,7 +83,7 @@ def is_ipv6(host: str) -> bool:
 
 
 def with_key(address: str, key: bytes) -> str:
-    """Return one text of an address and the public key of the socket that listens there; the address alone if `key` is empty."""
+    """Return one text with an address and the public key of the socket that listens there; the address alone if `key` is empty."""
     return f"{address}{_KEY}{key.hex()}" if key else address
 
 

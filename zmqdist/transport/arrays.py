@@ -36,7 +36,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> ND
 
 
 def empty_like(a: NDArray[Any]) -> NDArray[Any]:
-    """Return `empty` with the shape, the dtype and the memory order of `a`. Raises as `freeze`."""
+    """Return an uninitialized array as `empty` does, with the shape, the dtype and the memory order of `a`. Raises as `freeze`."""
     _check_array("empty_like", a)
     return _empty(a.shape, a.dtype, _order(a))
 
@@ -44,8 +44,8 @@ def empty_like(a: NDArray[Any]) -> NDArray[Any]:
 def freeze(a: NDArray[Any]) -> NDArray[Any]:
     """Return an array of the same content that no process can change any more; `a` itself stays writable.
 
-    Freeze an array that you send often, or to many processes of this host: they share its memory, so that sending it costs the same
-    whatever its size. It is read-only wherever it arrives. Its memory is freed when the last process has dropped it.
+    Freeze an array that you send often, or to many processes of this host. They share its memory, so that sending it costs the same
+    whatever its size. It is read-only in each process that receives it. Its memory is freed when no process refers to it any more.
 
     Args:
       a: an array. A whole array from `empty` is frozen in place, and its own memory becomes a private copy-on-write mapping; any other

@@ -1,26 +1,27 @@
-"""Large payloads in chunks: both ends of one connection's bulk channel, without I/O.
+"""Large payloads in chunks: the sending and the receiving side of one connection's bulk channel, without I/O.
 
-Rule 1: each end of a connection has one `OutboundTransfers` for what it sends and one `InboundTransfers` for what it receives.
-Rule 2: the caller reports an event by a method call, and does what the return value says.
-Rule 3: a wrong chunk is an outcome, not an exception: it ends its own transfer and no other.
+Rule 1: each side of a connection has one `OutboundTransfers` for the parts that it sends and one `InboundTransfers` for those it receives.
+Rule 2: the caller reports an event by a method call, and acts on the return value.
+Rule 3: a wrong chunk is an outcome and not an exception: it ends its own transfer and no other.
 
 Theory of operation
     A transfer is the large parts of one message. The header of the message announces their sizes, so that the receiver allocates each
     part once. The chunks of a transfer follow as messages of their own; other messages pass between them, and transfers take turns.
 
     The window belongs to the connection and not to a transfer, because unacknowledged bytes of any transfer lie in the queues before
-    every small message. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk that
-    it has taken out of the queue, wanted or not, so that either side may end a transfer at any moment without settling anything.
+    every small message. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk as soon
+    as it has taken it out of the queue, even an unwanted one, so that either side may end a transfer at any moment without further
+    messages.
 
 Promises, checked by tests/machines/test_bulk.py and in simulation (tests/sim/test_rpc.py)
     P1  The chunks of a transfer leave in order and contain each byte of its parts once; no chunk is longer than its pace allows.
     P2  No chunk leaves for which its pace has no room, whatever the number of transfers.
-    P3  Between two chunks of a transfer, every other transfer that has chunks left sends one.
+    P3  After a transfer has sent a chunk, every other transfer that has chunks left sends one before it sends the next.
     P4  A transfer is complete when each of its bytes has arrived in order. The first chunk that is repeated, out of order or too long
-        fails it, once. No chunk is accepted for a transfer that is complete, has failed or was ended.
-    P5  A chunk that arrives is acknowledged at once, also if its transfer is over, because the sender measures the link by that. The
+        fails it, once. No chunk is accepted for a transfer that is complete or failed, or that was ended.
+    P5  A chunk that arrives is acknowledged at once, even if its transfer is over, because the sender measures the link by it. The
         exception is the first of two chunks of CHUNK_BYTES, while more is awaited: only a fast link has chunks of this size.
-    P6  Nothing is left of a transfer that is over.
+    P6  No state is left of a transfer that is over.
 
 Not here: the memory and the socket (transfers.py), the meaning of the parts (rpc/payload.py).
 """
@@ -35,7 +36,7 @@ from zmqdist.transport.pace import Pace
 
 
 class OutgoingChunk(NamedTuple):
-    """The chunk to send next: `nbytes` bytes of part `part` of transfer `id`, from `offset` on."""
+    """The chunk to send next: `nbytes` bytes of part `part` of transfer `id`, starting at `offset`."""
 
     id: int
     part: int
@@ -44,7 +45,7 @@ class OutgoingChunk(NamedTuple):
 
 
 class _Progress:
-    """How far a transfer has come. `part` is the first part that is not complete; it equals len(sizes) at the end."""
+    """The place that a transfer has reached. `part` is the first part that is not complete; it equals len(sizes) when all are."""
 
     __slots__ = ("offset", "part", "sizes", "total")
 
@@ -57,11 +58,11 @@ class _Progress:
 
     @property
     def part_bytes_left(self) -> int:
-        """Bytes of the current part that are not done yet."""
+        """Bytes of the current part that are still to be transferred."""
         return self.sizes[self.part] - self.offset
 
     def advance(self, nbytes: int) -> bool:
-        """Count `nbytes` bytes of the current part as done; return whether all parts are complete."""
+        """Count `nbytes` bytes of the current part as transferred; return whether all parts are complete."""
         self.offset += nbytes
         while self.part < len(self.sizes) and self.offset == self.sizes[self.part]:
             self.part += 1
@@ -70,10 +71,10 @@ class _Progress:
 
 
 class OutboundTransfers:
-    """The transfers that leave through one connection.
+    """The transfers that one connection sends.
 
     Attributes:
-      pace: how many bytes may be unacknowledged, and how many are.
+      pace: decides how many bytes may be unacknowledged, and counts them.
     """
 
     def __init__(self, pace: Pace | None = None) -> None:
@@ -91,14 +92,14 @@ class OutboundTransfers:
 
         Args:
           id: a number that is not in use.
-          sizes: bytes of each part, 0 for a part that does not travel in chunks. At least one size is not 0.
+          sizes: bytes of each part; 0 for a part that does not travel in chunks. At least one size is not 0.
         """
         assert id not in self._queue
         self._queue[id] = _Progress(sizes)
 
     @property
     def bytes_left(self) -> int:
-        """Bytes that are unsent or unacknowledged."""
+        """Bytes that are unsent, or sent and not acknowledged."""
         unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._queue.values())
         return self.pace.unacknowledged + unsent
 
@@ -112,7 +113,7 @@ class OutboundTransfers:
             self.pace.sent(nbytes, now)
             del self._queue[id]
             if not place.advance(nbytes):
-                self._queue[id] = place  # at the end: the other transfers send a chunk first (P3)
+                self._queue[id] = place  # last in the queue, so that the other transfers send a chunk first (P3)
             return piece
         return None
 
@@ -136,10 +137,10 @@ WRONG: Final = 3
 
 
 class InboundTransfers:
-    """The transfers that arrive through one connection.
+    """The transfers that one connection receives.
 
     Attributes:
-      announced: bytes of all transfers that have not ended, arrived or not.
+      announced: bytes of all transfers that have not ended, including the bytes that have arrived.
       late: number of chunks that arrived after their transfer was over.
       problem: why the last WRONG chunk did not fit.
     """
@@ -158,20 +159,20 @@ class InboundTransfers:
         return id in self._progress
 
     def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """Note that the header of a transfer has arrived. Args as in `OutboundTransfers.begun`."""
+        """Note that the header of a transfer has arrived. The arguments are those of `OutboundTransfers.begun`."""
         assert id not in self._progress
         place = self._progress[id] = _Progress(sizes)
         self.announced += place.total
 
     def room_at(self, id: int, part: int, offset: int) -> int:
-        """Return how many bytes may be written at this place now; 0 means that a chunk for this place is late or wrong."""
+        """Return how many bytes may be written at this place of a part now; 0 if a chunk for this place is late or wrong."""
         place = self._progress.get(id)
         if place is None or (place.part, place.offset) != (part, offset):
             return 0
         return place.part_bytes_left
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
-        """Note that a chunk was taken out of the queue. Return LATE, MORE, DONE or WRONG; `credit_after` must be called in each case.
+        """Note that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or WRONG; call `credit_after` in each case.
 
         The caller has written the bytes of the chunk only if `room_at` allowed them.
         """
@@ -200,7 +201,7 @@ class InboundTransfers:
         return taken
 
     def idle_credit(self) -> int:
-        """Return how many bytes to acknowledge although no chunk has arrived: what P5 held back, if no more chunks are awaited."""
+        """Return how many bytes to acknowledge without a new chunk: those that P5 held back, once no more chunks are awaited."""
         if self._progress:
             return 0
         taken, self._uncredited = self._uncredited, 0

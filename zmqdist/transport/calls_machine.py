@@ -1,36 +1,36 @@
 """Calls and replies: the call tables of the client and of the server, without I/O.
 
-Rule 1: a method is an event (past tense), and its return value says what the caller must do now: which messages to send, or which
-        calls have ended, so that their waiters can be woken. Nothing here waits, reads a clock or touches a socket.
+Rule 1: each method is an event (past tense), and its return value tells the caller what to do now: which messages to send, or which
+        calls have ended, so that the caller wakes the waiting threads. No method waits, reads a clock or touches a socket.
 Rule 2: each table has one owner, which calls it under its lock (client) or in its loop (server).
-Rule 3: every blocking call passes here twice on each side, so the hot path is one record for each call and plain dicts.
+Rule 3: every blocking call passes this module twice on each side, so its hot path is one record for each call and plain dicts.
 
 Theory of operation
-    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). Without a server all calls
-    wait for one. With a server they wait to be batched: the first call leaves at once, and those made while it is in flight leave
-    together when a reply arrives, when a thread waits for one of them, or when a message is full. When the connection is lost, the
+    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). Without a server, all calls
+    wait for one. With a server, calls wait to be batched: the first call leaves at once; the calls that are made while it is in flight
+    leave together when a reply arrives, when a thread waits for one of them, or when a message is full. When the connection is lost, the
     calls in flight end with UNAVAILABLE: the server may have executed them, so they are never sent again. Waiting calls go on waiting.
-    The bound on eager arguments: a client must not fill the server's memory, so it sends arguments before the server has room for them
-    only while those of unanswered calls fit into a window. Beyond the window a call with large parts is sent without these parts, and
-    the server requests them when it has room. Any other call is held back until replies have arrived, unless it is so small that it
-    does not count (`counted_bytes`, the same rule at both ends). Small calls pass, so that a handler can wait for a small call of the
-    very client whose large calls keep the server busy.
+    The bound on eager arguments: a client must not fill the server's memory. So it sends arguments before the server has room for them
+    only while the arguments of its unanswered calls fit into a window. Beyond the window, a call with large parts is sent without these
+    parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless it is so small
+    that it does not count (`counted_bytes`; client and server apply the same rule). Small calls pass, so that a handler can wait for a
+    small call of the very client whose large calls keep the server busy.
     The server accepts a call only if it names the server's incarnation, and if the peer has fewer than `pending_max` unanswered calls.
-    It drops a call that is no longer wanted: cancelled, past its deadline, or of a peer whose connection has ended.
+    The server drops a call whose reply is no longer wanted: it was cancelled, is past its deadline, or its connection has ended.
 
 Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
     P1  A call ends exactly once: value, remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of the refusal.
-    P2  Of all attempts to send a call at most one is delivered; a call that was in flight is never sent again.
+    P2  Of all attempts to send a call, at most one delivers it; a call that was in flight is never sent again.
     P3  A call is sent only to a server whose hello has arrived, and names the incarnation in that hello.
-    P4  A table keeps nothing of a call that has ended, or of a peer whose connection has ended.
+    P4  A table keeps no state of a call that has ended, or of a peer whose connection has ended.
     P5  A call for another incarnation is never started.
     P6  A peer has at most `pending_max` unanswered calls; the reply to the next one is RESOURCE_EXHAUSTED.
     P7  Calls leave in the order in which they were made, except those that are held back (P9). A message has at most BATCH_ITEMS_MAX
         calls and is closed at BATCH_BYTES_MAX; a call with frames has a message of its own.
     P8  A call does not wait to be batched if nothing is in flight, if a full message waits, or if it has frames.
-    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, or those of one call. Where a
-        call with more than CHUNK_BYTES in its frames does not fit, its frames leave later; other counted calls are held back in the
-        order in which they were made. Neither delays a call that counts nothing.
+    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, or those of one call. If a
+        call does not fit and has more than CHUNK_BYTES in its frames, it leaves without them; other counted calls are held back in the
+        order in which they were made. A call that counts nothing waits for neither.
 
 Not here: the content of a body (wire/safe.py), the threads that wait (channel.py), the execution of a call (rpc/service.py).
 """
@@ -53,10 +53,10 @@ from zmqdist.limits import (
 from zmqdist.messages import Call, CancelCall, Reply
 
 NEVER_S: Final = 1e9
-"""Seconds on the owner's clock, 30 years: a call that is due later has no deadline."""
+"""Seconds on the owner's clock, 30 years: a call whose `due` is later has no deadline."""
 
 Frames: TypeAlias = Sequence[Any]
-"""Payload frames: buffers whose content only the two ends interpret."""
+"""Payload frames: buffers whose content only the caller and the handler interpret."""
 
 
 def nbytes_of(frames: Frames) -> int:
@@ -65,8 +65,9 @@ def nbytes_of(frames: Frames) -> int:
 
 
 def counted_bytes(body: bytes, frames: Frames) -> int:
-    """Return how many bytes the arguments of a call count against the bound on eager arguments: 0 if they are small. Both ends use
-    this rule.
+    """Return how many bytes a call's arguments count against the bound on eager arguments: 0 if they are small.
+
+    Client and server both apply this rule.
     """
     nbytes = len(body) + nbytes_of(frames) if frames else len(body)
     return nbytes if nbytes > UNCOUNTED_BYTES_MAX else 0
@@ -76,16 +77,16 @@ class ClientCall:
     """One call of a client, from `submitted` to its end.
 
     Attributes:
-      method, body, frames: the request; the owner empties `body` and `frames` once they are sent.
+      method, body, frames: the request; the owner empties `body` and `frames` after it has sent them.
       due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` for never.
-      id: number in the table, 0 before `submitted`.
+      id: number in the table; 0 before `submitted`.
       ended: whether the call has ended. Then `code` (0: a value), `message`, `body` and `frames` are those of the reply.
-      waits_for_server: False if the call ends with UNAVAILABLE where it would have to wait for a server to appear.
-      bounded: False for a call that P9 ignores, because its method begins at once and has bounds of its own.
+      waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead of waiting for one.
+      bounded: False for a call that P9 ignores, because the server starts its method at once and bounds it in another way.
       nbytes: the bytes that it counts for P9, 0 before `submitted`.
-      held: the call was sent without its large parts.
-      allocate: gives the memory into which large parts of the reply are received; None for fresh memory.
-      waiters, callbacks: lists of the owner, None until it needs them.
+      held: whether the call was sent without its large parts.
+      allocate: function that returns the memory for the large parts of the reply; None for fresh memory.
+      waiters, callbacks: lists that belong to the owner; None until it needs them.
     """
 
     __slots__ = (
@@ -124,7 +125,7 @@ class ClientCall:
         self.callbacks: Any = None
 
     def end(self, code: int, message: str, body: bytes = b"", frames: Frames = ()) -> None:
-        """End the call. The tables do this; another caller may do it only for a call that it never gave to a table."""
+        """End the call. The tables call this; other code may call it only for a call that was never given to a table."""
         self.code = code
         self.message = message
         self.body = body
@@ -136,13 +137,13 @@ class ClientCalls:
     """The calls of one client to one address.
 
     Attributes:
-      incarnation: the connected server's; 0 while none is connected.
+      incarnation: the incarnation of the connected server; 0 while none is connected.
       in_flight: sent calls by number, in the order in which they were made.
-      waiting: unsent calls by number, in the same order; they wait for a server or to be batched.
+      waiting: unsent calls by number, in the same order; they wait for a server, or to be batched with others.
       waiting_bytes: bytes of the bodies in `waiting`.
-      eager_bytes: counted bytes of arguments that calls in flight have sent eagerly (P9).
-      held_back: calls that wait for replies to others (P9), in order. *Invariant*: each was made before all in `waiting`.
-      deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*: no call is due before it.
+      eager_bytes: bytes of counted arguments that the calls in flight have sent eagerly (P9).
+      held_back: calls that wait for replies to others (P9), in order. *Invariant*: each was made before every call in `waiting`.
+      deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*: each call's `due` is at this time or later.
     """
 
     def __init__(
@@ -161,10 +162,10 @@ class ClientCalls:
         self.held_back: dict[int, ClientCall] = {}
 
     def submitted(self, call: ClientCall) -> bool:
-        """Add a new call. It waits, or ends here with `ended` set: too many calls are open, or it needs a server and none is connected.
+        """Add a new call, which then waits to be sent. If too many calls are open, or it needs a server and none is connected, it ends now.
 
         Returns:
-          Whether the waiting calls should leave now, although no thread wants a reply yet (P8).
+          Whether the caller should send the waiting calls now, although no thread waits for a reply yet (P8).
         """
         waiting, in_flight = self.waiting, self.in_flight
         if len(in_flight) + len(waiting) + len(self.held_back) >= self._pending_max:
@@ -191,7 +192,7 @@ class ClientCalls:
         )
 
     def next_message(self) -> list[ClientCall]:
-        """Return the calls to send as one message, and count them as in flight; an empty list if no call may leave or no server is
+        """Return the calls to send as one message, and count them as in flight. Return an empty list if no call may leave, or no server is
         known.
         """
         if not self.incarnation:
@@ -212,8 +213,9 @@ class ClientCalls:
         return self._next_calls(waiting) if waiting else []
 
     def _next_calls(self, source: dict[int, ClientCall]) -> list[ClientCall]:
-        """Remove from `source` (`held_back` or `waiting`) the first calls that make one message. Waiting calls that may not leave are
-        held back.
+        """Take from `source` (`held_back` or `waiting`) the first calls that fit into one message, and return them.
+
+        Waiting calls that may not leave are moved to `held_back`.
         """
         held_back = self.held_back
         resumes = source is held_back
@@ -247,10 +249,10 @@ class ClientCalls:
         return calls
 
     def _may_send(self, call: ClientCall, first: bool = True) -> bool:
-        """Apply P9 to a call that counts: return whether it may leave now, perhaps without its large parts.
+        """Return whether P9 lets a counted call leave now, perhaps without its large parts.
 
         Args:
-          first: whether no call that was made before it is held back.
+          first: whether no earlier call is held back.
         """
         if first and self.eager_bytes + call.nbytes <= self._eager_bytes_max:
             return True
@@ -260,33 +262,33 @@ class ClientCalls:
         return first and not self.eager_bytes
 
     def is_unsent(self, call: ClientCall) -> bool:
-        """Return whether a call has not been sent: it waits for a server, to be batched, or for replies to others."""
+        """Return whether a call was not sent yet, because it waits for a server, to be batched, or for replies to other calls."""
         return call.id in self.waiting or call.id in self.held_back
 
     def request(self, call: ClientCall, now: float) -> Call:
-        """Return the message for a call, with the time that is left until its deadline."""
+        """Return the message for a call, which contains the time left until the call's deadline."""
         left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < NEVER_S else 0
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
-        """Note that the message of these calls could not be handed to the connection: they wait again, before the others."""
+        """Note that the connection did not take the message of these calls: they wait again, before all other waiting calls."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
         self.eager_bytes -= sum(call.nbytes for call in unsent.values())
         self._requeue(unsent)
 
     def server_up(self, incarnation: int) -> None:
-        """Note that a server's hello has arrived: waiting calls may be sent."""
+        """Note that a server's hello has arrived. Waiting calls may be sent now."""
         self.incarnation = incarnation
 
     def server_leaving(self) -> None:
-        """Note that the server said goodbye: it replies to the calls in flight and accepts no new one. New calls wait for its next
+        """Note that the server said goodbye: it replies to the calls in flight and accepts no new ones, which wait for its next
         incarnation.
         """
         self.incarnation = 0
         self._requeue({})
 
     def connection_lost(self) -> list[ClientCall]:
-        """Note that the connection has ended and everything that it had delivered was read. Return the calls that ended with it."""
+        """Note that the connection has ended, and that all its messages were read. Return the calls that have ended with it."""
         self.incarnation = 0
         self.eager_bytes = 0
         self._requeue({})
@@ -317,9 +319,7 @@ class ClientCalls:
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:
-        """End a call that its caller cancels, unless it has ended. Return the message for the server; None if the server does not know
-        the call.
-        """
+        """End a call that its caller cancels, unless it has ended. Return the message for the server; None if the call was not sent."""
         if call.ended:
             return None
         in_flight = self._forget(call)
@@ -327,7 +327,7 @@ class ClientCalls:
         return CancelCall(call.id) if in_flight else None
 
     def ticked(self, now: float) -> list[ClientCall]:
-        """End and return the calls whose deadline has passed. The server needs no message: each request says how much time was left."""
+        """End and return the calls whose deadline has passed. The server needs no message, because each request told it the time left."""
         if now < self.deadline:
             return []
         ended = [call for calls in self._tables() for call in calls.values() if call.due <= now]
@@ -339,7 +339,7 @@ class ClientCalls:
         return ended
 
     def failed(self, code: int, message: str) -> list[ClientCall]:
-        """End all calls with this error, because the server refuses this client or the client is closed; return them."""
+        """End all calls with this error, because the server refuses this client or the client is closed. Return the calls."""
         self.incarnation = 0
         ended = [call for calls in self._tables() for call in calls.values()]
         for calls in self._tables():
@@ -354,7 +354,7 @@ class ClientCalls:
         return self.in_flight, self.held_back, self.waiting
 
     def _requeue(self, unsent: dict[int, ClientCall]) -> None:
-        """Put these calls, and all that are held back, among the waiting ones, in the order in which they were made."""
+        """Move these calls, and all that are held back, to the waiting calls, in the order in which they were made."""
         if unsent or self.held_back:
             again = {**unsent, **self.held_back}
             self.waiting_bytes += sum(len(call.body) for call in again.values())
@@ -362,7 +362,7 @@ class ClientCalls:
             self.waiting = dict(sorted({**again, **self.waiting}.items()))
 
     def _forget(self, call: ClientCall) -> bool:
-        """Take a call out of the table, which may make room for one that is held back. Return whether it was in flight."""
+        """Remove a call from the table, which may make room for a call that is held back. Return whether the removed call was in flight."""
         if self.in_flight.pop(call.id, None) is not None:
             self.eager_bytes -= call.nbytes
             return True
@@ -374,12 +374,12 @@ class ClientCalls:
 
 
 class ServedCall:
-    """One call that a server holds. Any thread may call `is_wanted`; the rest belongs to the loop.
+    """One call in a server's table. Any thread may call `is_wanted`; all else belongs to the loop's thread.
 
     Attributes:
-      dropped: the call was cancelled, finished, or its connection has ended.
+      dropped: whether the call was cancelled or finished, or its connection has ended.
       due: time on the server's clock at which the caller stops waiting; `inf` for never.
-      on_dropped: set by the owner: a function to call when the call is no longer wanted; None for nothing to do.
+      on_dropped: a function of the owner, to be called when the call is no longer wanted; None if the owner needs no notice.
     """
 
     __slots__ = ("dropped", "due", "id", "on_dropped", "peer")
@@ -397,20 +397,20 @@ class ServedCall:
 
 
 class ServerCalls:
-    """The calls that one server holds, by peer."""
+    """The unanswered calls of one server, by peer."""
 
     def __init__(self, incarnation: int, pending_max: int = CALLS_PENDING_MAX) -> None:
         self._incarnation = incarnation
         self._pending_max = pending_max
         self._by_peer: dict[Hashable, dict[int, ServedCall]] = {}
         self.repeated = 0
-        """Number of calls refused because their number was in use: a fault of the peer."""
+        """Number of calls that were refused because their number was in use: a fault of the peer."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_peer.values()))
 
     def stale_reply(self, call: Call) -> Reply | None:
-        """Return the refusal of a call for another incarnation of this server; None for a call to this one."""
+        """Return the reply that refuses a call for another incarnation of this server; None for a call to this incarnation."""
         if call.incarnation == self._incarnation:
             return None
         return Reply(
@@ -418,7 +418,7 @@ class ServerCalls:
         )
 
     def call_arrived(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
-        """Record a call whose reply will take time. Return its record, or the reply that refuses it."""
+        """Add a call whose reply will take time. Return its record, or the reply that refuses it."""
         refused = self.stale_reply(call)
         if refused is not None:
             return refused
@@ -432,10 +432,10 @@ class ServerCalls:
         return served
 
     def finished(self, served: ServedCall, now: float = -inf) -> bool:
-        """Forget a call that was run, or is not wanted. Return whether to send its reply: True at most once for each call.
+        """Remove a call that has run, or that is not wanted. Return whether to send its reply: True at most once for each call.
 
-        After the deadline the reply is not sent: a function that `cancelled()` has stopped may have returned anything, and the caller's own
-        deadline was earlier.
+        After the deadline the reply is not sent: a method that has stopped because of `cancelled()` may have returned anything, and the
+        caller's own deadline was earlier.
         """
         calls = self._by_peer.get(served.peer)
         if calls is not None and calls.get(served.id) is served:
@@ -446,10 +446,10 @@ class ServerCalls:
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
-        """Mark a call as not wanted: it is not started, and no reply is sent. It counts until it is `finished`.
+        """Mark a call as not wanted: it will not start, and no reply is sent. It counts as unanswered until `finished`.
 
         Returns:
-          The call; None if it had its reply, or was cancelled, before.
+          The call; None if it had its reply or was cancelled before.
         """
         served = self._by_peer.get(peer, {}).get(id)
         if served is None or served.dropped:
@@ -458,7 +458,7 @@ class ServerCalls:
         return served
 
     def arguments_lost(self, peer: Hashable, id: int) -> None:
-        """Forget a call whose arguments will not arrive: it is not run."""
+        """Remove a call whose arguments will not arrive, so that it does not run."""
         served = self._by_peer.get(peer, {}).get(id)
         if served is not None:
             self.finished(served)

@@ -1,37 +1,37 @@
-"""The client's end of calls: many threads, one DEALER socket, and usually no thread of its own.
+"""The client's side of calls: many threads, one DEALER socket, and usually no thread of its own.
 
 Theory of operation: leader and followers
-    The first thread that waits for a reply becomes the leader: it polls the descriptors and reads for all. Other waiting threads are
-    followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in
-    ZeroMQ's receive queue. So a blocking call costs what the bare socket costs.
+    The first thread that waits for a reply becomes the leader: it polls the descriptors and reads for all threads. Other waiting threads
+    are followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in
+    ZeroMQ's receive queue. So a blocking call costs no more than one on the bare socket.
 
-    A reader thread leads in the same way, but only for what no waiting thread fetches: a callback is due, a call waits for a server
-    while its caller does something else, or arguments are still leaving in chunks.
+    A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
+    while its caller does something else, or arguments are still being sent in chunks.
 
-    Calls that no thread waits for gather and leave together (calls_machine.py): with the next use of the socket that finds or wants
-    a reply, with every CHECK_EVERY_CALLS-th call, or by the reader thread, which wakes every GATHER_S while calls gather.
+    Calls that no thread waits for gather and leave together (calls_machine.py): with the next use of the socket that reads a reply or
+    waits for one, with every CHECK_EVERY_CALLS-th call, or by the reader thread, which wakes every GATHER_S while calls gather.
 
-    A leader spins for SPIN_S before it sleeps, unless that was in vain or others wait: waking a thread takes as long as a quick reply.
+    A leader spins for SPIN_S before it sleeps, unless spinning was in vain or others wait: waking a thread takes as long as a quick reply.
 
 Rules
-    R1  Each use of the socket is under the lock. Before the lock is released, EVENTS was queried last and showed no input, because
+    R1  Each use of the socket is under the lock. Before a thread releases the lock, it queries EVENTS last and finds no input, because
         ZeroMQ's descriptor signals an edge only, and any use may consume it. Exceptions: no call is in flight; the thread that has sent
         leads next, and queries before it sleeps or leaves; while large transfers move, the lock is released with input left, so that
-        other threads get it, and the eventfd then signals that input.
+        other threads can take it, and the eventfd then signals that input.
     R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread
-        while there is no leader, opens and closes sockets: so no descriptor changes its owner while it is polled.
+        while there is no leader, opens and closes sockets: so no descriptor number is reused while the leader polls it.
     R3  A follower sleeps on its own lock, never on another thread's.
     R4  A leader that leaves, for any reason, promotes a follower, if there is one.
-    R5  The thread that takes a follower out of `_followers` (`dict.pop` decides which) releases its lock.
-    R6  A follower that wakes decides under the lock: has the call ended, is it the leader now, has the time passed?
+    R5  The thread that takes a follower out of `_followers` (`dict.pop` decides which) releases the follower's lock.
+    R6  A follower that wakes decides under the channel's lock: has the call ended, is it the leader now, has the time passed?
     R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock
-        (interrupt_guard.py). A signal handler of the program that raises in here may lose the reply that was being read, but leaves no
-        thread waiting without a leader.
-    R8  No wait is longer than SLICE_S. Input that only the end of a slice finds is counted in `stalls`: it is a bug.
+        (interrupt_guard.py). If a signal handler of the program raises inside, the reply that was being read may be lost, but no
+        thread is left waiting without a leader.
+    R8  No wait is longer than SLICE_S. Input that is found only because a slice has ended is counted in `stalls`: it is a bug.
 
-Do not use a channel in a signal handler or a finalizer: the thread that they interrupt may hold the lock.
+Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the lock.
 
-Not here: the socket and its messages (client_connection.py), the fate of a call (calls_machine.py), the meaning of a value (rpc).
+Not here: the socket and its messages (client_connection.py), the states of a call (calls_machine.py), the meaning of a value (rpc).
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ log = logging.getLogger("zmqdist.transport")
 
 SLICE_S: Final = 1.0
 GATHER_S: Final = 0.002
-"""Seconds, at most twice as many, for which calls that no thread waits for are kept to be sent together."""
+"""Seconds for which calls that no thread waits for are kept, to be sent together; the delay is at most twice as long."""
 CHECK_EVERY_CALLS: Final = 32
-"""Gathered calls between two checks for replies: a check costs as much as gathering a few calls."""
+"""Number of gathered calls between two checks for replies: a check costs as much as gathering a few calls."""
 SPIN_S: Final = 0.0002
-"""Seconds for which a leader polls before it sleeps: a round trip on one host, if replies are ready at once."""
+"""Seconds for which a leader polls before it sleeps. A round trip on one host takes as long, if the reply is ready at once."""
 SPINS_IN_VAIN_MAX: Final = 4
-"""After so many in a row replies are slower than SPIN_S, and only every SPIN_AGAIN-th wait spins."""
+"""Number of vain spins in a row after which replies count as slower than SPIN_S: then only every SPIN_AGAIN-th wait spins."""
 SPIN_AGAIN: Final = 32
 FRESH_S: Final = 0.0002
-"""Seconds after a check of the connection in which a new call trusts that it still stands: a blocking call has just checked."""
+"""Seconds after a check in which a new call relies on the connection without another check: a blocking call has just made one."""
 YIELD_S: Final = 0.0001
-"""Seconds for which the leader of a large transfer steps aside when it has woken a thread."""
+"""Seconds for which the leader of a large transfer sleeps after it has woken a thread, so that this thread can run."""
 LINGER_S: Final = 0.5
-"""Seconds that messages sent right before `close` have to leave."""
+"""Seconds that messages have to leave which were sent right before `close`."""
 _NO_THREAD: Final = 0
-# Channels that owe callbacks: the collector must not take one whose reader sleeps.
+# Channels with callbacks to call. This set keeps them alive, because the collector must not finalize a channel whose reader sleeps.
 _channels_with_callbacks: Final[set[Channel]] = set()
 
 
 class _Sleeper:
-    """A thread that sleeps in the channel. *Invariant*: its lock is held while it is in `_followers` or `_parked`."""
+    """A sleeping thread. *Invariant*: its lock is held while it is in `_followers` or `_parked`."""
 
     __slots__ = ("call", "lock", "promoted", "thread")
 
@@ -93,7 +93,7 @@ class _Sleeper:
 
 
 def _release(sleepers: dict[_Sleeper, None], sleeper: _Sleeper) -> None:
-    """Wake a sleeper, unless another thread does (R5). The handler of Ctrl-C calls this too, at any point of the main thread."""
+    """Wake a sleeper, unless another thread does so (R5). The handler of Ctrl-C calls this, too, at any point of the main thread."""
     if sleepers.pop(sleeper, sleeper) is None:
         sleeper.lock.release()
 
@@ -103,7 +103,7 @@ class Channel:
 
     Attributes:
       address: "host:port".
-      stalls: waits that ended by their slice although there was input (R8). Always 0.
+      stalls: number of waits that ended with their slice although there was input (R8). Always 0 in a program without bugs.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello) -> None:
@@ -134,7 +134,7 @@ class Channel:
     def submit(self, call: ClientCall) -> None:
         """Send the call and return at once. Small frames are copied; large ones (transfers.py) belong to the call from now on.
 
-        On a closed channel the call ends at once with FAILED_PRECONDITION. Raises FailedPreconditionError if made before a fork.
+        On a closed channel the call ends at once with FAILED_PRECONDITION. Raises FailedPreconditionError after a fork.
         """
         if self._gathering and not call.frames and self._gather(call):
             return
@@ -157,7 +157,7 @@ class Channel:
             self._wait(call, shielded)
 
     def poll(self, call: ClientCall) -> bool:
-        """Return whether the call has ended, after reading what has arrived; do not wait."""
+        """Read the messages that have arrived, and return whether the call has ended. Does not wait."""
         if call.ended:
             return True
         with self._guard, self._lock:
@@ -171,7 +171,7 @@ class Channel:
         return call.ended
 
     def cancel(self, call: ClientCall) -> bool:
-        """End the call with CANCELLED and send a message about it to the server; return False if it had ended before."""
+        """End the call with CANCELLED and tell the server; return False if the call had ended before."""
         with self._guard, self._lock:
             if call.ended or self._closed:
                 return False
@@ -180,7 +180,7 @@ class Channel:
             return True
 
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
-        """Have `fn(call)` called once when the call has ended: by the reader thread, or by this thread if it has ended already."""
+        """Have `fn(call)` called once when the call has ended: in the reader thread, or here and now if it has ended already."""
         with self._guard, self._lock:
             if not call.ended:
                 if call.callbacks is None:
@@ -196,7 +196,7 @@ class Channel:
         fn(call)
 
     def close(self) -> None:
-        """End all pending calls with CANCELLED, and the connection. Messages just sent have LINGER_S to leave. Idempotent."""
+        """End all pending calls with CANCELLED, and close the connection. Messages just sent have LINGER_S to leave. Idempotent."""
         if self._guard.forked:
             return
         with self._guard, self._lock:
@@ -213,12 +213,12 @@ class Channel:
             self._wake_reader()
 
     def is_sent(self, call: ClientCall) -> bool:
-        """Return whether the call has left, so that it ends with the connection. Else it waits for a server or to be batched."""
+        """Return whether the call was sent, so that it ends with the connection. Otherwise it waits for a server, or to be batched."""
         return not self._connection.table.is_unsent(call)
 
     @property
     def shares_memory(self) -> bool:
-        """Whether the server can open this process's shared memory, as far as is known here."""
+        """Whether the server can open this process's shared memory, as far as this client knows."""
         return self._connection.bulk.shares_memory
 
     def snapshot(self) -> ClientSnapshot:
@@ -228,7 +228,7 @@ class Channel:
 
     def __del__(self) -> None:
         if "_guard" in self.__dict__ and not self._guard.forked:
-            # The finalizer of a stream in the same garbage may have handed a reference to a thread, which may hold the lock.
+            # A stream's finalizer in the same garbage may have passed a reference to this channel to a thread, which may hold the lock.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
@@ -242,7 +242,7 @@ class Channel:
     # -- sending --------------------------------------------------------------------------------------------------------
 
     def _gather(self, call: ClientCall) -> bool:
-        """Take a call that can be batched without touching the socket, and so without the guard. Return False if it needs `_submit`."""
+        """Add a call that can be batched, without the socket and so without the guard. Return False if the call needs `_submit`."""
         self._guard.check()
         with self._lock:
             connection, table = self._connection, self._connection.table
@@ -260,7 +260,7 @@ class Channel:
         return True
 
     def _submit(self, call: ClientCall, waits: bool) -> bool:
-        """Submit a new call; return whether this thread is the leader now, which it can be only if it `waits`."""
+        """Submit a new call. Return whether this thread is the leader now, which requires that it `waits`."""
         now = monotonic()
         with self._turnstile, self._lock:
             if self._closed:
@@ -276,7 +276,7 @@ class Channel:
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
-                self._ensure_reader()  # no thread may be reading when the server acknowledges chunks, requests parts or replies
+                self._ensure_reader()  # perhaps no thread reads when the server acknowledges, requests parts or replies
             lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:
                 self._leader = get_ident()
@@ -288,7 +288,7 @@ class Channel:
             return lead
 
     def _ensure_connecting(self, now: float, waits: bool) -> None:
-        """Tend the connection now, and let a thread do so later, because a call waits for a server."""
+        """Maintain the connection now, and have a thread do so later, because a call waits for a server."""
         if self._leader == _NO_THREAD:
             self._connection.maintain(now)
         else:
@@ -297,7 +297,7 @@ class Channel:
             self._ensure_reader()
 
     def _begin_gathering(self) -> None:
-        """Let the reader thread send the gathering calls soon."""
+        """Have the reader thread send the gathering calls soon."""
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
@@ -350,7 +350,7 @@ class Channel:
             raise
 
     def _spin(self) -> list[tuple[int, int]]:
-        """Return what the poll finds within SPIN_S, if staying awake is worth it."""
+        """Poll for SPIN_S, if staying awake is worthwhile, and return the ready descriptors."""
         if self._followers:
             return []
         if self._spins_in_vain >= SPINS_IN_VAIN_MAX:
@@ -368,13 +368,13 @@ class Channel:
         return ready
 
     def _follow(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Sleep until the call has ended; return True if this thread has become the leader instead."""
+        """Sleep until the call has ended, or this thread has become the leader; return True in the second case."""
         if shielded:
             followers = self._followers
             self._guard.wake = lambda: _release(followers, me)
         try:
             while True:
-                # A Ctrl-C before `wake` was set could not wake this thread.
+                # A Ctrl-C that arrived before `wake` was set did not wake this thread.
                 slice_s = 0.0 if shielded and self._guard.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
                 with self._turnstile, self._lock:
@@ -389,7 +389,7 @@ class Channel:
                 self._guard.wake = None
 
     def _ends_sleep(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Return whether this follower's sleep is over (R6). It leads then if `promoted` is set."""
+        """Return whether this follower's sleep is over (R6). If `promoted` is set, it is the leader now."""
         asleep = me in self._followers
         if call.ended or (shielded and self._guard.interrupted):
             self.stalls += call.ended and asleep
@@ -403,7 +403,7 @@ class Channel:
             return True
         self._connection.expire(monotonic())
         self._wake_waiters()
-        if not call.ended and not asleep:  # a Ctrl-C woke it, and was consumed meanwhile
+        if not call.ended and not asleep:  # a Ctrl-C woke it, but its flag was cleared meanwhile
             self._followers[me] = None
         return call.ended
 
@@ -422,7 +422,7 @@ class Channel:
         _release(self._followers, follower)
 
     def _step_down(self) -> None:
-        """Give up the lead, to a follower if there is one (R4)."""
+        """Stop leading, and promote a follower if there is one (R4)."""
         self._leader = _NO_THREAD
         self._leader_call = None
         if self._followers:
@@ -433,7 +433,7 @@ class Channel:
             self._wake_reader()
 
     def _slice_ms(self, due: float) -> float:
-        """Return how long a leader may sleep: until the deadline or the next step of connecting, and at most a slice."""
+        """Return how many milliseconds a leader may sleep: until `due` or the connection's next step, and at most a slice."""
         connection_due = self._connection.due
         due = due if connection_due is None else min(due, connection_due)
         return max(0.0, min(SLICE_S, due - monotonic()) * 1000)
@@ -441,7 +441,7 @@ class Channel:
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
     def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
-        """Do the leader's work after a poll that could sleep for `slept_ms`: read, tend the connection, end late calls."""
+        """Do the leader's work after a poll that could sleep for `slept_ms`: read, maintain the connection, end late calls."""
         connection = self._connection
         if self._closed:
             return
@@ -453,7 +453,7 @@ class Channel:
                 tend = True
             else:
                 announced = True
-        # Only a whole slice counts: a shorter sleep often ends just as something arrives.
+        # Only a whole slice counts, because input often arrives just when a shorter sleep ends.
         unannounced = not ready and slept_ms >= SLICE_S * 1000 and not connection.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
@@ -468,7 +468,7 @@ class Channel:
             self._wake_waiters(self._leader)
 
     def _check_connection(self, now: float) -> None:
-        """Read what has arrived and tend the connection, for a thread that does not lead and will not wait."""
+        """Read the messages that have arrived and maintain the connection, in a thread that does not lead and will not wait."""
         self._checked_at = now
         connection = self._connection
         connection.read_arrived()
@@ -476,7 +476,7 @@ class Channel:
             connection.maintain(now)
 
     def _wake_waiters(self, reader: int = _NO_THREAD) -> None:
-        """Wake the threads that wait for ended calls, and queue callbacks. `reader` is the leader, if the leader calls this."""
+        """Wake the threads whose calls have ended, and queue callbacks. `reader` is the leader's thread if the leader calls this."""
         ended = self._connection.ended
         for call in ended:
             if call is self._leader_call and self._leader != reader:
@@ -514,7 +514,7 @@ class Channel:
             _release(self._parked, sleeper)
 
     def reader_turn(self, me: _Sleeper) -> float | None:
-        """Do the reader thread's work between two sleeps. Return the longest next sleep in seconds; None if the thread is not needed."""
+        """Do the reader thread's work between two sleeps. Return the longest next sleep in seconds; None if the thread may end."""
         with self._lock:
             to_call, self._due_callbacks = self._due_callbacks, []
         for fn, call in to_call:
@@ -527,7 +527,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # another thread may have released it after the sleep had ended
+            me.lock.acquire(False)  # another thread may have released it after the sleep
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())
@@ -564,7 +564,7 @@ class Channel:
                 self._step_down()
 
     def _send_gathered(self) -> None:
-        """Send the gathered calls. If there are none, or no server to take them, the reader may sleep without waking every GATHER_S."""
+        """Send the gathered calls. If there are none, or no server is connected, end gathering, so that the reader may sleep longer."""
         table = self._connection.table
         if table.waiting and table.incarnation:
             if self._leader == _NO_THREAD:
@@ -575,7 +575,7 @@ class Channel:
 
 
 def _yield_to_others(turnstile: LockType, woke: bool) -> Literal[False]:
-    """Let threads that wait for the lock pass, because a leader that takes it again at once would starve them. Return the new `woke`."""
+    """Let threads that wait for the lock take it, because a leader that takes it again at once would starve them. Return the new `woke`."""
     if woke:  # else the woken thread would wait for the GIL for a whole switch interval
         sleep(YIELD_S)
     with turnstile:
@@ -583,7 +583,7 @@ def _yield_to_others(turnstile: LockType, woke: bool) -> Literal[False]:
 
 
 def _reader_main(channel_ref: weakref.ref[Channel]) -> None:
-    """Run the reader thread. It keeps the channel alive while it leads; while callbacks are due the channel keeps itself alive."""
+    """Run the reader thread. It refers to the channel only while it works, so that an unused channel can be collected meanwhile."""
     me = _Sleeper(None)
     while (channel := channel_ref()) is not None:
         sleep_s = channel.reader_turn(me)

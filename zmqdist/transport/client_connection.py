@@ -1,13 +1,14 @@
-"""One client's call table and socket together, without any thread: the work that channel.py does under its lock.
+"""One client's call table and socket together, without a thread: the work that channel.py does under its lock.
 
 Rules
-    One thread at a time uses this; nothing here waits.
-    Calls that end are gathered in `ended`; the owner wakes their waiters and empties the list.
+    One thread at a time uses a connection, and no method waits.
+    A call that ends is appended to `ended`; the owner wakes the threads that wait for it, and empties the list.
     After any use of the socket, EVENTS is queried last and all input is read (R1 in channel.py names the exceptions).
-    All that a lost connection has delivered is read before its socket is closed.
-    Calls leave together (calls_machine.py says when); code that reads a reply also sends the calls that have gathered meanwhile.
+    Before the socket of a lost connection is closed, all messages that the connection has delivered are read.
+    Several calls leave as one message (calls_machine.py says when). Code that reads a reply also sends the calls that have gathered
+    meanwhile.
 
-Not here: which thread may use it, and which threads wait (channel.py); when to connect, and the meaning of a failure (connector.py).
+Not here: which thread uses the connection, and which threads wait (channel.py); when to connect, and what a failure means (connector.py).
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ log = logging.getLogger("zmqdist.transport")
 SOCKETS_MAX: Final = 65_536
 
 CHUNKS_PER_TURN: Final = 4
-"""Messages of large transfers that one turn reads before other threads get the lock."""
+"""Number of messages of large transfers that one turn reads before other threads can take the lock."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ProcessContext:
-    """The ZeroMQ context that all clients of a process share. A forked child has a new one, and refuses the clients of its parent."""
+    """The ZeroMQ context that all clients of a process share. A forked child has a new context, and cannot use its parent's clients."""
 
     def __init__(self) -> None:
         self.main_thread = threading.main_thread().ident
@@ -80,7 +81,7 @@ class ProcessContext:
 
 
 process_context = ProcessContext()
-"""The context of the running process. A fork replaces it, so read it as `client_connection.process_context`."""
+"""The context of the running process. A fork replaces it, so always read it as `client_connection.process_context`."""
 
 
 def _forked() -> None:
@@ -92,14 +93,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class ClientConnection:
-    """The calls of one client and the socket that carries them; see the module's docstring.
+    """The calls of one client and the socket that carries them; the module's docstring has the rules.
 
     Attributes:
       table: the call table.
-      ended: calls that have ended and whose waiters have not been woken yet.
-      poll: `poll(timeout_ms)` over all relevant descriptors; each attempt to connect replaces it.
-      monitor_fd: the descriptor among them after whose input `maintain` must be called.
-      strays: number of messages that were dropped because they were not understood or not expected.
+      ended: calls that have ended, for which the owner has not woken the waiting threads yet.
+      poll: `poll(timeout_ms)` over all descriptors that this connection needs; each attempt to connect replaces the function.
+      monitor_fd: one of those descriptors; `maintain` must be called after its input.
+      strays: number of messages that were dropped because the client did not understand or expect them.
       sent, received: number of messages since this object was made.
       bulk: the large parts of calls and replies, on the current connection.
     """
@@ -124,7 +125,7 @@ class ClientConnection:
         self._chunks = 0
         self._closing()
 
-    # -- the socket of the present attempt --------------------------------------------------------------------------------
+    # -- the socket of the current attempt --------------------------------------------------------------------------------
 
     def _opened(self) -> None:
         socket, monitor = self._connector.socket, self._connector.monitor
@@ -152,11 +153,11 @@ class ClientConnection:
 
     @property
     def due(self) -> float | None:
-        """When to call `maintain` at the latest, besides after input of the monitor; None if only that input matters."""
+        """The latest time for the next call of `maintain`, besides those after input of the monitor; None if only that input matters."""
         return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
-        """Return the current figures; the owner passes those of its own."""
+        """Return the current figures. The owner passes the figures that only it knows."""
         table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
@@ -174,12 +175,12 @@ class ClientConnection:
         )
 
     def close(self, linger_s: float) -> None:
-        """End the connection. The calls stay as they are."""
+        """Close the connection. The calls stay as they are."""
         self.bulk.finalize()
         self._connector.close(linger_s)
 
     def finalize(self, linger_s: float) -> None:
-        """Send waiting calls, and end the connection: for a finalizer, which must not take the pool's lock."""
+        """Send waiting calls and close the connection, from a finalizer, which must not take the lock of the shared-memory pool."""
         self.bulk.finalize()
         if self.table.waiting:
             self.flush()
@@ -188,10 +189,10 @@ class ClientConnection:
     # -- out --------------------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall, waits: bool) -> None:
-        """Submit a new call. It may have ended afterwards, if the table refused it. The caller must query EVENTS.
+        """Add a new call, and send it if it may leave now. A call that the table refuses ends at once. The caller must query EVENTS.
 
         Args:
-          waits: whether a thread waits for the call, so that it is not kept to be sent with others.
+          waits: whether a thread waits for the call, so that the call must not be kept to be sent with others.
         """
         if self.table.submitted(call) or waits:
             self._send_waiting()
@@ -199,7 +200,7 @@ class ClientConnection:
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
     def flush(self) -> None:
-        """Send waiting calls, if there is a server, and read what has arrived."""
+        """Send waiting calls, if a server is connected, and read the messages that have arrived."""
         self._send_waiting()
         self.read_arrived()
 
@@ -241,7 +242,7 @@ class ClientConnection:
         return self._put(headers.encode(message), frames)
 
     def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
-        """Send a message now; its frames are copied. Return False if no connection takes it."""
+        """Send a message now, with a copy of its frames. Return False if there is no connection to send it."""
         try:
             if not frames:
                 self._send(header, _NOBLOCK)
@@ -259,15 +260,15 @@ class ClientConnection:
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def read_arrived(self, announced: bool = False) -> bool:
-        """Read all that has arrived, and send the calls that gathered meanwhile. Return whether anything had arrived.
+        """Read all messages that have arrived, and send the calls that gathered meanwhile. Return whether any message had arrived.
 
         Args:
-          announced: the descriptor has signalled something, which nearly always is a message.
+          announced: whether the socket's descriptor has signalled, which nearly always means a message.
         """
         if announced:
             try:
                 self._drain()
-            except zmq.Again:  # only its first receive can raise this; that has queried EVENTS as well
+            except zmq.Again:  # only the first receive of `_drain` can raise this, and it has queried EVENTS as well
                 return False
         elif self._has_input():
             self._drain()
@@ -282,9 +283,9 @@ class ClientConnection:
         return True
 
     def _drain(self) -> None:
-        """Read all that has arrived; the caller knows that there is something.
+        """Read all messages that have arrived. The caller knows that there is at least one.
 
-        After CHUNKS_PER_TURN messages of large transfers it stops and writes the eventfd, so that other threads get the lock.
+        After CHUNKS_PER_TURN messages of large transfers, stop and write the eventfd, so that other threads can take the lock.
         """
         table = self.table
         while True:
@@ -334,7 +335,7 @@ class ClientConnection:
             self.strays += 1
             log.warning("%s refused a message: %s", self.address, message.message)
         else:
-            self._note_refusal(from_code(message.code, message.message))  # the server did not accept our hello
+            self._note_refusal(from_code(message.code, message.message))  # the server refused the client's hello
 
     def _end_call(self, message: Reply, frames: Sequence[Any]) -> None:
         if self.bulk.tracked:
@@ -344,9 +345,9 @@ class ClientConnection:
             self.ended.append(call)
 
     def _receive_parts(self, message: Reply) -> None:
-        """Receive the large parts of a reply. Its call ends when all of them have arrived."""
+        """Receive the large parts of a reply. The call ends when all of them have arrived."""
         call, bulk = self.table.in_flight.get(message.id), self.bulk
-        if call is None:  # the call has ended meanwhile
+        if call is None:  # the call ended before its reply arrived
             bulk.decline(message.parts)
             self._put(headers.encode(CancelCall(message.id)))
             return
@@ -368,7 +369,7 @@ class ClientConnection:
             self._fail_reply(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
 
     def _fail_reply(self, id: int, code: int, text: str) -> None:
-        """End a call whose reply cannot be received, and have the server stop sending the rest."""
+        """End a call whose reply cannot be received, and ask the server to stop sending it."""
         self._end_call(Reply(id, code, text, b""), ())
         self._put(headers.encode(CancelCall(id)))
 
@@ -387,19 +388,19 @@ class ClientConnection:
         self.table.server_up(hello.incarnation)
 
     def _note_refusal(self, error: OpError) -> None:
-        self._refused = True  # `maintain` closes the socket, because here the leader may be polling it (R2)
+        self._refused = True  # `maintain` closes the socket later, because the leader may be polling it now (R2)
         self.fail(error.error_code, error.message)
 
     # -- the connection -----------------------------------------------------------------------------------------------------
 
     def maintain(self, now: float) -> None:
-        """Handle changes of the connection, and try to connect again when it is time. May replace `poll`."""
+        """Process changes of the connection, and begin a new attempt if it is time. May replace `poll`."""
         connector, table = self._connector, self.table
         if self._refused:
             self._refused = False
             connector.close()
         if connector.socket is None and connector.due is None and table.waiting:
-            connector.retry(now)  # the server refused this client, and a new call is worth a new attempt
+            connector.retry(now)  # the server refused this client earlier, but a new call justifies a new attempt
         refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
@@ -433,7 +434,7 @@ class ClientConnection:
                 self.flush()
 
     def _cancel_transfers(self, calls: list[ClientCall]) -> None:
-        """Cancel the transfers of expired calls: the server knows their deadlines, but not that chunks are still on the way."""
+        """Cancel the transfers of expired calls. The server knows the calls' deadlines, but not that chunks are still on the way."""
         for call in calls:
             if self.bulk.call_ended(call.id):
                 self._put(headers.encode(CancelCall(call.id)))

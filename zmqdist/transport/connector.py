@@ -1,18 +1,18 @@
-"""The connection of one DEALER to one address: attempts, back-off, and what the monitor's events mean.
+"""The connection of one DEALER to one address: its attempts, their back-off, and the meaning of the monitor's events.
 
 Rules
-    Each attempt has a new socket and a new monitor, so that no message queued for an earlier incarnation of the server reaches the
-    next one, and no event of an earlier attempt is taken for one of the current attempt.
+    Each attempt has a new socket and a new monitor. So no message that was queued for an earlier incarnation of the server reaches the
+    next one, and no event of an earlier attempt is mistaken for an event of the current one.
     ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before each attempt (security.py).
-    Each attempt looks a name up again, so a server that comes back at another address is found. Attempts with IPv4 and with IPv6 take
-    turns for a name, because it may have addresses of one kind only, and the server may listen at one kind only.
-    Heartbeats are ZeroMQ's own, and mostly sent by this side. They begin HEARTBEAT_IVL_S after the handshake, and the first one tells
-    the server its time to live. The server's own rare heartbeats notice a client that is stopped before its first one.
+    Each attempt looks a host name up again, so that it finds a server that has returned at another address. The attempts for a name use
+    IPv4 and IPv6 in turn, because the name may have addresses of one kind only, and the server may listen at one kind only.
+    Heartbeats are ZeroMQ's own, and this side sends most of them. They begin HEARTBEAT_IVL_S after the handshake, and the first one tells
+    the server how long to wait for the next. If a client is stopped before its first heartbeat, the server's own rare ones notice it.
 
-Nothing here waits or starts a thread. The owner, one thread at a time,
-    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py) and calls `read` after input of the monitor,
-    calls `tick` when `due` has come; both return what has changed,
-    on Down reads all that the socket has, and then calls `retry`.
+A connector neither waits nor starts a thread. Its owner, one thread at a time,
+    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py), and calls `read` after input of the monitor;
+    calls `tick` at the time `due`; both return the changes of the connection;
+    after a Down reads all messages in the socket, and then calls `retry`.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ log = logging.getLogger("zmqdist.transport")
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 CONNECT_S: Final = 5.0
-"""Seconds after which an attempt without a TCP connection is given up, because a name that cannot be looked up causes no event."""
+"""Seconds after which an attempt without a TCP connection is abandoned. A name that cannot be looked up causes no event at all."""
 FIRST_LOOKUP_S: Final = 1.0
-"""The same for the first attempt at a name, which looks for IPv4 addresses only; the second takes any."""
+"""Seconds for the first attempt to reach a name. It looks for IPv4 addresses only, and the second attempt accepts any address."""
 PROBE_STEP_S: Final = 0.005
 
 _open_sockets: Final[set[zmq.Socket[bytes]]] = set()
-"""Only their connector closes these sockets. The garbage collector finalizes the parts of a dropped client in any order, and must not
-close them while the client's finalizer still sends waiting calls.
+"""Sockets of all connectors. This set keeps them alive until their connector closes them. The garbage collector finalizes the parts of a
+dropped client in any order, and must not close its sockets while the client's finalizer still sends waiting calls.
 """
 
 
 class Connector:
-    """One connection and its attempts; see the module's docstring.
+    """One connection and its attempts; the module's docstring has the rules.
 
     Attributes:
-      socket, monitor: those of the current attempt; None between two attempts.
-      due: time, on the clock of `tick`'s argument, at which to call `tick`; None if only input of the monitor matters.
-      trouble: why the last attempt failed, for the log line of a caller that waits.
+      socket, monitor: the sockets of the current attempt; None between two attempts.
+      due: the time at which the owner calls `tick`, on the clock of its argument; None if only input of the monitor matters.
+      trouble: why the last attempt failed, for the log line of a waiting caller.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Connector:
         opened: Callable[[], None],
         closing: Callable[[], None],
     ) -> None:
-        """Make a connector that begins with the first `tick`.
+        """Make a connector. Its first `tick` begins the first attempt.
 
         Args:
-          opened: called when `socket` and `monitor` exist, before anything can arrive through them.
-          closing: called before they are closed.
+          opened: called when `socket` and `monitor` exist, before any message or event can arrive through them.
+          closing: called before the two sockets are closed.
         """
         self.address = address
         self.socket: zmq.Socket[bytes] | None = None
@@ -108,7 +108,7 @@ class Connector:
         return self._watch.up
 
     def tick(self, now: float) -> Rejected | None:
-        """Do what is due: begin an attempt, give one up, or take the next step of a probe. Return a refusal, if that is the outcome."""
+        """Begin an attempt, abandon one, or take the next step of a probe, if `due` has come. Return a refusal if there is one."""
         if self.due is None or now < self.due:
             return None
         if self._probe is not None:
@@ -119,7 +119,7 @@ class Connector:
         return None
 
     def read(self, now: float) -> list[Up | Down | Rejected]:
-        """Read the monitor's events and return the changes that matter to the owner. Call again while the monitor's EVENTS show input."""
+        """Read the monitor's events; return the changes that matter to the owner. Call it again while the monitor's EVENTS show input."""
         changes: list[Up | Down | Rejected] = []
         while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -135,27 +135,27 @@ class Connector:
             elif verdict is not None:
                 self._note_change(isinstance(verdict, Up))
                 changes.append(verdict)
-            elif self._watch.connected:  # ZeroMQ bounds the handshake itself (HANDSHAKE_IVL)
+            elif self._watch.connected:  # from here ZeroMQ bounds the time of the handshake (HANDSHAKE_IVL)
                 self.trouble = "the server accepted the connection, but has not finished the handshake"
                 self.due = None
         return changes
 
     def retry(self, now: float) -> None:
-        """Give up the current connection or refusal, and try again after the back-off."""
+        """Drop the current connection or refusal, and try again after the back-off."""
         self._drop()
         self._schedule_attempt(now)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """End the connection; sent messages have `linger_s` seconds to leave. `retry` begins again."""
+        """Close the connection; sent messages have `linger_s` seconds to leave. `retry` opens a new one."""
         self._drop(linger_s)
         self.due = None
         if self._security.voucher is not None:
             self._security.voucher.detach(self)
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """End the connection to a server whose key was revoked. Any thread may call this.
+        """End the connection if this is the key of its server, because the key was revoked. Any thread may call this.
 
-        ZeroMQ owns the descriptor and notices the end, and the owner of this connector gets a Down as after any other end.
+        The descriptor belongs to ZeroMQ, which notices the end; the owner of this connector then gets a Down, as after any other end.
         """
         fd = self._fd
         if fd >= 0 and key == self._server_key:
@@ -262,11 +262,11 @@ class Connector:
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:
-    """Set the options that all connecting sockets share, except those of the security."""
+    """Set the options that all connecting sockets have in common. The options of the security are set elsewhere."""
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after it
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after the handshake
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))

@@ -1,4 +1,4 @@
-"""Where a component finds its secrets: set once, and passed on to every process that it starts."""
+"""The places of a component's secrets. The user sets them once, and the component passes them on to every process that it starts."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Return the credentials of a child process. The paths that `environment` has set need no field: the security reads them itself."""
+        """Return the credentials of a child process. They have no paths, because the security reads the environment's paths itself."""
         return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1", voucher=os.environ.get(VOUCHER_VARIABLE))
 
     def vouched_by(self, dispatcher: str) -> Credentials:
-        """Return the same credentials, with the dispatcher at "host:port" to vouch for the keys of peers."""
+        """Return these credentials, changed so that the dispatcher at "host:port" vouches for the keys of peers."""
         return replace(self, voucher=dispatcher.removeprefix("zmq://"))
 
     def server(self, host: str, role: str = "server") -> ServerSecurity:
-        """Return the security of a listening socket. `role` says whose key it shows, as in `server_security`."""
+        """Return the security of a listening socket. `role` decides which key the socket shows, as in `server_security`."""
         from zmqdist.transport.security import server_security  # imported late, because it imports ZeroMQ
 
         return server_security(
@@ -54,7 +54,7 @@ class Credentials:
         )
 
     def client(self, address: str, role: str, peer: bytes = b"") -> ClientSecurity:
-        """Return the security of a connecting socket. `peer` is the public key that came with the address, as in `client_security`."""
+        """Return the security of a connecting socket. `peer` is the public key that arrived with the address, as in `client_security`."""
         from zmqdist.transport.security import client_security
 
         return client_security(
@@ -72,13 +72,13 @@ class Credentials:
         from zmqdist.transport.voucher import voucher_for
 
         joined = load_joined(folder)
-        if joined is None and role == "server":  # a server with keys of `keygen` judges by its own file
+        if joined is None and role == "server":  # a server whose keys `keygen` made judges peers by its own file
             return None
         dispatcher = self.voucher or (None if joined is None else joined.dispatcher)
         return None if dispatcher is None else voucher_for(dispatcher, folder, role if joined is None else joined.role)
 
     def environment(self) -> dict[str, str]:
-        """Return a copy of this process's environment with these paths in it, for a child process."""
+        """Return a copy of this process's environment that also has these paths, for a child process."""
         return {**os.environ, **self.variables()}
 
     def variables(self) -> dict[str, str]:

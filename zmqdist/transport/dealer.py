@@ -1,13 +1,14 @@
-"""A connection that a loop owns: the worker's and the coordinator's end.
+"""A connection that a loop owns, as workers and coordinators use it.
 
 Rules
-    Each connection begins with a hello from each side. A message that arrives before the server's hello is dropped. A message that
-    cannot be sent now stays with the owner (`send` returns False).
-    When a connection is lost, it is first read empty, then reported (`on_down`), then tried again for ever, with back-off.
-    A refusal (`on_refused`) ends the attempts, because the same attempt would be refused again. `reconnect` begins anew.
+    Each connection begins with a hello from each side. A message that arrives before the server's hello is dropped. If there is no
+    connection, `send` returns False, and the owner keeps the message.
+    When a connection is lost, the messages that have arrived are read first; then `on_down` is called; then the connection is tried again,
+    for ever, with back-off.
+    A refusal (`on_refused`) ends the attempts, because the server would refuse the next one as well. `reconnect` begins new ones.
 
-All callbacks run in the loop's thread. All methods are called there, or before the loop starts. The plain RPC client has a channel of
-its own, without a thread (channel.py).
+All callbacks run in the loop's thread. All methods are called in that thread, or before the loop starts. The plain RPC client has a channel
+of its own, without a thread (channel.py).
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ _MORE = int(zmq.SNDMORE) | _NOBLOCK
 
 
 class DealerConnection:
-    """A connection that says hello, and delivers messages to callbacks; see the module's docstring.
+    """A connection that exchanges hellos and delivers messages to callbacks; the module's docstring has the rules.
 
     Attributes:
       up: both hellos have been exchanged and the connection has not been lost since.
-      trouble: why there is no connection, for the log line of a caller that waits.
-      dropped: number of messages that were not accepted, by reason.
+      trouble: why there is no connection, for the log line of a waiting caller.
+      dropped: number of messages that were dropped, by reason.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class DealerConnection:
         """Make a connection that `connect` starts.
 
         Args:
-          hello: sent on each new connection.
-          on_up: gets the server's hello.
-          on_message: gets a message and its payload frames, and may keep them.
+          hello: the hello that is sent on each new connection.
+          on_up: called with the server's hello.
+          on_message: called with a message and its payload frames, which the callback may keep.
         """
         self.address = address
         self.up = False
@@ -84,31 +85,31 @@ class DealerConnection:
         return self._connector.trouble
 
     def connect(self) -> None:
-        """Begin to connect, and try for ever."""
+        """Begin to connect. Attempts go on until the server accepts or refuses the connection."""
         self._connector.due = self._loop.now()
         self._rearm()
 
     def reconnect(self) -> None:
-        """Give up the current connection or refusal without a callback, and try again after the back-off."""
+        """Drop the current connection or refusal without a callback, and try again after the back-off."""
         self.up = False
         self._connector.retry(self._loop.now())
         self._rearm()
 
     def close(self, linger_s: float = 0.0) -> None:
-        """End the connection without a callback; sent messages have `linger_s` seconds to leave. Idempotent."""
+        """Close the connection without a callback; sent messages have `linger_s` seconds to leave. Idempotent."""
         self._closed = True
         self.up = False
         self._connector.close(linger_s)
         self._rearm()
 
     def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """Send without waiting.
+        """Send a message without waiting.
 
         Args:
-          frames: payload. Large frames are not copied, so they must not change until they have left.
+          frames: the payload. Large frames are not copied, so they must not change until they have left.
 
         Returns:
-          False if there is no connection; nothing was sent then. True does not promise that the message arrives.
+          False if there is no connection; then nothing was sent. True does not promise that the message arrives.
         """
         return self.up and self._send(encode(message), frames)
 
@@ -119,9 +120,9 @@ class DealerConnection:
         last = len(frames)
         try:
             self._raw_send(header, _MORE if last else _NOBLOCK)
-        except zmq.Again:  # the connection is lost, and the monitor's event of it has not been read yet
+        except zmq.Again:  # the connection is lost, and the monitor's event about it has not been read yet
             return False
-        # No send below can fail: a connection that ends loses messages only as a whole.
+        # No send below can fail, because ZeroMQ loses a message of a connection that ends only as a whole.
         for number, frame in enumerate(frames, 1):
             watched.socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
         return True
@@ -185,7 +186,7 @@ class DealerConnection:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Read messages up to the bound; return True if it stopped at the bound."""
+        """Read messages up to MESSAGES_PER_WAKE_MAX; return whether more may be waiting."""
         for _ in range(MESSAGES_PER_WAKE_MAX):
             watched = self._watched  # a callback may have ended the connection
             if watched is None:
@@ -233,17 +234,17 @@ class DealerConnection:
         self._on_up(hello)
 
     def _drop(self, reason: str) -> int:
-        """Count a dropped message; return how many there were before."""
+        """Count a dropped message. Return how many were dropped for this reason before."""
         before = self.dropped.get(reason, 0)
         self.dropped[reason] = before + 1
         return before
 
 
 def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """Receive the frames after the header. Each view is writable and keeps its frame alive.
+    """Receive the frames after the header of a message. Each returned view is writable and keeps its frame alive.
 
-    Return None if the message exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX; all frames are then dropped. The bounds do not limit the memory
-    of the process, because ZeroMQ holds the whole message before it gives out the first frame.
+    Return None if the message exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX; all its frames are then dropped. These bounds do not limit the
+    memory of the process, because ZeroMQ holds the whole message in memory before it returns the first frame.
     """
     frames: list[memoryview] = []
     more, count, nbytes = True, 1, 0

@@ -1,10 +1,11 @@
-"""The guard around a client channel: no entry after a fork, and no KeyboardInterrupt inside (R7 in channel.py).
+"""The guard around the code of a client channel: no thread enters after a fork, and no KeyboardInterrupt occurs inside (R7, channel.py).
 
-While the main thread is inside, a handler that sets a flag and wakes the thread replaces Python's own handler of SIGINT; on the way
-out the flag becomes a KeyboardInterrupt. An exception inside would lose the message that is being read.
+While the main thread runs guarded code, the guard replaces Python's handler of SIGINT by its own, which sets a flag and wakes the thread.
+When the thread leaves the guarded code, the flag becomes a KeyboardInterrupt. An exception inside would lose the message that the thread is
+reading.
 
-A Ctrl-C between Python's last check for signals and the system call that sleeps is seen when that call returns: after a slice
-(channel.py) at the latest.
+If Ctrl-C arrives after Python's last check for signals and before the system call that sleeps, the thread notices it when that call
+returns: after one slice (channel.py) at the latest.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ class InterruptGuard:
     """Use `with guard as shielded:` around all code that takes the channel's lock. It must not be nested.
 
     Attributes:
-      interrupted: Ctrl-C came since the main thread entered, so that it should leave. Only a `shielded` thread reads it.
-      wake: function that the handler calls, at any point of the main thread, after it has written the eventfd; None while the main
-        thread does not sleep.
+      interrupted: Ctrl-C has arrived since the main thread entered, so the main thread should leave. Only a `shielded` thread reads it.
+      wake: the function that the signal handler calls after it has written the eventfd, while the main thread is at any point of its code;
+        None while the main thread does not sleep.
     """
 
     def __init__(self, address: str, wake_fd: int) -> None:
@@ -40,7 +41,7 @@ class InterruptGuard:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is not the one that made the guard."""
+        """Whether this process was forked after the guard had been made."""
         return self._process is not client_connection.process_context
 
     def check(self) -> None:
@@ -51,7 +52,7 @@ class InterruptGuard:
             )
 
     def __enter__(self) -> bool:
-        """Return whether this is the main thread, shielded from Ctrl-C. Raises as `check`."""
+        """Return whether the calling thread is the main thread, which is then shielded from Ctrl-C. Raises as `check`."""
         self.check()
         if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
             return False

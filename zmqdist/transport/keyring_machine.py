@@ -1,25 +1,26 @@
 """The keyring of a dispatcher: the role of each public key, the open join tokens, and the revoked keys. No I/O, no clock.
 
 Theory of operation
-    The static part is the `authorized` file. A process that is not in it makes a key pair of its own and joins: it shows a join token
+    The static part is the file `authorized`. A process whose key is not in that file makes a key pair and joins: it sends a join token
     over a connection that its key authenticates, so the token admits just this key. A token is bound to one name ("worker:3", "submit"),
-    and through the name to a role. The keyring has only the digest of its secret.
-    A process that listens, or is about to connect to a peer, asks about the peer's key and gets its state. The dispatcher also sends it
-    each later change of that state, so that a revoked key can be refused everywhere.
-    A key that lost its role is let in as REVOKED, because ZeroMQ cannot say why it refuses a handshake: the reason is the one reply.
-    A key is replaced by a newer one of the same name: by NewKey over a connection of the old key, or because a process joined under that
-    name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that it lets no process in.
-    Connections that were opened with it go on until they end, and a port that shows it is still trusted (`listens`), so that no work is
-    lost: an open port cannot change its key without ending its connections. An admin who wants to end those revokes the key.
+    and through the name to a role. The keyring has only the digest of the token's secret.
+    A process that listens, or is about to connect to a peer, asks about the peer's key, and the dispatcher replies with the key's state.
+    The dispatcher also sends it each later change of that state, so that every process can refuse a revoked key.
+    A key that lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake. The one reply to it is
+    the reason.
+    A newer key of the same name replaces a key: by NewKey over a connection of the old key, or because a process joined under that name
+    again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that it admits no new connection.
+    Connections that were opened with it go on until they end, and processes still trust a port that shows it (`listens`), so that no work
+    is lost: an open port cannot change its key without ending its connections. To end those, an admin revokes the key.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
-    P1  a token admits one key, before its end, and only under its own name
-    P2  a revoked key never has a role again, also not in a keyring that was restored
-    P3  a process that asked about a key is sent each change of its state, in order
-    P4  a change is saved before any process is told of it: SaveKeyring stands before the Sends
+    P1  a token admits one key, before the token expires, and only under the token's name
+    P2  a revoked key never has a role again, not even in a keyring that was restored
+    P3  a process that has asked about a key is sent each change of its state, in order
+    P4  a change is saved before any process learns of it: SaveKeyring precedes the Sends
     P5  at most one key of a member's name has a role, besides keys that were replaced less than `renewal_s` ago
-    P6  tokens, keys and questions are bounded; beyond a bound a request is refused and changes nothing
-    P7  the connections of a revoked key are ended: there is one CutKey for each
+    P6  tokens, keys and questions are bounded; a request beyond a bound is refused and changes nothing
+    P7  the connections of a revoked key are ended by one CutKey for each key
 
 Not here: files, sockets, and making secrets (scheduling/dispatcher/key_service.py).
 """
@@ -39,16 +40,16 @@ from zmqdist.limits import JOIN_EXPLAINED_S, JOIN_TOKENS_MAX, KEY_QUESTIONS_MAX,
 from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, RenewKey
 
 JOINING: Final = "joining"
-"""Role of an unknown key while tokens are open: it may join, and nothing else."""
+"""Role of an unknown key while tokens are open: its process may only join."""
 REVOKED: Final = "revoked"
-"""Role of a key that has lost its role: its connection gets the reason, and nothing else."""
+"""Role of a key that has lost its role: its connection gets one reply, the reason."""
 
 LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
-"""Roles whose key a process may show that listens without being a server."""
+"""Roles of processes that listen without being a server. A peer may trust a port that shows a key of such a role."""
 
 KEY_BYTES: Final = 32
 _ROLES: Final = ("client", "submit", "worker", "admin")
-_REPLACED: Final = "this key was replaced by a newer one of the same name: connect with that"
+_REPLACED: Final = "this key was replaced by a newer one of the same name: connect with the newer key"
 
 
 def role_of(name: str) -> str:
@@ -67,9 +68,9 @@ class KeyVerdict:
     """The rights of a key at this moment.
 
     Attributes:
-      role: "" for an unknown key, REVOKED for a key that lost its role.
+      role: "" for an unknown key, REVOKED for a key that has lost its role.
       listens: whether a connecting process may trust a port that shows the key.
-      problem: why the key lost its role; "" if it has not.
+      problem: why the key has lost its role; "" if it has not.
     """
 
     role: str = ""
@@ -80,13 +81,13 @@ class KeyVerdict:
 
 @dataclass(frozen=True, slots=True)
 class MemberKey:
-    """A key that joined.
+    """A key whose process joined.
 
     Attributes:
-      address: "host:port" at which its process listens in place of a server; "" if it does not.
-      shown: the key that the port at `address` shows, which is the key with which the process joined; b"" for this key itself.
-      since_s: when it joined, in seconds since 1970.
-      replaced_at: when a newer key replaced it; None while it is the current one.
+      address: "host:port" at which the process listens as a worker or a program; "" if it does not listen.
+      shown: the key that the port at `address` shows, with which the process joined; b"" if that is this key itself.
+      since_s: when its process joined with it, or made it, in seconds since 1970.
+      replaced_at: when a newer key replaced it, on the machine's clock; None while it is the current key.
     """
 
     name: str
@@ -99,7 +100,7 @@ class MemberKey:
 
 @dataclass(frozen=True, slots=True)
 class RevokedKey:
-    """A key that an admin has revoked: the time in seconds since 1970, and the text for its process."""
+    """A key that an admin has revoked, with the time in seconds since 1970, and the reason that its process is told."""
 
     name: str
     since_s: float
@@ -113,12 +114,12 @@ class _Token:
     address: str
     until: float
     key: bytes = b""
-    """The key that it admitted."""
+    """The key that the token has admitted; empty before."""
 
 
 @dataclass(slots=True)
 class _Questioner:
-    """A connection that asked about keys."""
+    """A connection whose peer has asked about keys."""
 
     key: bytes
     renews: bool = False
@@ -128,7 +129,7 @@ class _Questioner:
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """A token was made. The keyring gets only the digest of its secret. `until` is on the machine's clock."""
+    """An admin has made a token. The keyring gets only the digest of its secret. `until` is on the machine's clock."""
 
     number: str
     digest: bytes
@@ -139,7 +140,7 @@ class TokenMade:
 
 @dataclass(frozen=True, slots=True)
 class KeyHeard:
-    """A message about keys from a connection that was authenticated by `key`; `clock_s` is seconds since 1970."""
+    """A message about keys has arrived on a connection that `key` authenticates; `clock_s` is the time in seconds since 1970."""
 
     heard: Heard
     key: bytes
@@ -148,7 +149,7 @@ class KeyHeard:
 
 @dataclass(frozen=True, slots=True)
 class KeysRevoked:
-    """An admin revokes these keys, and withdraws the open tokens of `name`."""
+    """An admin revokes these keys, and withdraws the unused tokens of `name`."""
 
     keys: tuple[bytes, ...]
     name: str
@@ -164,12 +165,12 @@ class RenewalAsked:
 
 @dataclass(frozen=True, slots=True)
 class SaveKeyring:
-    """Write `record()` to where a restart finds it, before the effects that follow."""
+    """Save `record()` for the next start of the dispatcher, before the effects that follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutKey:
-    """End the connections of a key, and send its processes the reason."""
+    """End all connections of a key; each peer is sent the reason first."""
 
     key: bytes
     problem: str
@@ -180,10 +181,10 @@ KeyringEffect: TypeAlias = Send | SaveKeyring | CutKey
 
 
 class Keyring:
-    """The keyring of one dispatcher; see the module's docstring.
+    """The keyring of one dispatcher; the module's docstring explains it.
 
     Attributes:
-      members, revoked: by public key, 32 bytes.
+      members, revoked: the keys that joined, and the keys that were revoked, by public key of 32 bytes.
       wrong: number of joins that were refused.
     """
 
@@ -197,7 +198,7 @@ class Keyring:
         self._joinable_until = -inf
         self._questioners: dict[Peer, _Questioner] = {}
         self._expiring: dict[bytes, float] = {}
-        """When replaced keys lose their role."""
+        """When each replaced key loses its role."""
 
     # -- what it knows --------------------------------------------------------------------------------------------
 
@@ -221,11 +222,11 @@ class Keyring:
         return "" if member is None else member.name
 
     def joinable(self, now: float) -> bool:
-        """Return whether unknown keys are let in to show a token: while one is open, and for JOIN_EXPLAINED_S after it."""
+        """Return whether unknown keys may connect to show a token: while a token is open, and for JOIN_EXPLAINED_S after that."""
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
-        """Return the known keys of a name, or the one key, without revoked ones."""
+        """Return the known keys of a name, or the one known key that is given; revoked keys are left out."""
         if isinstance(name_or_key, bytes):
             known = name_or_key in self.members or name_or_key in self.static
             return (name_or_key,) if known and name_or_key not in self.revoked else ()
@@ -235,13 +236,13 @@ class Keyring:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time of the next useful call of `handle(Ticked(), now)`; None for never."""
         return min(self._expiring.values(), default=None)
 
     # -- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: KeyringEvent, now: float) -> list[KeyringEffect]:
-        """Apply one event and return what must be done about it, in order. Raises OpError only for the events of admins."""
+        """Apply one event and return its effects, in order. Raises OpError only for the events that an admin causes."""
         match event:
             case TokenMade():
                 self._make(event, now)
@@ -277,11 +278,11 @@ class Keyring:
 
     def _join(self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
         token = self._tokens.get(join.number)
-        # Compared also without a token, and in constant time, so that the time of the reply tells a guesser nothing.
+        # Compared even for an unknown number, and in constant time, so that the time of the reply tells a guesser nothing.
         right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
         if token is None or not right:
             self.wrong += 1
-            text = "this join token is none of this dispatcher, or it was withdrawn: ask for a new ticket"
+            text = "this dispatcher does not know the join token, or it was withdrawn: ask for a new ticket"
             return [Send(peer, Refused(errors.UNAUTHENTICATED, text, final=True))]
         problem = self._problem(token, join.name, key, now)
         if problem is not None:
@@ -304,10 +305,10 @@ class Keyring:
             text = f"the join token for {name} has been used already: each token admits one process, so ask for a new ticket"
             return Refused(errors.UNAUTHENTICATED, text, final=True)
         if token.until <= now:
-            text = f"the join token for {name} ended {now - token.until:.0f} s ago: ask for a new ticket, with a longer --valid-s perhaps"
+            text = f"the join token for {name} expired {now - token.until:.0f} s ago: ask for a new ticket, perhaps with a longer --valid-s"
             return Refused(errors.UNAUTHENTICATED, text, final=True)
         if self.verdict(key) != KeyVerdict():
-            text = f"the key of this process is known already: a process that joins as {name} makes a new one"
+            text = f"the key of this process is known already: a process that joins as {name} must make a new key pair"
             return Refused(errors.ALREADY_EXISTS, text, final=True)
         return self._full()
 
@@ -318,7 +319,7 @@ class Keyring:
         return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
 
     def _admit(self, key: bytes, member: MemberKey, now: float, replies: list[Send]) -> list[KeyringEffect]:
-        """Add a key. By P5 it replaces the other keys of its name."""
+        """Add a key. It replaces the other current keys of its name (P5)."""
         others = [k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None]
         for other in others:
             self.members[other] = replace(self.members[other], replaced_at=now)
@@ -330,7 +331,12 @@ class Keyring:
         questioner = self._questioners.setdefault(peer, _Questioner(key))
         if len(questioner.keys) + len(questioner.addresses) >= KEY_QUESTIONS_MAX:
             return [
-                Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"{KEY_QUESTIONS_MAX} questions about keys were asked"))
+                Send(
+                    peer,
+                    Refused(
+                        errors.RESOURCE_EXHAUSTED, f"this connection has asked about {KEY_QUESTIONS_MAX} keys already"
+                    ),
+                )
             ]
         questioner.renews |= question.renews
         if question.address:
@@ -385,7 +391,7 @@ class Keyring:
         return KeyState(key, verdict.role, verdict.name, verdict.listens, verdict.problem, address)
 
     def _at(self, address: str) -> KeyState:
-        """Return the state of the current key that listens at an address; without one that of an empty key, which means a server's key."""
+        """Return the state of the current key that listens at an address; if there is none, that of an empty key, which means a server."""
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:
                 return self._state(member.shown or key, address)
@@ -412,7 +418,7 @@ class Keyring:
     # -- restart ------------------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return the state that a restart needs, as plain values; keys are bytes."""
+        """Return the state to save for a restart, as plain values; keys are bytes."""
         return {
             "members": [
                 [key, m.name, m.role, m.since_s, m.address, m.shown, m.replaced_at is not None]
@@ -422,7 +428,7 @@ class Keyring:
         }
 
     def restore(self, record: Mapping[str, Any], now: float) -> None:
-        """Take over the record of another keyring. It has no tokens, because tokens end with their dispatcher."""
+        """Load the record of an earlier keyring. A record has no tokens, because tokens end with their dispatcher."""
         for key, name, role, since_s, address, shown, replaced in record["members"]:
             self.members[key] = MemberKey(name, role, since_s, address, shown, now if replaced else None)
             if replaced:

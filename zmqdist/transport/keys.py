@@ -1,14 +1,14 @@
 """CURVE keys of a cluster, as files in one folder (0700, each file 0600).
 
     server.key   key pair of the servers, including the dispatcher
-    server.pub   its public half: all other processes need it
+    server.pub   the public key of that pair: all other processes need it
     client.key, submit.key, worker.key, admin.key     a key pair for each role (zap.py)
     authorized   which public key may act as which role: lines `role public`; public data
 
-A process that only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers and
-programs that schedule listen as well, for processes that fetch results from them: there they show the key of their own role, and they
-announce it with their address. The process that fetches looks it up in `authorized` (security.py). So no worker and no program has a
-secret that would let it pose as the dispatcher.
+A process that only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers, and
+programs that schedule work, listen as well, for processes that fetch results from them. There they show the key of their own role, which
+they announce with their address. A process that fetches a result looks that key up in `authorized` (security.py). So no worker and no
+program has a secret that would let it pose as the dispatcher.
 
 The folder of a process that joined (ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process made
 itself, and a file `joined` with its name, its role and the address of its dispatcher. It has no `authorized`, because its dispatcher
@@ -155,7 +155,7 @@ def load_server_public(folder: str | Path) -> bytes:
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
     """Return the role of each authorized public key (32 bytes). Raises as `load_server_public`.
 
-    The folder of a process that joined has none: returns an empty dict.
+    The folder of a process that joined has no such file; the result is then empty.
     """
     path = Path(folder, AUTHORIZED)
     if not path.exists() and Path(folder, JOINED).exists():
@@ -172,7 +172,7 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
 
 
 def decode_public(public: bytes) -> bytes:
-    """Return the 32 bytes of a public key that is given in Z85. `load_authorized` has its keys in this form."""
+    """Return the 32 bytes of a public key in Z85, the form that `load_authorized` returns."""
     return z85.decode(public)
 
 
@@ -191,7 +191,7 @@ def _load_pair(folder: Path, name: str) -> KeyPair:
 
 
 def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
-    """Return (first word, rest) by line number. Files of root are accepted, because secrets are often mounted as such."""
+    """Return (first word, rest of the line) by line number. Files that root owns are accepted, because secrets are often mounted so."""
     if not path.exists():
         raise FailedPreconditionError(
             f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this file from "

@@ -1,4 +1,4 @@
-"""TCP sockets outside of ZeroMQ: a socket that listens before a router serves it, the end of a connection, the addresses of host names."""
+"""TCP sockets outside of ZeroMQ: listen before a router serves, end a connection, look up the address of a host name."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from zmqdist.transport.address import is_ipv6, join
 from zmqdist.transport.own_address import bind_free
 
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps until they are accepted: a cluster's processes connect all at once."""
+"""Number of connections that the kernel holds until the server accepts them. All processes of a cluster may connect at the same time."""
 
 
 def listen(host: str, any_port: bool = False) -> sockets.socket:
-    """Return a TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until a process serves them.
+    """Return a TCP socket at a free port, for `Router.bind_fd` in this process or in a child.
+
+    Until a process serves the socket, the kernel holds the connections to it.
 
     Args:
       any_port: whether the port may be outside of ZMQDIST_PORTS.
 
     Raises:
-      UnknownError: `host` is not an address of this machine, or each port of ZMQDIST_PORTS is in use.
+      UnknownError: `host` is not an address of this host, or each port of ZMQDIST_PORTS is in use.
     """
     number = look_up(host)
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
@@ -45,7 +47,10 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
 
 
 def look_up(host: str) -> str:
-    """Return the IP address of a host name, IPv4 if it has one. Other names are left to ZeroMQ, which knows names of interfaces."""
+    """Return the IP address of a host name, IPv4 if the name has one.
+
+    A name that the system cannot look up is returned as it is, because it may be the name of an interface, which ZeroMQ knows.
+    """
     try:
         found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
     except OSError:
@@ -55,15 +60,15 @@ def look_up(host: str) -> str:
 
 
 def shut_down(fd: int) -> None:
-    """End the connection of a descriptor that ZeroMQ owns. ZeroMQ notices it as if the other side had ended the connection."""
+    """Shut down the connection of a descriptor that ZeroMQ owns. ZeroMQ then acts as if the other side had ended the connection."""
     with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as own:
         own.shutdown(sockets.SHUT_RDWR)
 
 
 def bind_problem(error: zmq.ZMQError) -> str:
-    """Return why an address could not be bound, and what to do."""
+    """Return why ZeroMQ could not bind an address, and what the user can do."""
     if error.errno == zmq.EADDRINUSE:
-        return "the port is in use; stop what listens there, or take port 0 for a free one"
+        return "the port is in use; stop the process that listens there, or take port 0 for a free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
         return "this machine does not have that address"
     return str(error.strerror).lower()

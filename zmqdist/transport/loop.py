@@ -1,25 +1,25 @@
 """One thread that owns sockets, descriptors, timers and an inbox.
 
 Rules
-    Only the loop's thread uses a socket that is registered here; other threads hand in functions with `call_soon`.
-    A callback that raises does not end the loop: its traceback is logged and it is counted in `faults`.
+    Only the loop's thread uses a socket that is registered here; other threads pass functions to it by `call_soon`.
+    A callback that raises does not end the loop. The loop logs the traceback and counts the fault in `faults`.
 
 One turn
-    1. wait, unless the last turn left something over
+    1. wait, unless the last turn left unread input
     2. input: each readable descriptor and socket, bounded by its own callback
     3. the inbox: the functions that were in it when this step began
     4. timers that are due
-    5. the end-of-turn hooks, if anything happened: there the runtimes send what they have gathered
+    5. the end-of-turn hooks, if this turn did anything: in them the runtimes send the messages that they have gathered
 
-    Input comes before timers, so that a loop that could not run reads the waiting heartbeats before it decides which peers are
-    overdue. For the same reason timers are held back while a callback says that it stopped at its bound (for HOLD_S at most), and for
-    RECOVER_S after a wake-up that was far too late: then ZeroMQ's own thread was probably stopped too (SIGSTOP, suspended machine)
-    and has to read from the network first.
+    Input comes before timers, so that a loop that was stopped for a while reads the waiting heartbeats before it decides which peers are
+    overdue. For the same reason the loop delays timers while a callback reports that it stopped at its bound (for HOLD_S at most), and
+    for RECOVER_S after a wake-up that was far too late: then ZeroMQ's own thread was probably stopped, too (SIGSTOP, a suspended host),
+    and must read from the network first.
 
-ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that there is a message. So each socket has a
-mark, `WatchedSocket.dirty`, and the loop sleeps only when EVENTS was queried for each marked socket and showed no input. The
-descriptor's input sets the mark, so does the loop before each callback, and so must other code of the loop's thread that uses the
-socket. A callback may clear the mark if EVENTS was the last thing that it queried, and showed no input.
+ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that a message is available. So each socket has a
+mark, `WatchedSocket.dirty`, and the loop sleeps only after it has queried EVENTS of each marked socket and found no input. Three events
+set the mark: input of the descriptor, the call of a callback, and any use of the socket by other code in the loop's thread, which must set
+it. A callback may clear the mark if its last query of the socket was EVENTS, and showed no input.
 
 Not here: the meaning of the bytes (router.py, dealer.py), and threads for the program's code.
 """
@@ -51,17 +51,17 @@ log = logging.getLogger("zmqdist.transport")
 HOLD_S: Final = 1.0
 """Seconds by which a backlog of input delays timers at most."""
 OVERSLEPT_S: Final = 0.5
-"""Seconds. A wake-up that is so late means that the process was stopped, not that the machine is busy."""
+"""Seconds. A wake-up that is so late means that the process was stopped; a busy host does not delay it for so long."""
 RECOVER_S: Final = 0.25
-"""Seconds for which only input is served after such a wake-up."""
+"""Seconds after such a wake-up in which the loop serves only input, no timers."""
 CONTEXT_ENDS_S: Final = 1.0
-"""Seconds for which `stop` waits for the end of the context of a loop that never ran. Without an open socket it ends at once."""
+"""Seconds for which `stop` waits for the context of a loop that never ran. Without an open socket the context ends at once."""
 SLEEP_MAX_S: Final = 3600.0
 
 _live_loops: Final[set[Loop]] = set()
-"""Loops that have not been stopped, also those that were never started. Without this reference the garbage collector would finalize a
-loop's sockets and context in any order and any thread: ZeroMQ waits for ever for a context with open sockets, and the collector with
-it; and the owner's finalizer, which stops the loop, would use the same sockets at the same time.
+"""Loops that have not been stopped, including those that never started. Without this reference, the garbage collector would finalize a
+loop's sockets and context in any order and in any thread. ZeroMQ, and the collector with it, would wait for ever for a context with open
+sockets; and the finalizer of the loop's owner, which stops the loop, would use these sockets at the same time.
 """
 
 _POLLIN: Final = int(zmq.POLLIN)
@@ -73,16 +73,16 @@ T = TypeVar("T")
 
 
 def input_check(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
-    """Return a function that queries EVENTS of a socket and is true if there is input. It avoids the enums that `getsockopt` makes."""
+    """Return a function that queries EVENTS of a socket and returns a true value if it has input. Unlike `getsockopt` it makes no enums."""
     return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
 
 
 class WatchedSocket:
-    """A socket in a loop.
+    """A socket that a loop serves.
 
     Attributes:
-      has_input: queries EVENTS.
-      dirty: EVENTS must be queried before the loop may sleep. Set it after any use outside the socket's own callback.
+      has_input: queries EVENTS, and returns a true value if the socket has input.
+      dirty: whether EVENTS must be queried before the loop may sleep. Set it after any use outside the socket's own callback.
     """
 
     __slots__ = ("dirty", "fd", "has_input", "on_readable", "socket")
@@ -104,13 +104,13 @@ class _Descriptor:
 
 
 class Loop:
-    """A daemon thread with a ZeroMQ context of its own. It serves what is registered before `start` as well.
+    """A daemon thread with a ZeroMQ context of its own. Sockets and timers may be registered before `start`.
 
-    A loop keeps its callbacks alive until `stop`, started or not. So a callback must not refer to an owner whose finalizer stops the loop:
-    that finalizer would never run.
+    A loop keeps its callbacks alive until `stop`, even if it never starts. So a callback must not refer to an owner whose finalizer stops
+    the loop, because that finalizer would never run.
 
     Attributes:
-      context: the loop's own; at most one ZAP handler may live in it.
+      context: the ZeroMQ context of this loop alone; at most one ZAP handler may exist in it.
       faults: number of callbacks that raised. 0 in a program without bugs.
     """
 
@@ -159,10 +159,10 @@ class Loop:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """End the thread: it runs the inbox and the `on_stop` functions, closes all sockets and ends the context.
+        """End the thread. Before it ends, it runs the inbox and the `on_stop` functions, closes all sockets and ends the context.
 
-        Any thread may call this, again and again. From the loop's own thread it takes effect after the current callback. It does not raise
-        if a callback occupies the thread for longer than `timeout_s`: it logs that.
+        Any thread may call this, more than once. In the loop's own thread, the call takes effect after the current callback. If a callback
+        occupies the thread for longer than `timeout_s`, this logs a warning and returns.
         """
         with self._lock:
             self._stopping = True
@@ -177,7 +177,7 @@ class Loop:
         if not self._finished.wait(timeout_s):
             log.warning("loop %s did not end within %.1f s, because a callback still runs", self.name, timeout_s)
             return
-        if self._thread.ident is not None:  # None: the loop was stopped before, and never started
+        if self._thread.ident is not None:  # None: an earlier `stop` ended the loop, which had never started
             self._thread.join(timeout_s)
 
     @property
@@ -199,7 +199,7 @@ class Loop:
     def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
         """Have the loop call `fn(*args)`, from any thread.
 
-        An accepted function is called, also if the loop is stopped right after; its sockets may be closed by then.
+        An accepted function is called even if the loop is stopped right after; the loop's sockets may be closed by then.
 
         Raises:
           FailedPreconditionError: the loop has ended; `fn` will not be called.
@@ -212,7 +212,7 @@ class Loop:
             self._wake()
 
     def run(self, fn: Callable[..., T], *args: Any, timeout_s: float = 10.0) -> T:
-        """Have the loop call `fn(*args)`, wait, and return its result or raise its exception.
+        """Have the loop call `fn(*args)`, wait for it, and return its result or raise its exception.
 
         In the loop's own thread, and before `start`, the function is called directly.
 
@@ -234,14 +234,14 @@ class Loop:
         try:
             return future.result(timeout_s)
         except FutureTimeoutError:
-            if future.done():  # `fn` itself raised a TimeoutError
+            if future.done():  # the function itself has raised a TimeoutError
                 raise
             raise DeadlineExceededError(
                 f"loop {self.name} did not call the function within {timeout_s} s, because another callback still runs"
             ) from None
 
     def _wake(self) -> None:
-        with self._lock:  # else another file could have the descriptor's number by now
+        with self._lock:  # else the descriptor's number could belong to another file by now
             if self._wake_fd < 0:
                 return
             try:
@@ -273,9 +273,9 @@ class Loop:
     def add_fd(
         self, fd: int, on_readable: Callable[[], object], on_writable: Callable[[], object] | None = None
     ) -> None:
-        """Call `on_readable` while a descriptor has input, its end or an error; and `on_writable` while `watch_writable` is on.
+        """Call `on_readable` while a descriptor has input, end of file or an error; call `on_writable` while `watch_writable` is on.
 
-        The descriptor should be non-blocking: if its number was closed and used again, a callback may find nothing to read.
+        The descriptor should be non-blocking: if its number was closed and reused, a callback may find no input.
         """
         self._descriptors[fd] = _Descriptor(on_readable, on_writable)
         self._epoll.register(fd, _READ)
@@ -293,7 +293,7 @@ class Loop:
                 pass
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
-        """Call `fn` once, not before `at` on the clock of `now`. This replaces the timer of the same key; None only cancels that timer."""
+        """Call `fn` once, not before `at` on the clock of `now`. It replaces the timer of the same key; None only cancels that timer."""
         if at is None:
             self._timers.pop(key, None)
             return
@@ -304,16 +304,16 @@ class Loop:
         serial = next(self._serial)
         self._timers[key] = (at, serial, fn)
         heapq.heappush(self._heap, (at, serial, key))
-        if len(self._heap) > 64 + 4 * len(self._timers):  # each timer that was moved leaves a dead entry
+        if len(self._heap) > 64 + 4 * len(self._timers):  # each replaced timer leaves a dead entry
             self._heap = [(when, number, name) for name, (when, number, _) in self._timers.items()]
             heapq.heapify(self._heap)
 
     def at_end_of_turn(self, fn: Callable[[], object]) -> None:
-        """Call `fn` after each turn in which anything happened, in the order of registration."""
+        """Call `fn` after each turn that did anything; several functions in the order of registration."""
         self._hooks.append(fn)
 
     def on_stop(self, fn: Callable[[], object]) -> None:
-        """Call `fn` in the loop's thread when it ends, the function registered last first."""
+        """Call `fn` in the loop's thread when the loop ends; several functions in the reverse order of registration."""
         self._stop_functions.append(fn)
 
     # -- the turn -----------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ class Loop:
         return happened, backlog
 
     def _left_over(self) -> bool:
-        """Return whether a marked socket has input. A socket without input loses its mark."""
+        """Return whether a marked socket has input. Remove the mark of each socket that has none."""
         for watched in self._sockets.values():
             if watched.dirty:
                 if not watched.socket.closed and watched.has_input():
@@ -371,7 +371,7 @@ class Loop:
     def _poll(self) -> list[tuple[int, int]]:
         if self._left_over():
             return self._epoll.poll(0)
-        self._sleeping = True  # from here on `call_soon` wakes this thread; the next line sees what it added before
+        self._sleeping = True  # from here on `call_soon` wakes this thread; the next line sees functions added before
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
         began = time.monotonic()
         ready = self._epoll.poll(wait_s)
@@ -431,20 +431,20 @@ class Loop:
             return fn(*args)
         except BaseException as error:
             if not (isinstance(error, Exception) or self.in_loop):
-                raise  # `stop` of a loop that never ran is in its caller's thread, and this is a Ctrl-C for that thread
+                raise  # `stop` of a loop that never ran executes in its caller's thread, which gets this Ctrl-C
             self.fault(f"callback {getattr(fn, '__qualname__', fn)!s}")
             return None
 
     def fault(self, what: str) -> None:
-        """Count and log the current exception. `what` names the code that raised it."""
+        """Log and count the current exception. `what` names the code that raised it."""
         self.faults += 1
         log.exception("loop %s: %s failed; the loop goes on", self.name, what)
 
     def _end_context(self) -> None:
-        """End the context: in the loop's thread directly, else in a background thread, for which this waits CONTEXT_ENDS_S at most.
+        """End the context: directly in the loop's thread; from another thread in the background, and wait CONTEXT_ENDS_S at most.
 
-        A loop that never ran ends in its maker's thread, perhaps because of a Ctrl-C while pyzmq made a socket. Then only the traceback
-        refers to that socket, no code can close it, and the context would wait for it for ever.
+        A loop that never ran ends in the thread that made it, perhaps because of a Ctrl-C while pyzmq made a socket. Then only the
+        traceback refers to that socket, no code can close it, and the end of the context would wait for it for ever.
         """
         if self.in_loop:
             self.context.destroy(linger=None)

@@ -1,8 +1,8 @@
-"""How much memory this process may still take, and the error if that is not enough.
+"""How much memory this process may still take, and the error if that is less than it needs.
 
-The kernel grants more memory than it has, and ends a process with SIGKILL when that memory is used. So before a large copy this process
-checks that there is room; if there is not, the caller gets an error with the figures and the remedies. The size of /dev/shm does not
-matter: memfds are not in it; they count as memory of the machine and of the control group.
+The kernel grants more memory than it has, and ends a process with SIGKILL when that memory is used. So this process checks before a large
+copy that enough memory is available; if not, the caller gets an error with the figures and the remedies. The size of /dev/shm does not
+matter, because memfds are not stored there: they count as memory of the host and of the control group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from zmqdist.errors import ResourceExhaustedError
 
 CHECKED_BYTES_MIN: Final = 32 * 2**20
-"""Bytes. Less memory is taken without a check: writing to so much fresh memory takes a hundred times as long as the check."""
+"""Bytes. A smaller amount is taken without a check. Writing to fresh memory of this size takes a hundred times as long as the check."""
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _REMEDY: Final = (
@@ -26,7 +26,7 @@ _REMEDY: Final = (
 
 
 def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Return the bytes of memory that this process may use in all: the machine's, or the limit of its control group."""
+    """Return the bytes of memory that this process may use in all: those of the host, or a lower limit of its control group."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(limit for limit, _ in _limits(proc, groups))])
 
@@ -41,7 +41,7 @@ def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
 
 
 def oom_kills(proc: Path = _PROC) -> int:
-    """Return how many processes the kernel has ended on this machine for want of memory; 0 if it does not count them."""
+    """Return how many processes the kernel of this host has ended for want of memory; 0 if the kernel does not count them."""
     return _field(proc / "vmstat", "oom_kill") or 0
 
 
@@ -61,18 +61,20 @@ def memory_exhausted(nbytes: int, purpose: str) -> ResourceExhaustedError:
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
-    """Yield (limit, used) of this process's control group and of its parents. Pages that can be written back to files do not count as
-    used.
+    """Yield (limit, used) in bytes of this process's control group and of each parent group.
+
+    Pages that the kernel can write back to files do not count as used.
     """
     for folder, limit_name, used_name, stat_name in _folders(proc, groups):
-        with contextlib.suppress(OSError, ValueError):  # the text "max" means no limit
+        with contextlib.suppress(OSError, ValueError):  # int("max") raises: this group has no limit
             limit, used = int((folder / limit_name).read_text()), int((folder / used_name).read_text())
             yield limit, used - (_field(folder / "memory.stat", stat_name) or 0)
 
 
 def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the folders of control groups, from this process's own upwards: both versions, as seen from a container and from the
-    machine.
+    """Yield the folders of this process's control group and of its parents, with the names of the files to read.
+
+    Both versions of control groups are searched, and the paths as a container sees them as well as those of the host.
     """
     new = ("memory.max", "memory.current", "inactive_file")
     old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -94,7 +96,7 @@ def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """Return the number after a name, in a file of lines of names and numbers; None if there is none."""
+    """Return the number that follows `name` in a file of lines `name number`; None if the file has no such line."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in path.read_text().splitlines():
             words = line.split()

@@ -1,15 +1,15 @@
-"""The events of a socket's monitor, and what they mean for a connecting side.
+"""The events of a socket's monitor, and their meaning for a connecting side.
 
-`ConnectionWatch` is pure: it gets the events of one DEALER that connects to one address, attempt after attempt. It says when the
-connection is up, lost, failed for now, or refused for good, and words the refusal.
+`ConnectionWatch` does no I/O: its owner feeds it the events of one DEALER that connects to one address, attempt after attempt. The watch
+returns whether the connection is up, lost, failed for now, or refused for good, and formulates the error of a refusal.
 
-What libzmq reports (each line was found by experiment)
-    a refused token or key     HANDSHAKE_FAILED_AUTH, at once and for certain
-    another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race
-    a wrong key of the server  FAILED_NO_DETAIL with EPIPE, again and again, never anything more
-    a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: not a refusal
-So after a mismatch, and after the third closed handshake in a row, the watch wants the server's greeting (`ProbeNeeded`; port_probe.py
-reads it), which names the server's mechanism. `judge` then decides.
+The events of libzmq for each fault (found by experiment)
+    a refused token or key     HANDSHAKE_FAILED_AUTH, at once and every time
+    another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race decides which
+    a wrong key of the server  FAILED_NO_DETAIL with EPIPE in each attempt, and no other event
+    a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: this is not a refusal
+After a mismatch, and after the third closed handshake in a row, the watch therefore asks for the server's greeting (`ProbeNeeded`;
+port_probe.py reads it), which names the server's mechanism. `judge` then decides.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 CLIENT_EVENTS: Final = CONNECTED | CLOSED | DISCONNECTED | SUCCEEDED | FAILED_NO_DETAIL | FAILED_PROTOCOL | FAILED_AUTH
 
 CLOSES_MAX: Final = 3
-"""Handshakes in a row that the server may close before its greeting is read."""
+"""Number of handshakes in a row that the server may close before a probe reads its greeting."""
 
 _EVENT: Final = struct.Struct("=HI")
 _serial = itertools.count()
 
 
 def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return the receiving end of a socket's monitor. Close it after `socket.disable_monitor()`.
+    """Return the socket that receives the events of another socket's monitor. Close it after `socket.disable_monitor()`.
 
     Its queue has no bound, because ZeroMQ's own thread, with all its connections, blocks while a monitor's queue is full.
     """
@@ -67,12 +67,12 @@ def decode_event(frame: bytes) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Up:
-    """The handshake succeeded: say hello."""
+    """The handshake succeeded, so the owner sends its hello."""
 
 
 @dataclass(frozen=True)
 class Down:
-    """A connection that was up is lost. Messages that arrived before can still be read."""
+    """A connection that was up is lost. Messages that had arrived before can still be read."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True)
 class ProbeNeeded:
-    """This attempt failed in a way that only the server's greeting explains."""
+    """This attempt failed in a way that only the server's greeting can explain."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ _ADVICE: Final = {
 
 
 class ConnectionWatch:
-    """The state of one connecting side over all its attempts; see the module's docstring.
+    """The state of one connecting side over all its attempts; the module's docstring explains it.
 
     Attributes:
-      connected: the TCP connection stands and the handshake has not ended.
+      connected: a TCP connection exists and the handshake has not ended.
       up: the handshake succeeded and the connection has not been lost since.
     """
 
@@ -126,7 +126,7 @@ class ConnectionWatch:
         self.connected = self.up = False
 
     def feed(self, event: int, value: int) -> Verdict | None:
-        """Take one event of the monitor; return None if it needs no action."""
+        """Process one event of the monitor. Return the verdict, or None if the owner need not act."""
         if event == CONNECTED:
             self.connected = True
             return None
@@ -151,7 +151,7 @@ class ConnectionWatch:
         if not was_connected:
             self._closes = 0
             return AttemptFailed("no process listens there")
-        return self._handshake_closed(0)  # libzmq reports this of a server that does not speak ZeroMQ, or has ended
+        return self._handshake_closed(0)  # libzmq reports this if the server does not speak ZeroMQ, or has ended
 
     def _handshake_closed(self, value: int) -> Verdict:
         if value == zmq.EAGAIN:
@@ -164,13 +164,13 @@ class ConnectionWatch:
         )
 
     def judge(self, mechanism: str | None) -> Rejected | None:
-        """Decide what the server's greeting means.
+        """Decide what the mechanism in the server's greeting means for further attempts.
 
         Args:
-          mechanism: the mechanism in the greeting, "" for a server that does not speak ZeroMQ, None if no greeting came.
+          mechanism: the mechanism in the greeting; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
 
         Returns:
-          None to go on trying.
+          The refusal; or None if another attempt may succeed.
         """
         closes, self._closes = self._closes, 0
         mismatch, self._mismatch = self._mismatch, False

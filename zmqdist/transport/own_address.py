@@ -1,7 +1,7 @@
-"""Addresses of this machine: of an interface, towards a peer, and a free port of the range that a firewall lets through.
+"""Addresses of this host: the address of an interface, the address from which a peer is reached, and the ports that a firewall permits.
 
-A host that a server is to bind is written as an address, as a name, or as an interface (`eth1`), whose address is looked up when the
-server starts. An interface goes before a host of the same name.
+A user names the host that a server binds by an address, by a name, or by an interface (`eth1`). The address of an interface is looked up
+when the server starts. If an interface and a host have the same name, the interface is meant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ _GLOBAL_SCOPE: Final = "00"
 
 
 def own_host(peer: str) -> str:
-    """Return the address of this machine from which "host:port" is reached. Nothing is sent. Raises UnavailableError: no such host."""
+    """Return the address of this host from which packets to "host:port" leave. Sends nothing.
+
+    Raises:
+      UnavailableError: the name cannot be looked up, or no network leads to the address.
+    """
     host, port = split(peer)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -41,13 +45,17 @@ def own_host(peer: str) -> str:
 
 
 def bindable(host: str) -> str:
-    """Return the address of the interface called `host`, IPv4 first; any other host as it is. Raises UnknownError: it has no address."""
+    """Return the address of the interface called `host`, IPv4 first. Return `host` itself if no interface has this name.
+
+    Raises:
+      UnknownError: the interface has no address.
+    """
     if host not in (name for _, name in socket.if_nameindex()):
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             reply = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", host.encode()[:15]))
-        except OSError:  # it has no IPv4 address
+        except OSError:  # the interface has no IPv4 address
             return _ipv6_of(host)
     return socket.inet_ntoa(reply[20:24])
 
@@ -55,13 +63,17 @@ def bindable(host: str) -> str:
 def _ipv6_of(interface: str) -> str:
     for line in Path("/proc/net/if_inet6").read_text().splitlines():
         digits, _, _, scope, _, name = line.split()
-        if name == interface and scope in (_GLOBAL_SCOPE, "10"):  # 10: of the loopback
+        if name == interface and scope in (_GLOBAL_SCOPE, "10"):  # 10: the scope of the loopback address
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     raise UnknownError(f"the interface {interface} has no address: set it up (ip address add), or name another one")
 
 
 def free_ports() -> Iterator[int]:
-    """Yield the ports to try where any free one would do: 0, or all of ZMQDIST_PORTS in turn. Raises InvalidArgumentError: no range."""
+    """Yield the ports to try for a server that may take any port: 0, or each port of ZMQDIST_PORTS, from a random one on.
+
+    Raises:
+      InvalidArgumentError: ZMQDIST_PORTS is not a range of ports.
+    """
     if not (text := os.environ.get(VARIABLE)):
         yield 0
         return
@@ -69,21 +81,21 @@ def free_ports() -> Iterator[int]:
         ports = parse_ports(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{VARIABLE}: {error}") from None
-    # A random one first, so that a server which is started in place of a dead one is rarely taken for it.
+    # The random first port: a server that starts in place of a dead one then rarely gets its port, and clients do not confuse the two.
     first = chance.randrange(len(ports))
     yield from (*ports[first:], *ports[:first])
 
 
 def all_taken(host: str) -> UnknownError:
-    """Return the error for a range of ports without a free one."""
+    """Return the error for a host on which each port of ZMQDIST_PORTS is in use."""
     ports = os.environ.get(VARIABLE)
     return UnknownError(
-        f"could not bind {host}: each port of {VARIABLE}={ports} is in use there; end what has them, or give a wider range"
+        f"could not bind {host}: each port of {VARIABLE}={ports} is in use there; end processes that use them, or give a wider range"
     )
 
 
 def bind_free(made: socket.socket, host: str) -> None:
-    """Bind a TCP socket to a free port of `host`. Raises OSError; UnknownError: the range of ports is full."""
+    """Bind a TCP socket to a free port of `host`. Raises OSError; UnknownError if each port of ZMQDIST_PORTS is in use."""
     for port in free_ports():
         try:
             made.bind((host, port))

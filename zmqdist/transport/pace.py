@@ -3,23 +3,23 @@
 Rule: a pace bounds the bytes that were sent and not yet acknowledged. It never waits or sends, and gets the time as an argument.
 
 Theory of operation
-    A heartbeat queues behind all that was sent before it: in the kernel's buffer, and in the router before the slowest link. A sender
-    that sends more than the link carries in the heartbeat's time-out ends its own connection, although everything moves. The
-    acknowledgments measure that queue: the time from the sending of a chunk to its acknowledgment, less the shortest such time, is
-    spent in queues, in either direction, just as a heartbeat and its reply would spend it.
+    A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the router before the slowest link. If a
+    sender sends more than the link carries within the heartbeat's time-out, its connection ends, although the link works. A pace measures
+    that queue by acknowledgments: the time from the sending of a chunk to its acknowledgment, less the shortest such time, was spent in
+    queues, in either direction, just as a heartbeat and its reply would spend it.
 
-    The window aims at what the link carries in that shortest time plus `QUEUE_S`, at the rate that it has just shown. It begins small,
-    because the link is unknown, and each acknowledgment widens it by `GROWTH` times the acknowledged bytes, up to the aim: a fast link
-    has its full window after half a megabyte. When the queue has become long, the window falls to the aim, once for all chunks that
-    were sent before. A chunk is a quarter of the window, because a heartbeat cannot interrupt it. Between two processes of one host no
-    link is slow, so that the window begins with its largest size.
+    The window aims at the bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has just shown. The
+    window begins small, because the link is unknown, and each acknowledgment widens it by `GROWTH` times the acknowledged bytes, up to the
+    aim: a fast link has its full window after half a megabyte. When the queue has become long, the window falls to the aim; this happens
+    once for all chunks that were sent before. A chunk is a quarter of the window, because a heartbeat cannot interrupt it. Between two
+    processes of one host there is no slow link, so the window begins with its largest size.
 
-    Routes change, so the shortest time is trusted for `TRIP_KEPT_S`. Then no chunk leaves until all are acknowledged, and the next
-    chunk, which has no queue before it, measures the time anew. The first chunk after a pause does the same.
+    Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged.
+    The next chunk has no queue before it, so it measures the time anew. The first chunk after a pause does so, too.
 
 Promises, checked by tests/machines/test_pace.py against simulated links
     P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window.
-    P2  No chunk leaves for which the window has no room, except one while at most one is on the way: the receiver may wait for a second.
+    P2  No chunk leaves for which the window has no room, unless at most one is on the way: the receiver may acknowledge two at a time.
     P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's time-out; also with two connections.
     P4  A link is busy while there is something to send: at least four fifths of its rate arrives, as far as window_max permits.
     P5  On a link that holds the largest window without a queue, the window is at its largest after ten round trips.
@@ -36,17 +36,17 @@ from typing import Final, NamedTuple
 from zmqdist.limits import BULK_CHANNEL_WINDOW_BYTES, BULK_CHANNEL_WINDOW_BYTES_START, CHUNK_BYTES, CHUNK_BYTES_MIN
 
 QUEUE_S: Final = 0.25
-"""Seconds that bytes may spend in queues: enough to keep a link busy, and an eighth of the heartbeat's time-out."""
+"""Seconds that bytes may spend in queues. It is long enough to keep a link busy, and an eighth of the heartbeat's time-out."""
 
 LONG_QUEUE_S: Final = 0.5
-"""Seconds in queues above which the window narrows. Heartbeats time out after four times as long, and several connections share a link."""
+"""Seconds in queues above which the window narrows: a quarter of the heartbeat's time-out, because several connections share a link."""
 
 SOJOURN_S_MAX: Final = 1.0
 """Seconds on the way after which a chunk narrows the window, even if its link is long: half of the heartbeat's time-out."""
 
 GROWTH: Final = 4
-"""Bytes by which one acknowledged byte widens the window. With 1 the first mebibyte takes half as long again on a fast link; with more
-than 4, a slow link that lets a burst pass at full speed looks fast for too long.
+"""Bytes by which one acknowledged byte widens the window. With 1, the first mebibyte takes half as long again on a fast link. With more
+than 4, a slow link that lets a burst pass at full speed is taken for a fast one for too long.
 """
 
 TRIP_KEPT_S: Final = 20.0
@@ -63,7 +63,7 @@ class _Sent(NamedTuple):
 
 
 class Pace:
-    """The window of one connection; see the module's docstring.
+    """The window of one connection; the module's docstring explains it.
 
     Attributes:
       window_bytes: bytes that may be on the way. *Invariant*: window_min <= window_bytes <= window_max.
@@ -124,20 +124,20 @@ class Pace:
         self._resize(self._window_max)
 
     def fits(self, nbytes: int) -> bool:
-        """Return whether a chunk of `nbytes`, at most `chunk_bytes`, may leave now."""
+        """Return whether a chunk of `nbytes`, at most `chunk_bytes`, may be sent now."""
         if self._stale:
             return self._alone()
         return len(self._sent) < 2 or self.unacknowledged + nbytes <= self.window_bytes
 
     def _alone(self) -> bool:
-        """Return whether a chunk that leaves now has no queue before it. Two of the largest chunks may share one acknowledgment."""
+        """Return whether a chunk that is sent now has no queue before it. Two chunks of the largest size may share one acknowledgment."""
         if not self._sent:
             return True
         first = self._sent[0]
         return len(self._sent) == 1 and first.nbytes == self._chunk_max and (first.alone or self._stale)
 
     def sent(self, nbytes: int, now: float) -> None:
-        """Count a chunk as sent."""
+        """Note that a chunk was sent."""
         self.unacknowledged += nbytes
         self._sent.append(_Sent(nbytes, now, self._alone(), self._delivered))
 

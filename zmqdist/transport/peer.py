@@ -1,6 +1,6 @@
-"""A peer of a server: one connection, and the facts that ZeroMQ attaches to its messages.
+"""A peer of a server: one connection, and the data that ZeroMQ attaches to each of its messages.
 
-Not here: what a server does with it (router.py).
+Not here: what a server does with a peer (router.py).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ NAME_CHARS_MAX: Final = 100
 
 
 class Peer:
-    """One connection.
+    """One connection of a server.
 
     Attributes:
-      routing_id: ZeroMQ's name for it.
-      fd: its descriptor number; -1 if unknown.
+      routing_id: ZeroMQ's name for the connection.
+      fd: the descriptor number of the connection; -1 if unknown.
       role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer that gets one reply only.
-      key: its public key, 32 bytes; empty without CURVE.
-      limited: its role is "joining" or "revoked".
-      hello: None until it has arrived; `on_hello` and `peers` show no peer without one.
-      name: for log lines and errors; until the hello it contains the address.
+      key: the peer's public key, 32 bytes; empty without CURVE.
+      limited: whether the role is "joining" or "revoked".
+      hello: the peer's hello; None until it has arrived. The router passes no peer without a hello to `on_hello`, nor lists it in `peers`.
+      name: the peer's name for log lines and errors; it contains the address until the hello arrives.
       bulk: the large parts on the way in either direction; None until it is needed.
-      session: set by the owner of the router.
+      session: any object that the owner of the router stores here.
       gone: the connection is known to have ended; nothing can be sent to the peer.
-      fault_logged: a wrong message of this peer was logged; further ones are only counted.
-      refusals: number of Refused messages sent to it.
-      ignored: its messages are dropped from now on.
+      fault_logged: a wrong message of this peer was logged, so the router only counts further ones.
+      refusals: number of Refused messages that the router sent to the peer.
+      ignored: the router drops all further messages of the peer.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Peer:
 
 
 def fd_of(frame: zmq.Frame) -> int:
-    """Return the descriptor of the connection from which a frame came; -1 if ZeroMQ does not know it."""
+    """Return the descriptor of the connection through which a frame arrived; -1 if ZeroMQ does not know it."""
     try:
         return int(frame.get(zmq.SRCFD))
     except (zmq.ZMQError, ValueError, TypeError):
@@ -81,7 +81,7 @@ def fd_of(frame: zmq.Frame) -> int:
 
 
 def property_of(frame: zmq.Frame, name: str) -> str:
-    """Return a property of the connection from which a frame came; "" if it has none of this name."""
+    """Return a property of the connection through which a frame arrived; "" if the connection has no property of this name."""
     try:
         return str(frame.get(name))
     except zmq.ZMQError:
@@ -89,5 +89,5 @@ def property_of(frame: zmq.Frame, name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a peer's text so that it is fit for a log line."""
+    """Return a text of a peer, shortened and without unprintable characters, for a log line."""
     return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])

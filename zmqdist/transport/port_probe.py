@@ -1,10 +1,10 @@
-"""A probe of a port from outside: does its host name exist, does it accept a connection, what does it speak, which process owns it.
+"""A probe of a port from outside: whether its host exists, whether it accepts a connection and speaks ZeroMQ, which process owns it.
 
-A ZeroMQ server sends first, before any handshake, 64 bytes in the clear that name its security mechanism. So a port that sends this
-greeting is served, and a port that refuses belongs to no process. A port that does neither belongs to a process that is stopped or
-busy, or lies behind a network that drops packets.
+A ZeroMQ server sends first: before any handshake it sends 64 bytes in the clear that name its security mechanism. So a server runs on a
+port that sends this greeting, and no process listens on a port that refuses a connection. If a port does neither, its process is stopped
+or busy, or a network on the way drops packets.
 
-`PortProbe` never waits; the functions wait no longer than their time-outs.
+A `PortProbe` never waits; the functions wait no longer than their time-outs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from zmqdist.transport.security import listening_sockets
 
 GREETING_BYTES: Final = 64
 PROBE_S: Final = 1.0
-"""Seconds for which a probe waits for a connection by default, and then for the greeting."""
+"""Seconds for which a probe waits for the connection by default, and then again for the greeting."""
 
 _STEP_MS: Final = 20
-"""Milliseconds by which the end of a probe's time may be noticed too late."""
+"""Milliseconds by which `_run_probes` may notice too late that the time of a probe is over."""
 
 _IPV4_ERRORS: Final = (socket.IPPROTO_IP, 11)
 _IPV6_ERRORS: Final = (socket.IPPROTO_IPV6, 25)
-"""IP_RECVERR and IPV6_RECVERR of Linux: the kernel keeps the ICMP message that ends an attempt."""
+"""IP_RECVERR and IPV6_RECVERR of Linux: with them, the kernel keeps the ICMP message that ends an attempt to connect."""
 _ERROR_BYTES: Final = 512
 _FROM_ICMP, _FROM_ICMP6 = 2, 3
 _FORBIDDEN: Final = (2, 3, 9, 10, 13)
@@ -54,8 +54,8 @@ class Rejection:
     """An ICMP message that reports that a connection cannot be made.
 
     Attributes:
-      sender: the IP address of its sender: a firewall, a router, or the host itself.
-      forbidden: whether the sender forbids the connection (port or communication prohibited); else it knows no route.
+      sender: the IP address of the firewall, router or host that sent the message.
+      forbidden: True if the sender forbids the connection (port or communication prohibited), False if it knows no route.
     """
 
     sender: str
@@ -63,13 +63,13 @@ class Rejection:
 
 
 class PortProbe:
-    """One probe of a port, without waiting. Call `step` when its socket is ready, or some milliseconds later, until it returns True.
+    """One probe of a port, which never waits. Call `step` when the socket is ready, or some milliseconds later, until it returns True.
 
     Attributes:
       connected: a TCP connection was made.
-      failure: why none was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
-      rejection: the ICMP message that ended the attempt; None if none came: then the host's own kernel refused, or no reply came.
-      mechanism: at the end "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting came.
+      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
+      rejection: the ICMP message that ended the attempt. None if none arrived: then the host's own kernel refused, or no reply arrived.
+      mechanism: at the end "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
     """
 
     def __init__(self, address: str, now: float, connect_s: float = PROBE_S) -> None:
@@ -95,8 +95,9 @@ class PortProbe:
             )
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket, -1 at the end. It becomes ready for output when connecting has succeeded or failed,
-        then for input.
+        """Return the descriptor of the socket; -1 at the end of the probe.
+
+        It becomes ready for output when connecting has succeeded or failed, and for input after that.
         """
         return self._socket.fileno()
 
@@ -128,8 +129,8 @@ class PortProbe:
 
     def _talk(self, now: float) -> bool:
         if not self.connected:
-            # The signature and major version 3: enough for the server to send its whole greeting, and too little for it to
-            # refuse a mechanism. send raises ENOTCONN until the TCP connection stands.
+            # The signature and major version 3 are enough for the server to send its whole greeting, and not enough for it to
+            # refuse a mechanism. While there is no TCP connection, send raises ENOTCONN.
             self._socket.send(_SIGNATURE + b"\x03")
             self.connected = True
             self._until = now + PROBE_S
@@ -146,7 +147,7 @@ class PortProbe:
 
 
 def _read_rejection(sock: socket.socket) -> Rejection | None:
-    """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR)."""
+    """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR); None if there is none."""
     try:
         _, messages, _, _ = sock.recvmsg(1, _ERROR_BYTES, socket.MSG_ERRQUEUE)
     except (OSError, AttributeError):  # no message came, or this is not Linux
@@ -162,7 +163,7 @@ def _read_rejection(sock: socket.socket) -> Rejection | None:
 
 
 def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
-    """Wait until all probes have ended, or, with `connect_only`, have a connection."""
+    """Wait until each probe has ended or, with `connect_only`, has a connection."""
     left = list(probes)
     while True:
         now = time.monotonic()
@@ -176,9 +177,9 @@ def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None
 
 
 def connect_failure(address: str, connect_s: float) -> OSError | None:
-    """Return why no TCP connection can be made to "host:port" within `connect_s`; None if one was made.
+    """Return why no TCP connection to "host:port" could be made within `connect_s`; None if one was made.
 
-    ConnectionRefusedError says that no process listens there.
+    A ConnectionRefusedError means that no process listens at the address.
     """
     probe = PortProbe(address, time.monotonic(), connect_s)
     _run_probes([probe], connect_only=True)
@@ -190,7 +191,7 @@ def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
     """Return the tasks at whose "host:port" a server speaks ZeroMQ. All are probed at the same time, for 2 s at most."""
     probes: dict[tuple[str, int], PortProbe] = {}
     for task, address in addresses.items():
-        # A cluster may have a task without an address: no process listens there.
+        # A cluster may have a task without an address; no process can listen for that task.
         with contextlib.suppress(InvalidArgumentError):
             probes[task] = PortProbe(address, time.monotonic())
     _run_probes(probes.values())
@@ -208,10 +209,10 @@ class ZmqBuild:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found out about a port.
+    """The findings of a probe of one port.
 
     Attributes:
-      ip_address: the address that was tried; "" if the name could not be looked up.
+      ip_address: the address that the probe tried; "" if the name could not be looked up.
       failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if one was made.
       connect_s: seconds that connecting took.
       mechanism, rejection: as in PortProbe.
@@ -229,10 +230,10 @@ class PortOwner:
     """The process that listens on a port of this host.
 
     Attributes:
-      uid: of the socket.
-      pid: 0 if it cannot be seen, because the process is another user's.
-      command: its command line, as the system shows it.
-      state: of the process, as `ps` writes it: "T" is stopped.
+      uid: the user id of the socket.
+      pid: the number of the process; 0 if this user cannot see it, because it belongs to another user.
+      command: the command line, as the system shows it.
+      state: the state as `ps` shows it: "T" is stopped.
     """
 
     uid: int
@@ -242,13 +243,13 @@ class PortOwner:
 
 
 def zmq_build() -> ZmqBuild:
-    """Return the versions in use, and whether encryption is available."""
+    """Return the versions of pyzmq and libzmq in use, and whether this libzmq can encrypt."""
     major, minor, patch = zmq.zmq_version_info()
     return ZmqBuild(zmq.pyzmq_version(), (major, minor, patch), bool(zmq.has("curve")))
 
 
 def resolve_host(host: str, timeout_s: float) -> str:
-    """Return the IP address of a host as zmqdist connects to it: IPv4, unless the host has IPv6 addresses only.
+    """Return the IP address to which zmqdist connects for a host: IPv4, unless the host has IPv6 addresses only.
 
     Raises:
       socket.gaierror: the name cannot be looked up.
@@ -264,7 +265,7 @@ def resolve_host(host: str, timeout_s: float) -> str:
             outcome.append(error)
         except UnicodeError:  # a label of more than 63 characters
             outcome.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
-        except BaseException as error:  # a bug must not look like a name service that does not reply
+        except BaseException as error:  # a bug here must not look like a name service that does not reply
             outcome.append(OSError(f"{type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=look_up, name="zmqdist-name", daemon=True)
@@ -288,7 +289,7 @@ def is_local_address(ip_address: str) -> bool:
 
 
 def probe(address: str, timeout_s: float) -> ProbeResult:
-    """Look up the host, connect, and read the greeting. `timeout_s` bounds each of the first two steps."""
+    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up, and then connecting."""
     host, port = split(address)
     try:
         number = resolve_host(host, timeout_s)
@@ -303,7 +304,7 @@ def probe(address: str, timeout_s: float) -> ProbeResult:
 
 
 def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tuple[str, str]:
-    """Return what a failed probe means, and what to do about it."""
+    """Return the meaning of a failed probe, and advice for the user."""
     host, port = split(address)
     failure = result.failure
     if not result.ip_address:
@@ -334,7 +335,7 @@ def _explain_rejection(host: str, port: int, rejection: Rejection) -> tuple[str,
 
 
 def port_owner(ip_address: str, port: int) -> PortOwner | None:
-    """Return the process that listens at an IP address of this host; None if there is none, or this system does not tell."""
+    """Return the process that listens at an IP address of this host; None if none does, or this system does not tell."""
     try:
         sockets = listening_sockets(ip_address, port)
     except (OSError, ValueError, IndexError):
@@ -349,7 +350,7 @@ def port_owner(ip_address: str, port: int) -> PortOwner | None:
 
 
 def _holds(folder: Path, wanted: set[str]) -> bool:
-    with contextlib.suppress(OSError):  # another user's process, or one that has just ended
+    with contextlib.suppress(OSError):  # the process belongs to another user, or has just ended
         for fd in (folder / "fd").iterdir():
             with contextlib.suppress(OSError):
                 if os.readlink(fd) in wanted:
@@ -365,6 +366,6 @@ def _command(folder: Path) -> str:
 
 def _state(folder: Path) -> str:
     with contextlib.suppress(OSError, IndexError):
-        # The name before it may contain any character.
+        # The state is the first word after the command's name, which may contain any character.
         return (folder / "stat").read_text().rpartition(")")[2].split()[0]
     return ""

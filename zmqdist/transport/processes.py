@@ -1,10 +1,10 @@
-"""What the kernel knows about the processes of this host."""
+"""Whether a process of this host runs, as the kernel reports it."""
 
 from __future__ import annotations
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this host runs; a zombie does not. True if the system does not tell."""
+    """Return whether a process of this host runs; a zombie does not run. If the system does not tell, return True."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")

@@ -1,8 +1,8 @@
-"""A bare pyzmq echo, server and client: what the benchmarks compare with, and nothing else uses.
+"""A bare pyzmq echo, server and client. Benchmarks compare zmqdist with it, and no other code uses it.
 
-ROUTER and DEALER over tcp as a careful user would write them: no codec, no security, high-water marks 0. The one addition: the server
-replies to `SIZED_REQUEST` and a number by one frame of so many bytes, for the speed of large payloads. It serves every process that
-reaches its port.
+Its sockets are ROUTER and DEALER over tcp, as a careful user would write them: no codec, no security, high-water marks 0. The server has
+one addition, for the speed of large payloads: it replies to `SIZED_REQUEST` and a number with one frame of that many bytes. It serves every
+process that reaches its port.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SIZED_REQUEST: Final = b"bytes "
 REQUEST_BYTES_MAX: Final = 4096
 REPLY_BYTES_MAX: Final = 256 * 2**20
 REPLY_MS_MAX: Final = 30_000
-"""Milliseconds after which a missing reply is an error: the other side has ended."""
+"""Milliseconds after which a missing reply is an error, because the server has ended."""
 
 
 class BareServer:
-    """An echo server in a thread of its own, until it is closed.
+    """An echo server that runs in a thread of its own until it is closed.
 
     Args:
       address: "host:port"; port 0 takes a free port.
@@ -52,7 +52,7 @@ class BareServer:
 
     def close(self) -> None:
         """End the thread and free the port."""
-        self._context.term()  # its socket then raises ContextTerminated
+        self._context.term()  # the socket then raises ContextTerminated in the server's thread
         self._thread.join()
 
     def _serve(self, socket: zmq.Socket[bytes]) -> None:
@@ -71,7 +71,7 @@ class BareServer:
                         socket.send(kept, copy=False)
                 except zmq.ZMQError:  # `close` has terminated the context
                     return
-                except BaseException:  # for instance no memory for a reply: this request gets none
+                except BaseException:  # for instance no memory for a reply: only this request gets none
                     kept = bytearray()
                     log.exception("the bare echo server could not reply")
 
@@ -84,7 +84,7 @@ def _requested_bytes(request: bytes) -> int | None:
 
 
 class BareClient:
-    """Sends requests to a BareServer, from one thread. Use it in a with-statement.
+    """The client of a BareServer, for one thread. Use it in a with-statement.
 
     Raises (from each method):
       zmq.Again: no reply within REPLY_MS_MAX.
@@ -107,7 +107,7 @@ class BareClient:
         self._context.term()
 
     def round_trips(self, count: int) -> list[float]:
-        """Return the seconds of each of `count` small requests, sent one after the other."""
+        """Send `count` small requests, each after the reply to the one before, and return the seconds that each took."""
         send, receive = self._socket.send, self._socket.recv
         took = []
         for _ in range(count):
@@ -118,7 +118,7 @@ class BareClient:
         return took
 
     def pipelined(self, count: int, window: int) -> float:
-        """Return the seconds for `count` small requests, of which `window` at a time are on the way."""
+        """Send `count` small requests, in groups of `window` whose replies are awaited together. Return the seconds that all took."""
         send, receive = self._socket.send, self._socket.recv
         start = perf_counter()
         for first in range(0, count, window):
@@ -130,7 +130,7 @@ class BareClient:
         return perf_counter() - start
 
     def fetch(self, byte_count: int) -> float:
-        """Return the seconds from a request for one frame of `byte_count` bytes to its arrival, without a copy."""
+        """Request one frame of `byte_count` bytes, and return the seconds until it has arrived. The frame is not copied."""
         start = perf_counter()
         frame = self.request(SIZED_REQUEST + str(byte_count).encode())
         took = perf_counter() - start

@@ -1,7 +1,7 @@
-"""Memory for large arrays that are received or copied: it belongs to this process, and is used again when nothing refers to it any more.
+"""Private memory for large arrays that this process receives or copies. It is reused when no array refers to it any more.
 
 Touching fresh memory takes several times as long as writing to used memory, and the C library returns large blocks to the system at
-once. So the memory of collected arrays is kept for the next array of about the same size, up to RECEIVED_IDLE_BYTES_MAX.
+once. So this module keeps the memory of collected arrays for the next array of about the same size, up to RECEIVED_IDLE_BYTES_MAX.
 
 Not here: memory that processes share (shm_pool.py).
 """
@@ -19,11 +19,11 @@ from zmqdist.limits import RECEIVED_IDLE_BYTES_MAX
 from zmqdist.transport.shm_mapping import Exporter
 
 _KEPT_BYTES_MIN = 2**20
-"""Bytes. The C library itself keeps smaller blocks."""
+"""Bytes. The C library itself keeps freed blocks that are smaller, so they need no pool."""
 
 
 class ReceivedMemory(Exporter):
-    """The owner of the memory of a received array; all views keep it alive."""
+    """The owner of the memory of a received array; each view of the array keeps the owner alive."""
 
     __slots__ = ("_memory", "_pool")
 
@@ -37,7 +37,7 @@ class ReceivedMemory(Exporter):
 
 
 class _Pool:
-    """Free memory, the longest unused first. Finalizers call `give_back`, so that takes no lock."""
+    """Free memory, the longest unused first. `give_back` takes no lock, because finalizers call it, at any point of any thread."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -64,7 +64,7 @@ _pool = _Pool()
 
 
 def memory_for(nbytes: int) -> NDArray[np.uint8]:
-    """Return `nbytes` uninitialized bytes that no other array shows. Raises MemoryError."""
+    """Return `nbytes` uninitialized bytes that no other array uses. Raises MemoryError."""
     if nbytes < _KEPT_BYTES_MIN:
         return np.empty(nbytes, np.uint8)
     return ReceivedMemory(_pool.take(nbytes), nbytes).array()

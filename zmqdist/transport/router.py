@@ -1,33 +1,33 @@
-"""The one listening socket of a server: the connected peers, and messages from and to them.
+"""The one listening socket of a server: the connected peers, and the messages from and to them.
 
 Rules
-    A peer is one connection. ZeroMQ chooses its routing id and never uses it again; the peer's name and incarnation are in its hello.
-    A connection begins with the peer's hello, and the server replies with its own. Before that hello, and after a hello of another
-    major version, its messages are dropped. Its role comes from the handshake (zap.py), never from its messages.
-    A message goes to the handler of its kind, if the peer's role may send that kind; `admin` may send all kinds.
-    A peer whose role is `revoked` gets the reason in place of our hello, and no other reply. A peer whose role is `joining` gets our hello,
-    and may send only the kinds that name this role.
-    No message of a peer raises here. A wrong one is counted in `dropped`, is refused by a Refused at most REFUSALS_MAX times, and is
-    logged once for each peer.
+    A peer is one connection. ZeroMQ chooses its routing id, which is never used again; the peer's hello has its name and incarnation.
+    A connection begins with the peer's hello, and the server replies with its own. Messages of the peer before its hello, or after a hello
+    of another major version, are dropped. The handshake decides the peer's role (zap.py), never a message.
+    The router calls the handler of a message's kind, if the peer's role may send that kind; `admin` may send all kinds.
+    A peer whose role is `revoked` gets the reason in place of the server's hello, and no other reply. A peer whose role is `joining` gets
+    the hello, and may send only the kinds that are registered for this role.
+    No message of a peer raises an error in the server. A wrong message is counted in `dropped`, answered by Refused (at most REFUSALS_MAX
+    times for each peer), and logged once for each peer.
     A send never waits. False means that the message was not sent; True does not promise that it arrives.
 
 Lost connections
-    The monitor reports the end of a descriptor, and the system uses descriptor numbers again at once. So a report only names
-    suspects: all peers that were met on that descriptor. A suspect is sent a Ping, and only ZeroMQ's "host unreachable" proves that it
-    has gone. The end of a connection reaches the socket later than its report, because ZeroMQ's thread and the loop hand it over three
-    times, behind all their other work. So the Ping is repeated, each time after twice the pause, until the suspect has gone, or as many
-    peers of its descriptor have gone as ends were reported. A limit in time would let off lost peers, which would then stay for ever
-    with their calls, streams and threads.
+    The monitor reports the end of a descriptor, and the system reuses descriptor numbers at once. So a report only makes suspects of all
+    peers whose messages arrived on that descriptor. The router sends each suspect a Ping, and only ZeroMQ's "host unreachable" proves that
+    the suspect has gone. The end of a connection reaches the socket later than its report, because ZeroMQ's thread and the loop hand it
+    over three times, behind all their other work. So the Ping is repeated, each time after twice the pause, until the suspect has gone, or
+    until as many peers of its descriptor have gone as ends were reported. With a limit in time, a lost peer could remain for ever, with its
+    calls, streams and threads.
     The first message of a connection may be read after the report of its end. So a new peer is a suspect at once if its descriptor has
     more reported ends than peers that have gone.
-    `on_gone` is called when everything that the peer had sent was read.
+    `on_gone` is called when all messages that the peer had sent were read.
 
 Ending a connection
-    ZeroMQ's ROUTER cannot end one of its connections. So `expel` serves the peer no more, reports it as gone, and shuts its descriptor down
-    a little later, when the reason has been sent. It leaves a descriptor alone of which an end was reported, because the system may have
-    given the number to another connection.
+    ZeroMQ's ROUTER cannot end one of its connections. So `expel` serves the peer no more, reports it as gone, and shuts its descriptor
+    down a little later, when the reason has been sent. If an end of that descriptor was reported, `expel` leaves it alone, because the
+    system may have given the number to another connection.
 
-Not here: the meaning of messages, and pending calls (the handlers bound those).
+Not here: the meaning of messages, and the calls that wait for a reply (the handlers bound them).
 """
 
 from __future__ import annotations
@@ -77,17 +77,17 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 log = logging.getLogger("zmqdist.transport")
 
 SUSPECT_STEP_S: Final = 0.003
-"""Seconds after which a suspect is sent the next Ping; each pause is twice as long as the one before."""
+"""Seconds between the first Ping to a suspect and the second; each later pause is twice as long as the one before."""
 SUSPECT_STEP_MAX_S: Final = 60.0
-"""The longest of these pauses. A Ping costs an innocent suspect a message."""
+"""The longest pause between two Pings, in seconds. An innocent suspect gets one message after each pause."""
 REFUSALS_MAX: Final = 32
-"""Refused messages sent to one peer: a peer that does not read them must not fill this process's memory."""
+"""Number of Refused messages sent to one peer. A peer that does not read them must not fill this process's memory."""
 TRIM_DELAY_S: Final = 1.0
-"""Seconds after the last message that was too large, until its memory is returned to the system."""
+"""Seconds after the last oversized message until its memory is returned to the system."""
 LINGER_S: Final = 0.2
 """Seconds that the last replies have to leave when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
-"""Seconds that a server without references has to reply to running calls and to free its port."""
+"""Seconds that a server that the program has dropped has, to reply to running calls and free its port."""
 EXPELLED_S: Final = 0.2
 """Seconds that the reason has to leave before the connection of an expelled peer is shut down."""
 
@@ -105,24 +105,24 @@ Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
 
 
 class Router:
-    """The server's socket and its peers; see the module's docstring. Call all methods in the loop's thread, or before the loop starts.
+    """The server's socket and its peers; the module's docstring has the rules. Use it in the loop's thread, or before the loop starts.
 
     Attributes:
-      on_hello: called with a peer whose hello has arrived, after ours was sent.
-      on_gone: functions, each called once with a peer that `on_hello` has shown and that has gone.
+      on_hello: called with a peer whose hello has arrived, after the server's hello was sent.
+      on_gone: functions, each called once for every peer that has gone after `on_hello` was called with it.
       dropped: number of messages that were not accepted, by reason.
       received: number of messages since the router was made.
-      refused_handshakes: connections that ended before their first message was read. For some of them (a peer that speaks an old
-        protocol, or none) ZeroMQ has no event of its own, so their end has to do.
-      peers_max: bound on the connections that are served.
-      stopping: the server stops. It sends no hello any more, so that a new peer waits for the next server at this address.
+      refused_handshakes: number of connections that ended before their first message was read. ZeroMQ reports some refusals by no other
+        event, for instance of a peer that speaks an old protocol or none.
+      peers_max: bound on the number of connections that are served.
+      stopping: whether the server stops. It sends no hello any more, so that a new peer waits for the next server at this address.
     """
 
     def __init__(self, loop: Loop, security: ServerSecurity, hello: Hello) -> None:
         """Open the socket, without binding it.
 
         Args:
-          hello: sent to each peer.
+          hello: the hello that is sent to each peer.
         """
         self.on_hello: Callable[[Peer], None] | None = None
         self.on_gone: list[Callable[[Peer], None]] = []
@@ -138,7 +138,7 @@ class Router:
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, list[Peer]] = {}
         self._reported_ends: Counter[int] = Counter()
-        """By descriptor: reported ends less peers that have gone."""
+        """By descriptor: number of reported ends, less the number of peers that have gone."""
         self._gone_unread: list[Peer] = []
         self._closed = False
         self._turn_budget = 0
@@ -187,16 +187,16 @@ class Router:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`; port 0 takes a free port, of ZMQDIST_PORTS if that is set.
+        """Listen on `host:port`. Port 0 takes a free port, one of ZMQDIST_PORTS if that is set.
 
-        If a dropped server of this process still has the port, this waits DROPPED_S at most for its end.
+        If a server of this process that was dropped still has the port, wait DROPPED_S at most for its end.
 
         Returns:
           The bound `host:port`.
 
         Raises:
-          UnknownError: the address is in use, not of this machine, or not allowed.
-          FailedPreconditionError: the security does not cover the address (security.py).
+          UnknownError: the address is in use, does not belong to this host, or may not be bound.
+          FailedPreconditionError: the security does not permit the address (security.py).
           InvalidArgumentError: `address` is not an address.
         """
         host, port = split(address)
@@ -221,7 +221,7 @@ class Router:
         raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
-        """Serve a TCP socket that is bound and listens already. ZeroMQ owns the descriptor from now on. Returns and raises as `bind`."""
+        """Serve a TCP socket that listens already. The descriptor then belongs to ZeroMQ. Returns and raises as `bind`."""
         with sockets.socket(fileno=fd) as wrapped:
             name = wrapped.getsockname()
             wrapped.detach()
@@ -255,15 +255,15 @@ class Router:
         fn: Callable[[Peer, Any, list[memoryview]], None],
         roles: frozenset[str] | None = None,
     ) -> None:
-        """Register `fn(peer, message, frames)` as the handler of a kind of message. It may keep the frames and write to them.
+        """Register `fn(peer, message, frames)` as the handler of a kind of message. The handler may keep the frames and write to them.
 
         Args:
-          roles: the roles besides `admin` that may send this kind; None for all. Others get PERMISSION_DENIED.
+          roles: the roles besides `admin` that may send this kind; None for each role but `joining`. Other peers are refused.
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
     def bulk_channel(self, peer: Peer) -> BulkChannel:
-        """Return the channel for large parts from and to a peer; it is made on first use."""
+        """Return the channel for large parts from and to a peer. The first call makes it."""
         if peer.bulk is None:
             peer.bulk = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
             if peer.hello is not None:
@@ -271,11 +271,11 @@ class Router:
         return peer.bulk
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
-        """Send without waiting.
+        """Send a message without waiting.
 
         Args:
-          frames: payload, copied. Use it for small frames: sending one without a copy takes ZeroMQ longer, and large parts travel by
-            `bulk_channel`.
+          frames: the payload, which is copied. Use it for small frames only: without a copy a small frame takes ZeroMQ longer, and large
+            parts travel by `bulk_channel`.
 
         Returns:
           False if nothing was sent: the peer has gone (the loop calls `on_gone` later), or its queue is full.
@@ -283,10 +283,10 @@ class Router:
         return not peer.ignored and self._send_raw(peer, encode(message), frames)
 
     def expel(self, peer: Peer, code: int = 0, text: str = "") -> None:
-        """Serve a peer no more, and end its connection. The loop calls `on_gone` at once, without waiting for the end.
+        """Serve a peer no more, and end its connection. `on_gone` is called soon, before the connection has ended.
 
         Args:
-          code, text: the reason, which is sent to the peer; code 0 sends none.
+          code, text: the reason to send to the peer; with code 0 none is sent.
         """
         if peer.ignored or peer.gone:
             return
@@ -302,13 +302,13 @@ class Router:
         self._loop.set_timer((self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer))
 
     def expel_key(self, key: bytes, problem: str) -> None:
-        """Expel every peer that was authenticated by a public key which was revoked."""
+        """Expel every peer whose connection was authenticated by a public key that is now revoked."""
         for peer in [peer for peer in self._peers.values() if peer.key == key]:
             self.expel(peer, UNAUTHENTICATED, problem)
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """Have the loop expel the peers that were authenticated by a key. Any thread may call this."""
-        with contextlib.suppress(FailedPreconditionError):  # the loop has ended
+        """Have the loop expel the peers that a key authenticated. Any thread may call this."""
+        with contextlib.suppress(FailedPreconditionError):  # the loop has been stopped
             self._loop.call_soon(self.expel_key, key, problem)
 
     def _shut_down(self, peer: Peer) -> None:
@@ -317,7 +317,7 @@ class Router:
             shut_down(peer.fd)
 
     def _end_silent(self, fd: int) -> None:
-        """End a connection that has sent no message since its handshake, because an unknown key may have been let in to join."""
+        """End a connection that has sent no message since its handshake: its key may be unknown, and admitted only to join."""
         if not self._by_fd.get(fd) and self._reported_ends[fd] <= 0:
             shut_down(fd)
 
@@ -342,7 +342,7 @@ class Router:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def count_work(self, count: int) -> None:
-        """Count a message as `count` messages against the bound of this turn, because its handler did as much work."""
+        """Count a message as `count` messages against the bound of this turn, because its handler did the work of so many."""
         self._turn_budget -= count - 1
 
     @property
@@ -351,7 +351,7 @@ class Router:
         return [peer for peer in self._peers.values() if peer.hello is not None and not peer.gone]
 
     def _read(self) -> bool:
-        """Read messages up to the bound; return True if it stopped at the bound. The loop has just seen that there is input."""
+        """Read messages; return True if the bound of this turn was reached. The loop has just seen that there is input."""
         has_input, recv, peers = self._watched.has_input, self._recv, self._peers
         self._turn_budget = MESSAGES_PER_WAKE_MAX
         while self._turn_budget > 0:
@@ -378,9 +378,9 @@ class Router:
         return True
 
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
-        """Make the peer of a new connection, whose first message has arrived."""
+        """Add the peer of a new connection, whose first message has arrived."""
         role, key = (ADMIN, b"") if self._security.mechanism == NONE else role_and_key(property_of(frame, "User-Id"))
-        if key and role != JOINING:  # because the key may have been revoked since the handshake
+        if key and role != JOINING:  # the key may have been revoked since the handshake
             role = self._security.policy.role(key) or REVOKED
         fd = fd_of(frame)
         peer = Peer(routing_id, fd, role, f"at {property_of(frame, 'Peer-Address') or 'an unknown address'}", key)
@@ -402,7 +402,7 @@ class Router:
             return
         if frames is None:
             self._count("too many frames or bytes")
-            # The C library keeps freed memory, here a gigabyte or more. Trimming takes milliseconds, so once for many messages.
+            # The C library keeps freed memory, here a gigabyte or more. Trimming takes milliseconds, so it is done once for many messages.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):
@@ -450,18 +450,18 @@ class Router:
         if peer.role == REVOKED:
             self.expel(peer, UNAUTHENTICATED, self._security.policy.problem(peer.key))
             return
-        if not self._send_raw(peer, self._hello_for(peer, hello)):  # the peer has gone before its hello was read
+        if not self._send_raw(peer, self._hello_for(peer, hello)):  # the peer had gone before its hello was read
             return
         peer.hello = hello
         if self.on_hello is not None and not peer.limited:
             self.on_hello(peer)
 
     def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
-        """Return our hello, with the offer of our shared memory if the peer has offered its own.
+        """Return the server's hello, with the offer of its shared memory if the peer has offered its own.
 
-        The memory that a peer offers may be that of any process that this one can open, itself included. So an offer is believed only from
-        a peer that could read that memory anyway: it has shown the user's token, or may run code here. The arrays of a peer whose key may
-        only call travel by the socket.
+        A peer may offer the memory of any process that this one can open, even this process's own. So the server accepts an offer only from
+        a peer that could read that memory anyway: it has shown the user's token, or its role may run code here. The arrays of a peer whose
+        role permits only calls travel by the socket.
         """
         trusted = self._security.mechanism != CURVE or peer.role in LISTENING_ROLES
         pool = this_pool() if trusted and hello.memory is not None else None
@@ -491,7 +491,7 @@ class Router:
             self._loop.set_timer((self, fd), None, self._forget_gone)
             self._reported_ends[fd] += 1
             if self._reported_ends[fd] <= 0:
-                continue  # a send has found out before this report that the peer has gone
+                continue  # a send had found that the peer has gone before this report arrived
             suspects = tuple(self._by_fd.get(fd, ()))
             if not suspects:
                 self.refused_handshakes += 1
@@ -500,7 +500,7 @@ class Router:
         return True
 
     def _suspect(self, peer: Peer, step_s: float) -> None:
-        """Send a Ping to find out whether the peer has gone, and again after `step_s`."""
+        """Send a Ping to find out whether the peer has gone. If it has not, repeat that after `step_s`."""
         if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
             self._suspect_later(peer, step_s)
 
@@ -514,7 +514,7 @@ class Router:
         return peer.gone
 
     def _mark_gone(self, peer: Peer) -> None:
-        """Note that the peer has gone. Messages that it had sent may still be unread, and are read first."""
+        """Note that the peer has gone. Its unread messages are read before the router forgets it."""
         peer.gone = True
         if peer in (met := self._by_fd.get(peer.fd, [])):
             met.remove(peer)
@@ -525,12 +525,12 @@ class Router:
             self._loop.call_soon(self._forget_gone)
 
     def _forget_gone(self) -> None:
-        """Forget the peers that have gone, once all their messages were read."""
+        """Forget the peers that have gone, when all their messages were read."""
         if self._closed:
             return
         self._watched.dirty = True
         if self._watched.has_input() and self._read():
-            self._loop.call_soon(self._forget_gone)  # there is more input: other callbacks have their turn first
+            self._loop.call_soon(self._forget_gone)  # there is more input, and other callbacks have their turn first
             return
         going, self._gone_unread = self._gone_unread, []
         for peer in going:

@@ -1,24 +1,25 @@
 """The security mechanism of a socket, and the secrets for it.
 
 Rules
-    A server has one mechanism, chosen by the address that it binds: on loopback the user's token (ZeroMQ's PLAIN, whose user name is
-    the role), elsewhere CURVE. CURVE is used on loopback, too, if keys are given. Binding another address without keys is refused,
+    A server has one mechanism, which the address that it binds decides: on loopback the user's token (ZeroMQ's PLAIN, whose user name is
+    the role), elsewhere CURVE. If keys are given, CURVE is used on loopback, too. Without keys, a server may not bind another address,
     unless `insecure` is set; then each start logs a warning.
 
     A connecting side uses CURVE if keys are given, else the token. It shows the token only on loopback, and only to a socket on which
-    this user listens: on a shared machine a stranger can take over a freed port, and would learn the token. ZeroMQ's own reconnecting
-    cannot check that first, so it is off (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt. The
-    instant between the check and the connect remains.
+    this user listens: on a shared host a stranger can take over a freed port, and would learn the token. ZeroMQ's own reconnecting
+    cannot check the listening user first, so it is off (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt.
+    A stranger could still take the port between this check and the connect.
 
-    With CURVE a listening socket shows the key of its kind of process: a server (the dispatcher, a task of a cluster) the key of the
+    With CURVE a listening socket shows the key of its kind of process: a server (the dispatcher, a task of a cluster) the key pair of the
     cluster's servers, a worker or a program the key of its role. A side that connects to a server expects `server.pub`. A side that
     connects to a worker or a program got its public key with its address, and accepts it only if `authorized` lists it for a role that
     listens. So a process with a worker's key can pose as a worker, and as nothing else.
 
-    Where a dispatcher vouches for keys (voucher.py), a listening socket asks it about each key, and a connecting socket about the key that
-    came with the address, or about the key that listens there. The file `authorized` then counts only while the dispatcher does not reply.
-    The folder of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens. It is read again
-    for each connection, because it may have been replaced.
+    Where a dispatcher vouches for keys (voucher.py), a listening socket asks it about the key of each peer. A connecting socket asks it
+    about the key that came with the address, or, if none came, which key listens there. The file `authorized` then counts only while the
+    dispatcher does not reply.
+    The folder of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens. The key is read
+    again for each connection, because it may have been replaced.
 
     Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or ZMQDIST_TOKEN_FILE. A token file given as an
     argument takes precedence over keys that only the environment names. `curve=True` insists on keys, `curve=False` ignores them.
@@ -57,26 +58,26 @@ NONE: Final = "none"
 SERVER: Final = "server"
 
 NEVER_MS: Final = 1_000_000_000
-"""Milliseconds, eleven days: longer than any owner leaves a lost connection alone. ZeroMQ's -1 for "never" would also discard messages
-that had arrived and were not read yet when a connection ends.
+"""Milliseconds, eleven days: longer than any owner waits before it replaces a lost connection. ZeroMQ's -1 means "never", but with it
+ZeroMQ also discards messages that have arrived and were not read before the connection ended.
 """
 
 VoucherOf: TypeAlias = "Callable[[str | Path, str], Vouching | None]"
 
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
-"""Bytes read of the kernel's table at a time: the kernel makes as many lines as are requested, and walks all connections to fill a page."""
+"""Bytes to read of the kernel's table at a time. To fill a larger page, the kernel would walk through all connections of the host."""
 
 
 class KeyWatcher(Protocol):
-    """A socket that ends its connections with a key when the key is revoked."""
+    """A socket that ends its connections to peers with a certain key when that key is revoked."""
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """End the connections with this key. Called in any thread."""
+        """End the connections to peers with this key. Called in any thread."""
 
 
 class Vouching(Protocol):
-    """What a socket calls to learn about keys; voucher.py implements it."""
+    """The source of a socket's knowledge about keys. voucher.py implements it."""
 
     def attach(self, watcher: KeyWatcher) -> None: ...
 
@@ -91,7 +92,7 @@ class Vouching(Protocol):
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """What a server requires of each peer. Made by `server_security`."""
+    """The mechanism and the secrets of a server, with which it checks each peer. `server_security` makes it."""
 
     mechanism: str
     policy: Policy = field(default_factory=Policy)
@@ -100,11 +101,11 @@ class ServerSecurity:
 
     @property
     def public(self) -> bytes:
-        """The public key that the server shows, 32 bytes, to be announced with its address; empty without CURVE."""
+        """The public key that the server shows and announces with its address, 32 bytes; empty without CURVE."""
         return b"" if self.key is None else keys.decode_public(self.key.public)
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
-        """Set the options of a ROUTER, before it binds."""
+        """Set the options of a ROUTER. Call it before the socket binds."""
         if self.mechanism == NONE:
             return
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
@@ -140,14 +141,14 @@ class ServerSecurity:
 
 @dataclass(frozen=True)
 class ClientSecurity:
-    """What a connecting side shows. Made by `client_security`.
+    """The mechanism and the secrets of a connecting side, which it shows to the server. `client_security` makes it.
 
     Attributes:
-      role: the role that it asks for, see zap.py.
-      source: where the secret comes from, for errors.
-      key: its key pair; None takes the key that is in `folder` when a connection is made: `folder` is that of a process that joined.
-      server_key: the public key (Z85) that the other side must show, unless there is a voucher, which knows it.
-      peer: the public key that came with the address; empty for a server's.
+      role: the role in which this side wants to connect, see zap.py.
+      source: the origin of the secret, for errors.
+      key: this side's key pair. None: `folder` belongs to a process that joined, and its key is read for each connection.
+      server_key: the public key (Z85) that the other side must show. A voucher, if there is one, knows it instead.
+      peer: the public key that came with the address; empty for the address of a server.
     """
 
     mechanism: str
@@ -161,9 +162,9 @@ class ClientSecurity:
     voucher: Vouching | None = None
 
     def apply(self, socket: zmq.Socket[bytes], address: str) -> None:
-        """Set the options of a DEALER, before it connects, and switch off ZeroMQ's own reconnecting.
+        """Set the options of a DEALER, and switch off ZeroMQ's own reconnecting. Call it before the socket connects.
 
-        Call `may_connect` right before each connect, and connect only if it is True.
+        Call `may_connect` right before each connect, and connect only if it returns True.
         """
         host, _ = split(address)
         socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
@@ -183,14 +184,14 @@ class ClientSecurity:
         return self.server_key if self.voucher is None else self.voucher.expected(address, self.peer)
 
     def may_connect(self, address: str) -> bool:
-        """Return whether the secret may be shown at the address now. Only the token and a voucher can make this False.
+        """Return whether the secret may be shown at the address now. Only with the token or a voucher can it be False.
 
         Returns:
-          False if no process listens there, or the dispatcher has not vouched for the server's key yet; try again later.
+          False if no process listens there, or the dispatcher has not vouched for the server's key yet; the caller tries again later.
 
         Raises:
           UnauthenticatedError: another user listens there, or the dispatcher does not vouch for the server's key.
-          FailedPreconditionError: the address is not on this machine, or the system does not tell which user listens there.
+          FailedPreconditionError: the address is not on this host, or the system does not tell which user listens there.
         """
         if self.mechanism != PLAIN:
             return self.mechanism != CURVE or self.expected(address) is not None
@@ -217,16 +218,16 @@ def server_security(
     insecure: bool = False,
     vouched: VoucherOf | None = None,
 ) -> ServerSecurity:
-    """Return the security of a server that binds `host`. Reads the secrets; makes the user's token on first use.
+    """Return the security of a server that binds `host`. Reads the secrets, and makes the user's token on first use.
 
     Args:
-      role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE it shows the key of that role.
+      role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE the socket shows its key.
       curve: True insists on keys, False ignores them, None uses them if they are given.
-      insecure: without keys, let every peer connect as admin, unencrypted; logs a warning.
-      vouched: returns the voucher of a key folder and a role; None if no dispatcher vouches there.
+      insecure: if there are no keys, let every peer connect as admin, unencrypted; logs a warning.
+      vouched: a function of a key folder and a role that returns their voucher, or None if no dispatcher vouches for keys.
 
     Raises:
-      FailedPreconditionError: there are no keys for an address that other machines reach, or the secrets cannot be read.
+      FailedPreconditionError: there are no keys for an address that other hosts can reach, or the secrets cannot be read.
     """
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
@@ -259,12 +260,12 @@ def client_security(
     insecure: bool = False,
     vouched: VoucherOf | None = None,
 ) -> ClientSecurity:
-    """Return what to show at `address` in order to connect as `role`. Does not connect.
+    """Return the security with which a socket connects to `address` as `role`. Does not connect.
 
     Args:
       peer: the public key that came with the address of a worker or a program; empty for a server.
       curve: as in `server_security`.
-      insecure: without keys, show nothing: for a server that was started insecure.
+      insecure: if there are no keys, show nothing, to a server that was started insecure.
 
     Raises:
       FailedPreconditionError: there are no keys for an address that is not loopback, or the secrets cannot be read.
@@ -289,7 +290,7 @@ def _curve_client(address: str, role: str, folder: str | Path, peer: bytes, vouc
     joined = keys.load_joined(folder)
     role = role if joined is None else joined.role
     pair = keys.load_role(folder, role)
-    # The text contains the key, because the file may be replaced while this key is in use.
+    # The text has the key itself, because the file may be replaced while this key is in use.
     source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
     if voucher is not None:
         kept = pair if joined is None else None
@@ -298,7 +299,7 @@ def _curve_client(address: str, role: str, folder: str | Path, peer: bytes, vouc
 
 
 def _expected_key(address: str, folder: str | Path, peer: bytes) -> bytes:
-    """Return the public key that the other side must have, as ZeroMQ takes it."""
+    """Return the public key (Z85) that the other side must show."""
     if not peer:
         return keys.load_server_public(folder)
     if keys.load_authorized(folder).get(peer) not in LISTENING_ROLES:
@@ -332,7 +333,7 @@ def listening_users(host: str, port: int) -> set[int]:
     """Return the user ids of the sockets that would accept a connection to a loopback address; empty if no process listens.
 
     Raises:
-      FailedPreconditionError: this system does not tell.
+      FailedPreconditionError: this system does not tell which user listens.
     """
     try:
         return {uid for uid, _ in listening_sockets(host, port)}
@@ -343,9 +344,9 @@ def listening_users(host: str, port: int) -> set[int]:
 
 
 def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
-    """Return (user id, inode) of the sockets that would accept a connection to an IP address of this machine.
+    """Return (user id, inode) of the sockets that would accept a connection to an IP address of this host.
 
-    As the kernel does, this prefers a socket bound to the exact address to one bound to all addresses.
+    Like the kernel, this function prefers a socket bound to the exact address to one bound to all addresses.
 
     Raises:
       OSError, ValueError, IndexError: this system does not tell.
@@ -359,7 +360,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         _collect_listening(f"/proc/net/{name}", port, found)
-        # Only sockets of one user can share an address, and each table takes milliseconds where it is empty.
+        # Only sockets of one user can share an address, so the search ends here: each table takes milliseconds even if it is empty.
         if wanted in found:
             return found[wanted]
     for addresses in (exact, wild):
@@ -377,7 +378,7 @@ def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int
         next(file)
         for line in file:
             words = line.split(None, 10)
-            # The kernel lists those that listen first (its proc_net_tcp.rst), and the rest may be thousands.
+            # The kernel lists listening sockets first (its proc_net_tcp.rst); thousands of others may follow.
             if words[3] != _LISTEN:
                 break
             if words[1].endswith(suffix):
@@ -385,7 +386,7 @@ def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address that the kernel prints as 32-bit words in the machine's byte order."""
+    """Return the address that the kernel prints as 32-bit words in this host's byte order."""
     raw = bytes.fromhex(text)
     if sys.byteorder == "little":
         raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))

@@ -1,9 +1,9 @@
-"""Shared memory as the kernel has it: memfds, mappings, seals and locks. Linux only, no policy.
+"""Shared memory as the kernel offers it: memfds, mappings, seals and locks. Linux only, and without decisions about their use.
 
-A memfd is a file without a name: it vanishes when the last process that has it open or mapped has ended, however that ended, and the
+A memfd is a file without a name: it vanishes when each process that had it open or mapped has ended, even by a signal, and the
 size of /dev/shm does not matter. Other processes of the same user open it through its owner's entry in /proc.
 
-The C library makes the mappings, because Python's `mmap` keeps a descriptor for each mapping and cannot map in place.
+The C library makes the mappings, because Python's `mmap` keeps a descriptor for each mapping and cannot replace a mapping in place.
 
 Not here: who owns a block and who may write to it (shm_pool.py, shm_peer.py).
 """
@@ -54,19 +54,19 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 class Mapping:
-    """Memory of this process that shows a file. It is unmapped when nothing refers to it any more.
+    """Memory of this process that shows the content of a file. It is unmapped when no array refers to it any more.
 
     Attributes:
-      address, nbytes: its place in this process.
+      address, nbytes: the place of the mapping in this process's memory.
     """
 
     __slots__ = ("address", "nbytes")
 
     def __init__(self, fd: int, nbytes: int, *, writable: bool = True, private: bool = False, offset: int = 0) -> None:
-        """Map part of a file. With `private`, what is written stays in this mapping.
+        """Map part of a file. With `private`, only this mapping sees the bytes that are written to it.
 
         Raises:
-          OSError: the kernel refuses.
+          OSError: the kernel refuses the mapping.
         """
         self.nbytes = 0
         self.address = _map(0, fd, nbytes, offset, writable=writable, flags=_MAP_PRIVATE if private else _MAP_SHARED)
@@ -74,7 +74,7 @@ class Mapping:
         _libc.madvise(self.address, nbytes, mmap.MADV_HUGEPAGE)
 
     def array(self) -> NDArray[np.uint8]:
-        """Return all of it as a writable array, which keeps the mapping alive."""
+        """Return the whole mapping as a writable array, which keeps the mapping alive."""
         return _Mapped(self).array()
 
     def __del__(self) -> None:
@@ -83,7 +83,7 @@ class Mapping:
 
 
 def make_private(address: int, nbytes: int, fd: int, offset: int) -> None:
-    """Replace a shared mapping in place by a private one of the same file: from now on writes stay in this process."""
+    """Replace a shared mapping in place by a private one of the same file, so that later writes stay in this process."""
     _map(address, fd, nbytes, offset, writable=True, flags=_MAP_PRIVATE | _MAP_FIXED)
 
 
@@ -112,7 +112,7 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses. ENOMEM if the memory is not there, although the kernel would grant it and end a process later.
+      OSError: the kernel refuses; ENOMEM also if the memory is not available, which the kernel would grant and end a process later.
     """
     try:
         check_room(nbytes, "it")
@@ -130,8 +130,8 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
     """Open another process's memfd; return a descriptor of this process.
 
     Raises:
-      OSError: it does not exist any more, may not be opened, or its number now belongs to another file.
-      ValueError: it is not a memfd of at least `nbytes` with a sealed size. Mapping such a file could end this process.
+      OSError: the memfd does not exist any more, may not be opened, or its descriptor number now belongs to another file.
+      ValueError: the file is not a memfd of at least `nbytes` with a sealed size. Mapping such a file could end this process.
     """
     # Without O_NONBLOCK, opening a FIFO would wait until another process opens its other end.
     flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -165,7 +165,7 @@ def is_sealed_against_writing(fd: int) -> bool:
 
 
 def free_pages(fd: int, nbytes: int) -> None:
-    """Return the pages of the file to the system, even if processes have them mapped."""
+    """Return the pages of the file to the system, even while processes have them mapped."""
     _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
 
 
@@ -175,7 +175,7 @@ def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
     The kernel releases the lock when the last process that has the description ends, so that a killed holder can be recognised.
 
     Args:
-      shared: lock for reading only, together with other readers.
+      shared: take a lock for reading, which other readers may hold at the same time.
     """
     try:
         kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
@@ -196,7 +196,7 @@ def address_of(view: Any) -> int:
 
 
 def same_bytes(first: int, second: int, nbytes: int) -> bool:
-    """Return whether two places of this process hold the same bytes; as fast as the memory."""
+    """Return whether two places in this process's memory hold the same bytes. It reads both, as fast as the memory permits."""
     return _libc.memcmp(first, second, nbytes) == 0  # type: ignore[no-any-return]
 
 
@@ -215,7 +215,7 @@ class Exporter:
         }
 
     def array(self) -> NDArray[np.uint8]:
-        """Return all of it, as bytes."""
+        """Return all of the memory as an array of bytes."""
         return np.asarray(self)
 
 

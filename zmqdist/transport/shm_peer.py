@@ -1,10 +1,10 @@
 """Shared memory that other processes of this host lend to this one. shm_pool.py has the protocol.
 
 Rules
-    Nothing in a handle is believed. The opened file must be a memfd of sealed size that contains the bytes of the handle, because
-    mapping any other file could end this process. Of the owner's table, only cells of leases to this process are written.
-    An array that is lent to this process alone is given back by writing its cell, when the array and everything made from it was
-    collected. A published array is given back by closing the descriptor that holds its lock.
+    This process believes nothing in a handle. The opened file must be a memfd of sealed size that contains the bytes of the handle, because
+    mapping any other file could end this process. In the owner's table, this process writes only the cells of leases to this process.
+    The borrower gives back an array that is lent to it alone by writing the array's cell, when the array and all arrays made from it were
+    collected. It gives a published array back by closing the descriptor that holds the lock.
     Right before a fork, arrays lent to this process alone become private mappings and are never given back, because the child may go on
     reading them.
 """
@@ -40,7 +40,7 @@ from zmqdist.transport.shm_pool import (
 )
 
 LOCK_TRIES: Final = 1000
-"""Other processes hold the lock of a cell only while they look at it: after so many tries, each of which yields the core, one succeeds."""
+"""Number of attempts to lock a cell. Other processes hold that lock only while they look at the cell, and each attempt yields the core."""
 
 log = logging.getLogger("zmqdist.transport")
 
@@ -50,7 +50,7 @@ class PeerPool:
 
     Attributes:
       offer: the owner's offer.
-      nonce: the number read in the owner's table, which proves that this process can read it.
+      nonce: the number in the owner's table. It proves to the owner that this process can read the table.
     """
 
     def __init__(self, offer: Offer) -> None:
@@ -70,7 +70,7 @@ class PeerPool:
         self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 
     def close(self) -> None:
-        """Close the table; only for a forked child, which uses nothing of the pool."""
+        """Close the table. Only a forked child calls this, and it uses nothing of the pool afterwards."""
         if self._table_fd >= 0:
             os.close(self._table_fd)
             self._table_fd = -1
@@ -81,17 +81,17 @@ class PeerPool:
 
     @property
     def alive(self) -> bool:
-        """Whether the owner still has the pool. Memory that this process has mapped stays in either case."""
+        """Whether the owner still has its pool. Memory that this process has mapped stays mapped in either case."""
         return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
 
     def attach(self, handle: Handle) -> NDArray[np.uint8]:
         """Return the bytes of a handle as an array, without a copy.
 
-        The array is writable and private to the caller, or read-only if the bytes are frozen. The owner gets them back when the array and
-        everything made from it was collected.
+        The array is writable and private to the caller, or read-only if the bytes are frozen. The owner gets the bytes back when the array
+        and everything made from it was collected.
 
         Raises:
-          UnavailableError: the owner has taken them back, or has ended.
+          UnavailableError: the owner has taken the bytes back, or has ended.
           WireError: this is not a handle of this owner, or it was used before.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
@@ -115,8 +115,9 @@ class PeerPool:
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
     def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
-        """Claim a handle without mapping it, for a caller that lends the bytes on. Return the segment, and the lease. Raises as
-        `attach`.
+        """Claim a handle without mapping its bytes, for a caller that lends them to another process. Return the segment and the lease.
+
+        Raises as `attach`.
         """
         fd, inode, nbytes, _, _, cell, serial, mode = handle
         if mode != EXCLUSIVE:
@@ -145,7 +146,7 @@ class PeerPool:
         lease = BlockLease(self)
         self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
-            # -serial means that this process has claimed it before: then the lock is in use and stays.
+            # -serial means that this process has claimed the block before. Its lease uses the lock, which must stay.
             if self._cells[cell] >= 0:
                 shm_mapping.unlock(self._table_fd, cell)
             raise self._taken_back()
@@ -154,20 +155,20 @@ class PeerPool:
         return lease
 
     def _lock_cell(self, fd: int, cell: int, serial: int, *, shared: bool = False) -> None:
-        """Lock the cell of a valid handle. An invalid handle raises at once, so that it does not delay the cell's next lease."""
+        """Lock the cell of a valid handle. Raise at once for an invalid handle, so that it does not delay the cell's next lease."""
         for _ in range(LOCK_TRIES):
             if self._cells[cell] != serial:
                 break
             if shm_mapping.try_lock(fd, cell, shared=shared):
                 return
-            os.sched_yield()  # the owner, or a process with an old handle, is looking at the cell
+            os.sched_yield()  # the owner, or a process with an old handle, holds the lock for a moment
         raise self._taken_back()
 
     def _taken_back(self) -> UnavailableError:
         return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to another process")
 
     def _mapped_segment(self, handle: Handle) -> Segment:
-        """Return the segment of a handle, mapped shared and writable. It is kept for the next array in it."""
+        """Return the segment of a handle, mapped shared and writable. The mapping is kept for the next array in the segment."""
         fd, inode, nbytes = handle[:3]
         segment = self._mapped.get(inode)
         if segment is None:
@@ -217,14 +218,14 @@ class PeerPool:
             frozen = _known_frozen[inode] = FrozenSegment(Segment(ours, nbytes, 0, None))
         elif frozen.segment.nbytes < nbytes:
             raise ValueError(f"the handle says {nbytes} bytes of a segment that has {frozen.segment.nbytes}")
-        if mode == FROZEN:  # this process has the segment open, so the owner may end the lease
+        if mode == FROZEN:  # this process has the segment open, so the owner may reuse the cell
             self._cells[cell] = 0
         del lock
         return frozen.array()[offset : offset + length]
 
     def _read_lock(self, cell: int, serial: int) -> _ReadLock:
-        # A file description of its own, so that each lock of this process is independent; opened through this process's own entry in
-        # /proc, because that exists even if the owner has ended.
+        # Each lock needs a file description of its own, to be independent of the others. It is opened by this process's own entry in /proc,
+        # because that exists even after the owner has ended.
         lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
         self._lock_cell(lock.fd, cell, serial, shared=True)
         if self._cells[cell] != serial:
@@ -233,9 +234,10 @@ class PeerPool:
 
 
 class BlockLease:
-    """A claimed lease of a block that is lent to this process alone. Dropping it gives the block back, unless a fork has shared the block.
+    """A claimed lease of a block that is lent to this process alone. Its finalizer gives the block back, unless a fork has shared the
+    block.
 
-    The copy in a forked child does nothing.
+    The copy of the lease in a forked child does nothing.
     """
 
     __slots__ = ("cell", "owner", "process", "shared_by_fork")
@@ -266,7 +268,7 @@ class _ExclusiveMemory(Exporter):
         self.length = length
 
     def make_private(self) -> None:
-        """Replace the shared mapping by a private one, right before a fork. *Invariant*: blocks begin and end with pages."""
+        """Replace the shared mapping by a private one, right before a fork. *Invariant*: blocks begin and end at page boundaries."""
         if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
@@ -286,7 +288,7 @@ class _ReadLock:
 
 
 class _CopyOnWriteMemory(Exporter):
-    """The memory of an array that was lent to any number of processes: what is written to it stays in this mapping."""
+    """The memory of an array that was lent to any number of processes: only this mapping sees the bytes that are written to it."""
 
     __slots__ = ("lock", "mapping")
 
@@ -297,9 +299,10 @@ class _CopyOnWriteMemory(Exporter):
 
 
 def lendable_block(array: NDArray[Any]) -> Block | None:
-    """Return a block that shows the array, if the array begins with a block of this process or one that was lent to it alone; else None.
+    """Return a block with the bytes of the array, so that the array can be lent without a copy; None if there is no such block.
 
-    Use it for an array that no code changes any more: then it can be lent on without a copy.
+    There is one if the array begins where a block of this process begins, or a block that was lent to this process alone. Use it for an
+    array that no code changes any more.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -315,14 +318,14 @@ def lendable_block(array: NDArray[Any]) -> Block | None:
 
 
 _this_process = object()
-"""A fork replaces it in the child."""
+"""Identity of this process; a forked child replaces it."""
 _exclusive_memories: weakref.WeakSet[_ExclusiveMemory] = weakref.WeakSet()
 _known_frozen: weakref.WeakValueDictionary[int, FrozenSegment] = weakref.WeakValueDictionary()
 _peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictionary()
 
 
 def open_peer(offer: Offer) -> PeerPool | None:
-    """Return the pool that a peer offers; None if it cannot be opened: another host, user or namespace, or the peer has ended."""
+    """Return the pool that a peer offers; None if it cannot be opened, because of another host, user or namespace or the peer's end."""
     peer = _peers.get(offer)
     if peer is None:
         try:
@@ -336,7 +339,7 @@ def _before_fork() -> None:
     for hold in list(_exclusive_memories):
         try:
             hold.make_private()
-        except OSError:  # for instance too many mappings: the other arrays still become private
+        except OSError:  # for instance too many mappings; the loop goes on, so that the other arrays become private
             log.exception(
                 "an array in shared memory could not be made private before a fork; the child may see it change"
             )
@@ -344,18 +347,19 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    """Drop the pools of peers, because the parent shares the locks of their tables: the child opens a pool anew."""
+    """Drop the pools of peers in the child, because it shares the locks of their tables with the parent. The child opens them anew."""
     global _this_process
     _this_process = object()
     for peer in list(_peers.values()):
         if peer not in _shared_with_child:
-            peer.close()  # else a block lent to the parent later would stay locked by this child when the parent is killed
+            # Else this child would keep the lock of a block that is later lent to the parent, when the parent is killed.
+            peer.close()
         _inherited.append(peer)
     _peers.clear()
 
 
 _inherited: list[PeerPool] = []
 _shared_with_child: set[PeerPool] = set()
-"""Used only from right before a fork to right after it."""
+"""Pools with arrays that this fork has made private; used only from right before a fork to right after it."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_shared_with_child.clear, after_in_child=_in_child)

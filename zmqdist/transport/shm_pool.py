@@ -2,31 +2,32 @@
 
 Theory of operation
     A large buffer is copied once, into a block of a segment (a memfd), and a handle of eight numbers travels in its place. The receiver
-    opens the segment through the owner's entry in /proc, maps it and has the bytes (shm_peer.py). When nothing there refers to them any
-    more, it writes that into the table, a memfd that both have mapped, and the block is used again: touching fresh memory is slow.
+    opens the segment through the owner's entry in /proc, maps it and can read the bytes (shm_peer.py). When no object of the receiver
+    refers to them any more, it marks the block as free in the table, a memfd that both have mapped. The owner then reuses the block,
+    because touching fresh memory is slow.
 
-    Each lease has a cell of the table, and the byte of the same number as a lock.
+    Each lease has a cell in the table, and the byte of the table's file with the cell's number is its lock.
         0          no process has the block
-        serial     lent, under a number that never comes again in this table
+        serial     lent; no other lease of this table ever has this number
         -serial    the receiver has claimed it, and holds the lock until it gives the block back
-    A receiver locks, checks that the cell has the serial of its handle, and only then maps. The owner voids a lease only under the same
-    lock. So a late handle finds another number, and never memory that was used again. The kernel releases the locks of a process that
-    ends, however it ends: a claimed cell without a lock belongs to a receiver that was killed.
+    A receiver locks the cell, checks that it contains the serial of its handle, and only then maps. The owner voids a lease only under
+    the same lock. So a receiver with a late handle finds another number, and never maps reused memory. The kernel releases the locks of a
+    process that ends in any way: a claimed cell whose lock is free belongs to a receiver that was killed.
 
     A published block has one cell for any number of receivers. Their mappings are private (copy-on-write) and they share the lock for
-    reading; the block is used again when no receiver has it.
+    reading; the owner reuses the block when no receiver has it.
 
 Rules
-    R1  The owner writes a block until it is lent. Then its one receiver does, or no process if it is published or frozen.
-    R2  A block is used again only when no lease of it is left and nothing in this process refers to it.
+    R1  The owner writes to a block until it lends the block. Then only the one receiver writes, or no process if it is published or frozen.
+    R2  The owner reuses a block only when no lease of it is left and no object in this process refers to it.
     R3  Finalizers take no lock: they append to a queue, or write one cell.
-    R4  A fork shares mappings that receivers believe to be private. So right before it they become private (copy-on-write), and their
-        blocks are not used again while the child may see them.
-    R5  A frozen segment is sealed, so that no process can ever write to it. It is not used again; it ends with its last user.
+    R4  A fork shares mappings that receivers believe to be private. So right before a fork they become private (copy-on-write), and their
+        blocks are not reused while the child may see them.
+    R5  A frozen segment is sealed, so that no process can ever write to it. It is not reused; it ends with its last user.
 
 ZMQDIST_ARENA=off switches the pool off; a number bounds it in MiB. The default is a quarter of the memory that this process may use.
 
-Not here: whether a peer can open our segments (hello), the content of blocks (rpc, dispatch).
+Not here: whether a peer can open this process's segments (hello), the content of blocks (rpc, dispatch).
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ log = logging.getLogger("zmqdist.transport")
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-# How a receiver maps a block: one receiver, shared and writable; any number, privately; one, or any number, read-only.
+# How receivers map a block: one shared and writable; any number privately; one read-only; any number read-only.
 EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""(descriptor of the segment, its inode, its bytes; offset, bytes; cell, serial, mode). Of use together with the owner's offer."""
+"""(descriptor of the segment, its inode, its bytes; offset, bytes; cell, serial, mode). It is usable only with the owner's offer."""
 Offer: TypeAlias = tuple[int, int, int]
 """(pid, descriptor of the table, its inode)."""
 
 NONCE_CELL: Final = 0
 SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
-"""Shortest seconds between two searches for killed receivers: when more memory is needed, and when the pool is full."""
+"""Least number of seconds between two searches for killed receivers: when more memory is needed, and when the pool is full."""
 
 
 class Segment:
@@ -74,9 +75,9 @@ class Segment:
 
     Attributes:
       capacity: bytes of each of its blocks.
-      used: number of blocks that are not free.
-      sealable: no other process ever had it mapped shared and writable, so that it can be sealed.
-      single_use: its blocks must not be used again.
+      used: number of its blocks that are in use.
+      sealable: no other process has ever mapped it shared and writable, so it can be sealed.
+      single_use: its blocks must not be reused.
     """
 
     __slots__ = ("__weakref__", "capacity", "fd", "inode", "mapping", "nbytes", "sealable", "single_use", "used")
@@ -97,7 +98,7 @@ class Segment:
 
 
 class Block:
-    """Bytes in shared memory that can be lent. It is free again when it was dropped and all its leases have ended.
+    """Bytes in shared memory that can be lent. The block is free again when no object refers to it and all its leases have ended.
 
     Attributes:
       nbytes: its size.
@@ -114,18 +115,18 @@ class Block:
         self.nbytes = nbytes
         self.mode = mode
         self.base = base
-        """An object that must live as long: the lease of another process's block, or the memory of a frozen array."""
+        """An object that must live as long as the block: the lease of another process's block, or the memory of a frozen array."""
 
     def lend(self) -> Handle | None:
-        """Return a lease for one receiver, which then owns the bytes; a frozen block stays shared. None if too many leases are out."""
+        """Return a lease for one receiver, which then owns the bytes; frozen bytes stay shared. None if too many leases exist."""
         return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """Return a lease for any number of receivers, until `take_back`; None as `lend`. No process may write to the block from now on."""
+        """Return a lease for any number of receivers, until `take_back`; None as `lend`. After this no process may write to the block."""
         return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
-        """Return the bytes as memory of this process; they live as long as the array."""
+        """Return the bytes as an array of this process, which keeps them alive."""
         if isinstance(self.base, FrozenSegment):
             return self.base.array()[self.offset : self.offset + self.nbytes]
         return _BlockMemory(self).array()
@@ -170,7 +171,7 @@ class FrozenSegment(Exporter, FrozenMemory):
 
 
 class _FrozenSegments:
-    """All frozen memory of this process, ordered by address, so that a view of it is recognised."""
+    """All frozen memory of this process, ordered by address, to recognise a view of such memory."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -185,12 +186,10 @@ class _FrozenSegments:
             self._by_start[start] = weakref.ref(frozen)
 
     def find(self, address: int, nbytes: int) -> tuple[FrozenSegment, int] | None:
-        """Return the frozen memory that contains these bytes, and their offset in it."""
+        """Return the frozen memory that contains these bytes, and their offset in it; None if no frozen memory does."""
         with self.lock:
             frozen = None
-            while (
-                frozen is None
-            ):  # entries of collected memory are removed on the way: their addresses may be in use again
+            while frozen is None:  # remove the entries of collected memory, because their addresses may be in use again
                 index = bisect.bisect_right(self._starts, address) - 1
                 if index < 0:
                     return None
@@ -208,9 +207,9 @@ class ShmPool:
     """The pool of one process. Any thread may use it.
 
     Attributes:
-      offer, nonce: where other processes find the table, and the number that they read there if they really can.
+      offer, nonce: how other processes find the table, and the number that they read in it, which proves that they can.
       bytes_max: bound on the bytes of all segments.
-      dropped_blocks: queue to which finalizers add blocks that nothing refers to any more (R3).
+      dropped_blocks: queue to which finalizers add blocks that no object refers to any more (R3).
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -225,7 +224,7 @@ class ShmPool:
         self._serials = itertools.count(1)
         self._lent: dict[int, tuple[int, Block]] = {}
         self._revoked: dict[int, Block] = {}
-        """Published cells that were taken back while a receiver still reads them."""
+        """Blocks of published cells that were taken back while a receiver still reads them."""
         self._free: dict[int, list[tuple[Segment, int]]] = {}
         self._segments: dict[Segment, None] = {}
         self._idle: OrderedDict[Segment, None] = OrderedDict()
@@ -242,7 +241,7 @@ class ShmPool:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Block | None:
-        """Return a block to fill. None (logged once) if the pool is full or the system refuses: send the bytes another way."""
+        """Return a block to fill. None (logged once) if the pool is full or the system refuses memory: send the bytes another way."""
         with self._lock:
             size = _block_size(nbytes)
             self._reclaim()
@@ -274,7 +273,7 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of another process's bytes, to be lent on even after its end. `base` is this process's lease of them."""
+        """Return a block of another process's bytes, to lend even after that process has ended. `base` is this process's lease of them."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
@@ -285,7 +284,7 @@ class ShmPool:
             segment = self._new_segment(size, size)
             if segment is None:
                 return None
-            segment.single_use = True  # it ends with its array
+            segment.single_use = True  # the segment ends with its array
             segment.used = 1
             kept = _BlockMemory(Block(self, segment, 0, nbytes))
             self._user_arrays.add(kept)
@@ -294,13 +293,13 @@ class ShmPool:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     def lend(self, block: Block, mode: int) -> Handle | None:
-        """Make a lease; see Block. None if too many leases are out."""
+        """Make a lease, as Block.lend describes. None if too many leases exist."""
         with self._lock:
             self._reclaim()
             if not self._free_cells:
                 self.sweep()
             if not self._free_cells:
-                self._warn_once(f"all {SHM_CELLS} leases are out")
+                self._warn_once(f"all {SHM_CELLS} leases are in use")
                 return None
             cell = self._free_cells.pop()
             serial = next(self._serials)
@@ -310,7 +309,7 @@ class ShmPool:
         return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
 
     def is_unclaimed(self, handle: Handle) -> bool:
-        """Return whether no receiver has claimed the lease yet. Not for a published block."""
+        """Return whether no receiver has claimed the lease yet. Do not use it for a published block."""
         return bool(self._cells[handle[5]] == handle[6])
 
     def take_back(self, handle: Handle) -> None:
@@ -334,7 +333,7 @@ class ShmPool:
         self._to_take_back.append(handle)
 
     def sweep(self) -> int:
-        """End the leases whose receivers have given them back or were killed; return how many there were."""
+        """End the leases whose receivers have given the block back, or were killed. Return how many ended."""
         with self._lock:
             before = len(self._free_cells)
             self._uses_until_collect = 0
@@ -348,7 +347,7 @@ class ShmPool:
 
     @property
     def lease_count(self) -> int:
-        """Leases that have not ended, as far as is known without looking at the table."""
+        """Number of leases that have not ended, as far as the pool knows without reading the table."""
         return len(self._lent) + len(self._revoked)
 
     @property
@@ -362,7 +361,7 @@ class ShmPool:
             self.take_back(self._to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            # A receiver writes its cell before it unlocks. If the cell were lent in between, the next lease would lose its lock.
+            # A receiver writes its cell before it unlocks. If the owner lent the cell in between, the next lease would lose its lock.
             if shm_mapping.try_lock(self._table_fd, cell):
                 self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
@@ -382,7 +381,7 @@ class ShmPool:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Process returned leases and dropped blocks. With many leases this happens at some uses of the pool only."""
+        """Process returned leases and dropped blocks. With many leases, only some uses of the pool look for returned ones."""
         self._uses_until_collect -= 1
         if self._uses_until_collect <= 0:
             self._end_returned()
@@ -404,7 +403,7 @@ class ShmPool:
             self._close_idle()
 
     def _pop_free(self, size: int) -> tuple[Segment, int] | None:
-        """Return a free block, the one used last, because its pages have been touched."""
+        """Return the free block that was used last, because its pages have been touched; None if there is none."""
         free = self._free.get(size)
         while free:
             segment, offset = free.pop()
@@ -413,7 +412,10 @@ class ShmPool:
         return None
 
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
-        """Look for killed receivers before fresh memory is touched. Not each time, because it costs a system call for each lease."""
+        """Search for killed receivers, and return a free block if there is one then.
+
+        The search costs a system call for each lease, so it is not made in each call.
+        """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
         if now < self._swept_at + SWEEP_S and not (full and now > self._swept_at + SWEEP_FULL_S):
@@ -463,7 +465,7 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Return the longest unused segment to the system. Its pages go first, because other processes may still have it mapped."""
+        """Return the longest unused segment to the system. Its pages are freed first, because other processes may still have it mapped."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
@@ -477,7 +479,7 @@ class ShmPool:
     # -- freezing -----------------------------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal the segment of a program's array in place; None if these bytes are not all of one, or another process has it mapped.
+        """Seal the segment of a program's array in place. None if the bytes are not a whole segment, or another process has mapped it.
 
         The array's own mapping becomes private first, so that older views write to pages that no other process sees.
         """
@@ -509,7 +511,7 @@ class ShmPool:
         try:
             shm_mapping.seal_against_writing(fd)
             return FrozenSegment(Segment(fd, nbytes, 0, None))
-        except OSError:  # a child that was forked without the hooks below has it mapped
+        except OSError:  # a child that was forked without the hooks below maps the file
             os.close(fd)
             return None
 
@@ -530,7 +532,7 @@ class ShmPool:
 
 
 def _block_size(nbytes: int) -> int:
-    """Return the block size for `nbytes`: one of few, so that blocks are used again. Above a slab it wastes an eighth at most."""
+    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above a slab, an eighth is wasted at most."""
     power = 1 << max(nbytes - 1, 1).bit_length()
     if power <= SHM_SLAB_BYTES:
         return max(power, SHM_BLOCK_BYTES_MIN)
@@ -538,7 +540,7 @@ def _block_size(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-# -- the one of this process ------------------------------------------------------------------------------------------
+# -- the pool of this process -----------------------------------------------------------------------------------------
 
 _pool: ShmPool | None = None
 _tried = False
@@ -591,6 +593,6 @@ def _in_child() -> None:
 
 
 _inherited: ShmPool | None = None
-"""The parent's pool. It is kept so that nothing of it is closed or unmapped while arrays of the child still show it."""
+"""The parent's pool. It is kept so that no part of it is closed or unmapped while arrays of the child still use it."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -1,9 +1,9 @@
-"""Joining a dispatcher by a ticket: the process makes its own key pair, and has it admitted by a token that works once.
+"""Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits its public key for a token that works once.
 
 A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
-It is a secret until it is used or has ended, so it travels on a descriptor or in a private file, never in arguments or the environment.
+It is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or environment.
 
-The result is a key folder (keys.py) for this process and its children. The secret key in it was made here and never leaves this host.
+The result is a key folder (keys.py) for this process and its children. This process makes the secret key, which never leaves this host.
 
     server.pub        the dispatcher's public key, as it was in the ticket
     worker.key        the key pair, named by its role; replaced when the dispatcher asks for a new one
@@ -40,7 +40,7 @@ from zmqdist.wire.hello import our_hello
 FORM: Final = "zmqdist-ticket-1"
 TICKET_BYTES_MAX: Final = 1024
 JOIN_S: Final = 30.0
-"""Seconds for which a process tries to reach the dispatcher of its ticket."""
+"""Seconds for which a process tries to reach the dispatcher that its ticket names."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class JoinTicket:
     Attributes:
       dispatcher: "host:port".
       server_key: the dispatcher's public key, 40 characters.
-      number, secret: of the token.
+      number, secret: the two parts of the join token.
     """
 
     name: str
@@ -65,7 +65,7 @@ class JoinTicket:
 
 
 def decode_ticket(text: str) -> JoinTicket:
-    """Return the ticket in a line of text. Raises InvalidArgumentError, whose text contains nothing of the secret."""
+    """Return the ticket that a line of text encodes. Raises InvalidArgumentError, whose text contains no part of the secret."""
     words = text.split()
     if len(words) != 6 or words[0] != FORM or keys.decode_key(words[3]) is None or not text.isascii():
         raise InvalidArgumentError(
@@ -76,7 +76,7 @@ def decode_ticket(text: str) -> JoinTicket:
 
 
 def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
-    """Read a ticket from a private file (mode 0600), or from a descriptor until its end; the descriptor is then closed.
+    """Read a ticket from a private file (mode 0600), or from a descriptor until end of file; the descriptor is then closed.
 
     Raises:
       FailedPreconditionError: the file cannot be read, or other users can read it.
@@ -96,7 +96,7 @@ def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
 
 
 class _Attempt:
-    """One join on its connection: `joined` or `error` is set before `ended`."""
+    """One attempt to join, on its own connection. `joined` or `error` is set before the event `ended`."""
 
     def __init__(self, ticket: JoinTicket) -> None:
         self.joined: Joined | None = None
@@ -125,13 +125,13 @@ class _Attempt:
 def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -> str:
     """Make a key, have the dispatcher admit it, and write the key folder of this process. Blocks for `timeout_s` at most.
 
-    The folder is made with mode 0700; keys in it are replaced.
+    The folder is made with mode 0700, and existing keys in it are replaced.
 
     Returns:
       The role of the key.
 
     Raises:
-      UnauthenticatedError: the token was used, has ended, or is not known to this dispatcher; or the dispatcher has another public key.
+      UnauthenticatedError: the token was used, has expired, or is not known to this dispatcher; or the dispatcher has another public key.
       PermissionDeniedError: the token is for another name.
       DeadlineExceededError: no dispatcher replied within `timeout_s`.
       FailedPreconditionError: the folder cannot be written.

@@ -1,10 +1,10 @@
-"""The user's token: it proves on loopback that two processes belong to the same user.
+"""The user's token: on loopback it proves to a process that its peer belongs to the same user.
 
-The token is made on first use in `$XDG_STATE_HOME/zmqdist/token` (`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600.
+zmqdist makes the token on first use in `$XDG_STATE_HOME/zmqdist/token` (`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600.
 The environment variable ZMQDIST_TOKEN_FILE, or an argument, names another file.
 
-A token is read only from a file that belongs to this user and that no other user can read; otherwise another user may know it, or may
-have put it there. Its text never appears in an error.
+A token file must belong to this user, and no other user may be able to read it; otherwise another user may know the token, or may have
+made the file. The text of a token never appears in an error.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from zmqdist.errors import FailedPreconditionError
 ENVIRONMENT: Final = "ZMQDIST_TOKEN_FILE"
 TOKEN_BYTES_MIN: Final = 32
 TOKEN_BYTES_MAX: Final = 255
-"""ZeroMQ's own bound on a password."""
+"""Bytes. ZeroMQ does not accept a longer password."""
 
 
 def user_token(path: str | Path | None = None) -> tuple[bytes, Path]:
-    """Return the token and its file: `path`, else the file that ZMQDIST_TOKEN_FILE names, else the user's own, which is made if missing.
+    """Return the token and the path of its file.
+
+    The file is `path`, else the file that ZMQDIST_TOKEN_FILE names, else the user's own file, which is made if it is missing.
 
     Raises:
-      FailedPreconditionError: the file is missing (only the user's own is made), not private or damaged, or cannot be made.
+      FailedPreconditionError: the file is missing (only the user's own file is made), not private or damaged, or cannot be made.
     """
     named = path or os.environ.get(ENVIRONMENT)
     if named:
@@ -53,7 +55,7 @@ def default_path() -> Path:
 
 
 def create(path: str | Path) -> None:
-    """Make a token file, and its folder. An existing file stays as it is, also in a race.
+    """Make a token file and its folder. An existing file stays as it is, even if another process makes it at the same moment.
 
     Raises:
       FailedPreconditionError: the folder is not private, or cannot be written.
@@ -127,10 +129,10 @@ def _check_folder(folder: Path) -> None:
 
 
 def require_private(status: os.stat_result, what: str, *, mode_bits: int) -> None:
-    """Raise FailedPreconditionError if a file or folder belongs to another user, or is open to other users.
+    """Raise FailedPreconditionError if a file or folder belongs to another user, or if other users may access it.
 
     Args:
-      what: its name in the error, such as "the folder /x".
+      what: the name of the file or folder in the error, such as "the folder /x".
       mode_bits: permissions that must not be set.
     """
     problem = _problem(status, (), mode_bits)
@@ -142,8 +144,8 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
     if status.st_uid != os.geteuid():
         if status.st_uid not in owners:
             return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
-        # Kubernetes (fsGroup) and systemd (LoadCredential) give a process a file of root, which the process reads as a member of the file's
-        # group, or by an access list, whose mask shows here as the group's bits. So the group may read this file.
+        # Kubernetes (fsGroup) and systemd (LoadCredential) give a process a file that root owns. The process may read it as a member of the
+        # file's group, or by an access list, whose mask appears in the group's bits. So the group may read this file.
         mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:

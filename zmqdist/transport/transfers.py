@@ -1,21 +1,21 @@
-"""How the large parts of messages travel through one connection, the same at both ends.
+"""The transfer of messages with large parts through one connection, in either direction. Both sides use the same code.
 
 Rules
-    Parts up to one chunk in all travel as frames of their message, which costs least. The link decides how large a chunk is,
-    CHUNK_BYTES at most (pace.py): on a slow link a frame of half a megabyte takes longer than a heartbeat may. Larger parts travel
+    Parts that amount to one chunk at most travel as frames of their message, which costs least. The link decides how large a chunk is,
+    CHUNK_BYTES at most (pace.py): on a slow link a frame of half a megabyte would delay a heartbeat for too long. Larger parts travel
         as a handle   of shared memory, if the other side has shown that it can open this process's memory; or else
         in chunks     between which small messages pass (bulk_machine.py).
-    The bytes to send belong to the message: no code changes them until the transfer is over (rpc/snapshots.py). Up to CHUNK_BYTES they
-    are copied here, so that callers need not know which way they travel.
-    A handle is taken back if its message was not sent, the connection is lost, or its call is over. A receiver that has claimed it
-    keeps the memory; a later claim is refused. A receiver that does not want lent memory claims it and gives it back.
+    The bytes to send belong to the message: no code changes them until the transfer is over (rpc/snapshots.py). Parts of up to CHUNK_BYTES
+    in all are copied in `send`, so that callers need not know which way the parts travel.
+    The sender takes a handle back if its message was not sent, if the connection is lost, or when its call is over. A receiver that has
+    claimed the handle keeps the memory; a later claim is refused. A receiver that does not want the memory claims it and gives it back.
     Parts that a Call holds back stay with the sender until the receiver sends SendParts.
     A message is delivered as a whole, when the last byte of its last part has arrived.
 
-A side uses shared memory towards a peer that has named the nonce in this process's table: that proves that the peer has opened it. A
-server names it in its hello, a client in SharedMemoryAccepted.
+A side shares its memory with a peer that has sent the nonce from this side's table, because only a process that can open the memory
+can know the nonce. A server sends the client's nonce in its hello, a client the server's in SharedMemoryAccepted.
 
-Not here: the meaning and the receiver of the parts.
+Not here: the meaning of the parts, and the code that uses them.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block"
 """A large part to send: a flat buffer of bytes, or a block of this process's pool."""
 Frames: TypeAlias = Sequence[Any]
 Allocator: TypeAlias = "Callable[[list[int]], list[Any]]"
-"""Returns a flat writable array for each size, anything for a size of 0. May raise OpError or MemoryError."""
+"""Returns a flat writable array for each size; for a size of 0 it may return any object. May raise OpError or MemoryError."""
 OnArrived: TypeAlias = "Callable[[list[Any] | None, str], object]"
-"""Gets the parts; or None, and why they did not arrive."""
+"""Called with the parts of a message and ""; or with None and the reason, if the parts did not arrive."""
 
 _HANDLE_NUMBERS = 8
 
 
 def is_large(sources: Sequence[Source]) -> bool:
-    """Return whether these parts are too large for frames of their message on any link."""
+    """Return whether these parts are, on any link, too large to travel as frames of their message."""
     return nbytes_of(sources) > CHUNK_BYTES
 
 
 def announced_bytes(parts: Sequence[Part]) -> int:
-    """Return the bytes of all parts of a received message, as its sender announces them."""
+    """Return the bytes of all parts of a received message, as announced by its sender."""
     return sum(max(0, part[0] if len(part) == 1 else part[4]) for part in parts if len(part) in (1, _HANDLE_NUMBERS))
 
 
 def allocate_fresh(sizes: list[int]) -> list[Any]:
-    """Allocate memory that no other array shows: the usual Allocator."""
+    """Return memory for each size that no other array uses. This is the usual Allocator."""
     return [memory_for(size) if size else None for size in sizes]
 
 
 class _Transfer:
-    """The parts of one call that travel in either direction.
+    """The parts of one call that are on the way, in either direction.
 
     Attributes:
-      handles: leases that were made for its message.
-      views: the buffers that leave in chunks, None for a part that does not. If `held`, they leave after SendParts.
-      frames: parts that have arrived, or arrive in chunks; then `on_arrived` gets them.
+      handles: the leases of shared memory that were made for its message.
+      views: the buffers that are sent in chunks; None for a part that is not. If `held`, they are sent after SendParts.
+      frames: the received parts, complete or filled by chunks as they arrive. `on_arrived` gets them at the end.
     """
 
     __slots__ = ("frames", "handles", "held", "on_arrived", "views")
@@ -86,12 +86,12 @@ class _Transfer:
 
 
 class BulkChannel:
-    """The large parts on the way through one connection. One thread at a time uses it; the owner of the connection calls `connection_lost`.
+    """The large parts that travel through one connection. One thread at a time uses it; the connection's owner calls `connection_lost`.
 
     Attributes:
-      shares_memory: whether the other side can open this process's shared memory. Any thread may read it.
-      tracked: transfers under way, by the number of their call; empty while a connection carries only small messages.
-      faults: number of messages of the other side that broke the protocol.
+      shares_memory: whether the peer can open this process's shared memory. Any thread may read it.
+      tracked: the transfers under way, by the number of their call; empty while the connection carries only small messages.
+      faults: number of messages from the peer that broke the protocol.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BulkChannel:
         """Make the channel of a new connection.
 
         Args:
-          send_message: sends a message without waiting; False if the connection is lost.
+          send_message: sends a message without waiting; returns False if the connection is lost.
         """
         self.shares_memory = False
         self.tracked: dict[int, _Transfer] = {}
@@ -115,7 +115,7 @@ class BulkChannel:
         self._held_count = 0
 
     def hello_arrived(self, hello: Hello) -> None:
-        """Note the other side's hello. Within one host the window is widest at once; a peer that lies about its host only slows its
+        """Note the peer's hello. If the peer is on this host, use the widest window at once; a peer that lies about its host slows only its
         own connection.
         """
         if hello.host == host_identity():
@@ -124,9 +124,7 @@ class BulkChannel:
     # -- shared memory ----------------------------------------------------------------------------------------------------
 
     def open_offered_memory(self, hello: Hello) -> int:
-        """Open the shared memory that the other side's hello offers. Return the nonce to name in reply; 0 if it cannot be opened from
-        here.
-        """
+        """Open the shared memory that the peer's hello offers. Return the nonce to send to the peer; 0 if the memory cannot be opened."""
         self.hello_arrived(hello)
         if hello.memory is None or hello.host != host_identity() or this_pool() is None:
             return 0
@@ -137,7 +135,7 @@ class BulkChannel:
         return int(self._peer_pool.nonce)
 
     def memory_accepted(self, nonce: int) -> None:
-        """Note the nonce that the other side names. The right one proves that it can open this process's memory."""
+        """Note the nonce that the peer has sent. The right one proves that the peer can open this process's memory."""
         self._pool = this_pool()
         self.shares_memory = self._pool is not None and nonce == self._pool.nonce
 
@@ -145,19 +143,19 @@ class BulkChannel:
 
     @property
     def sending(self) -> bool:
-        """Whether chunks are left to send, so that a thread must read the other side's acknowledgments or SendParts."""
+        """Whether chunks are left to send, so that a thread must read the Credit and SendParts messages of the peer."""
         return len(self._outbound) > 0 or self._held_count > 0
 
     @property
     def undelivered(self) -> int:
-        """How much of what was sent the other side does not have yet: bytes of chunks, plus one for each unclaimed handle."""
+        """How much of the sent data the peer does not have yet: the bytes of unacknowledged chunks, plus one for each unclaimed handle."""
         pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
         return self._outbound.bytes_left + (0 if pool is None else sum(map(pool.is_unclaimed, handles)))
 
     @property
     def unacknowledged(self) -> int:
-        """Bytes of chunks that were sent and not acknowledged."""
+        """Bytes of chunks that were sent and that the peer has not acknowledged."""
         return self._outbound.pace.unacknowledged
 
     def receiving(self, id: int) -> bool:
@@ -165,7 +163,7 @@ class BulkChannel:
         return id in self._inbound
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
-        """Send a message with its parts, in the cheapest way. Return False if nothing was sent; the sources stay as they were."""
+        """Send a message with its parts, in the cheapest way. Return False if nothing was sent, because the connection is lost."""
         nbytes = nbytes_of(sources)
         if nbytes <= self._outbound.pace.chunk_bytes:
             return self._send_message(message, sources)
@@ -189,7 +187,7 @@ class BulkChannel:
             return False
         if transfer.handles:
             self._forget_claimed()
-        self.call_ended(message.id)  # ends the transfer of a peer that uses a number twice
+        self.call_ended(message.id)  # if a faulty peer uses a number twice, this ends the earlier transfer
         self.tracked[message.id] = transfer
         if any(view is not None for view in transfer.views):
             if type(message) is Call and message.held:
@@ -200,7 +198,7 @@ class BulkChannel:
         return True
 
     def send_held_parts(self, message: SendParts) -> None:
-        """Send the parts that a call holds back, because the other side has room for them. Do nothing if the call is over."""
+        """Send the parts that a call holds back, because the peer has room for them now. Do nothing if the call is over."""
         transfer = self.tracked.get(message.id)
         if transfer is not None and transfer.held:
             transfer.held = False
@@ -212,7 +210,7 @@ class BulkChannel:
         self._send_chunks()
 
     def credited(self, message: Credit) -> None:
-        """Note that the other side has taken chunks out of its queue, and send the next ones."""
+        """Note that the peer has taken chunks out of its queue, and send the next ones."""
         self.faults += not self._outbound.acknowledged(message.nbytes, self._clock())
         self._send_chunks()
 
@@ -222,7 +220,7 @@ class BulkChannel:
             view = transfer.views[piece.part]
             chunk = Chunk(piece.id, piece.part, piece.offset)
             if not self._send_message(chunk, (view[piece.offset : piece.offset + piece.nbytes],)):
-                return  # the connection is lost, and its owner is about to notice
+                return  # the connection is lost, and its owner will notice
             if piece.id not in self._outbound:
                 transfer.views = []
                 if not transfer.handles:
@@ -231,12 +229,12 @@ class BulkChannel:
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def receive(self, id: int, parts: Sequence[Part], allocate: Allocator, on_arrived: OnArrived) -> list[Any] | None:
-        """Return the parts of a message that has arrived; None if `on_arrived` gets them later, unless `call_ended` comes first.
+        """Return the parts of a message that has arrived; None if `on_arrived` gets them later, unless the call ends first.
 
         Raises:
           WireError: no message has such parts.
           UnavailableError: the owner of lent memory has taken it back, or has ended.
-          ResourceExhaustedError: more than RECEIVING_BYTES_MAX bytes would be awaited.
+          ResourceExhaustedError: with these parts, more than RECEIVING_BYTES_MAX bytes would be awaited.
           OpError, MemoryError: from `allocate`.
         """
         sizes = self._sizes(id, parts)
@@ -256,7 +254,7 @@ class BulkChannel:
         return None
 
     def decline(self, parts: Sequence[Part]) -> None:
-        """Give back lent memory of a message that is not wanted."""
+        """Give back the lent memory of a message that this side does not want."""
         for part in parts:
             try:
                 if len(part) == _HANDLE_NUMBERS:
@@ -265,7 +263,7 @@ class BulkChannel:
                 pass
 
     def chunk_arrived(self, message: Chunk, frames: Frames) -> None:
-        """Process a chunk, wanted or not."""
+        """Store a chunk if its transfer still needs it, and acknowledge it in any case."""
         id, part, offset = message.id, message.part, message.offset
         nbytes = len(frames[0]) if len(frames) == 1 else 0
         if 0 < nbytes <= self._inbound.room_at(id, part, offset):
@@ -286,7 +284,7 @@ class BulkChannel:
             end(whole if outcome == DONE else None, self._inbound.problem)
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
-        """Return the bytes of each part, 0 for one that is lent."""
+        """Return the bytes of each part that travels in chunks, and 0 for a part in shared memory."""
         sizes = [part[0] if len(part) == 1 else 0 for part in parts]
         if len(parts) >= FRAMES_MAX or any(
             not 0 < part[0] <= ARRAY_BYTES_MAX if len(part) == 1 else len(part) != _HANDLE_NUMBERS for part in parts
@@ -304,7 +302,7 @@ class BulkChannel:
     # -- ends -------------------------------------------------------------------------------------------------------------
 
     def call_ended(self, id: int) -> bool:
-        """End the transfers of a call. Return whether the other side must still be informed, because it sends or awaits more."""
+        """End the transfers of a call. Return whether this side must inform the peer, because the peer still sends or awaits parts."""
         unfinished = self._forget_call(id)
         if owed := self._inbound.idle_credit():
             self._send_message(Credit(owed), ())
@@ -326,7 +324,7 @@ class BulkChannel:
             self._forget_call(id)
 
     def finalize(self) -> None:
-        """End all transfers from a finalizer: handles are taken back later. The channel is not used afterwards."""
+        """End all transfers from a finalizer, which leaves the return of handles to a later call. The channel is not used afterwards."""
         for transfer in self.tracked.values():
             for handle in transfer.handles:
                 assert self._pool is not None
@@ -341,7 +339,7 @@ class BulkChannel:
             self._pool.take_back(handle)
 
     def _forget_claimed(self) -> None:
-        """Forget replies whose handles were claimed, because a server gets no other sign that a reply has arrived."""
+        """Forget transfers whose handles were all claimed. A server gets no other sign that the client has a reply."""
         pool = self._pool
         assert pool is not None
         for id, transfer in list(self.tracked.items()):

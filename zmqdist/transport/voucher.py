@@ -1,17 +1,17 @@
-"""The states of peers' keys in a member: it asks its dispatcher, which vouches for keys and reports when one is revoked.
+"""The states of peers' keys in a member. The member asks its dispatcher, which vouches for keys and reports the revoked ones.
 
 Rules
-    A process has one link to the dispatcher for each (dispatcher, key folder), while a socket of that folder is open.
-    A listening socket asks about the key of each connection before it accepts it; ZeroMQ waits for the reply. A connecting socket asks
-    about the key that came with the address, or, without one, about the key that listens at the address.
-    A reply holds until the dispatcher sends another one. "Unknown" is not kept, because it would refuse a key that was admitted since.
-    When the link comes up again, all questions are asked again.
-    Without a reply for VOUCHING_S a key is judged by the static `authorized` file of the folder. A key that is not in it waits longer: its
-    handshake times out and is tried again, so that no member is refused because its dispatcher was slow.
+    A process has one link to the dispatcher for each (dispatcher, key folder), as long as a socket that uses that folder is open.
+    A listening socket asks about the key of each connection before it accepts the connection; ZeroMQ waits for the reply. A connecting
+    socket asks about the key that came with the address; if none came, it asks which key listens at the address.
+    A reply is valid until the dispatcher sends another one. The reply "unknown" is used once only, because the key may be admitted later.
+    When the link is up again after a loss, all questions are asked again.
+    If no reply arrives within VOUCHING_S, the static file `authorized` of the folder decides about a key in it. For any other key the wait
+    goes on until the handshake times out, and the peer tries again, so that no member is refused because its dispatcher was slow.
     When a key is revoked, each socket of the folder is called (`KeyWatcher`), and ends its connections with that key.
-    The process that joined makes a new key pair when the dispatcher wants one. Other processes of the folder read the file again.
+    The process that joined makes a new key pair when the dispatcher asks for one. Other processes of the folder read the file again.
 
-Not here: the decision about a key (keyring_machine.py), and what a socket does about it (router.py, connector.py).
+Not here: the decision about a key (keyring_machine.py), and what a socket does after it (router.py, connector.py).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from zmqdist.wire.hello import our_hello
 log = logging.getLogger("zmqdist.transport")
 
 REFUSED_S: Final = 1.0
-"""Seconds after which a link that the dispatcher has refused is tried again."""
+"""Seconds after which this process reconnects to a dispatcher that has refused the link."""
 TICK_S: Final = 0.1
-"""Seconds between two looks for questions whose time is up."""
+"""Seconds between two searches for questions that have waited too long."""
 
 _vouchers: dict[tuple[str, str, str], Voucher] = {}
 _lock = threading.Lock()
 
 
 def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
-    """Return this process's voucher for a dispatcher ("host:port") and a key folder. It connects when a socket attaches."""
+    """Return this process's voucher for a dispatcher ("host:port") and a key folder. It connects when the first socket attaches."""
     place = dispatcher.removeprefix("zmq://"), str(folder), role
     with _lock:
         if place not in _vouchers:
@@ -57,7 +57,7 @@ def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
 
 
 class Voucher:
-    """The states of keys for the sockets of one key folder; see the module's docstring. Any thread may call the public methods."""
+    """The states of keys, for the sockets of one key folder; the module's docstring has the rules. Any thread may call public methods."""
 
     def __init__(self, dispatcher: str, folder: str, role: str) -> None:
         self._dispatcher = dispatcher
@@ -70,7 +70,7 @@ class Voucher:
         self._owns = False
 
     def own(self) -> None:
-        """Make the new key pairs of this folder from now on. Only the process that joined calls this."""
+        """Make the new key pairs of this folder from now on. Call it only in the process that joined."""
         self._owns = True
 
     def attach(self, watcher: KeyWatcher) -> None:
@@ -81,7 +81,7 @@ class Voucher:
             self._linked()
 
     def detach(self, watcher: KeyWatcher) -> None:
-        """Remove a socket of the folder. After the last one the link ends in the background."""
+        """Remove a socket of the folder. After the last one, the link is closed in the background."""
         with self._lock:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
@@ -90,7 +90,7 @@ class Voucher:
                 in_background("zmqdist-voucher-stop", link.loop.stop)
 
     def judge(self, key: bytes) -> KeyVerdict:
-        """Return the rights of a key, as far as this process knows."""
+        """Return the rights of a key, as far as this process knows them."""
         link = self._link
         state = None if link is None else link.keys.get(key)
         if state is not None and state.role:
@@ -99,7 +99,7 @@ class Voucher:
         return KeyVerdict(role, role, role in LISTENING_ROLES)
 
     def ask(self, key: bytes, answer: Callable[[], object]) -> None:
-        """Call `answer` when `judge` can be called for a key: at once, or later in the link's thread."""
+        """Call `answer` as soon as `judge` can decide about a key: at once in this thread, or later in the link's thread."""
         with self._lock:
             link = self._linked()
         state = link.keys.get(key)
@@ -116,7 +116,7 @@ class Voucher:
           peer: the key that came with the address; empty for a server.
 
         Raises:
-          UnauthenticatedError: the key may not listen.
+          UnauthenticatedError: the owner of the key has no right to listen.
         """
         if not peer and address == self._dispatcher:
             return keys.load_server_public(self._folder)
@@ -137,7 +137,7 @@ class Voucher:
         raise UnauthenticatedError(f"no connection to {address}: its public key {keys.encode_public(state.key)}: {why}")
 
     def _linked(self) -> _Link:
-        """Return the link; it is opened on first use. The caller holds the lock."""
+        """Return the link, which the first call opens. The caller holds the lock."""
         if self._link is None:
             self._link = _Link(self._dispatcher, self._folder, self._role, self._owns, self._revoked)
             self._link.open()
@@ -151,10 +151,10 @@ class Voucher:
 
 
 class _Link:
-    """The connection to the dispatcher. Only its own thread writes to its maps.
+    """The connection to the dispatcher. Only the link's own thread changes the two dicts.
 
     Attributes:
-      keys, addresses: the latest state of each key, and of the key at each address.
+      keys, addresses: the dispatcher's latest reply about each key, and about the key that listens at each address.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class _Link:
         self._revoked = revoked
         self._new: keys.KeyPair | None = None
         self._fresh: set[bytes | str] = set()
-        """Questions whose reply was "unknown" and that no caller has used yet."""
+        """Questions that the dispatcher has answered with "unknown". A caller uses such a reply once."""
         self._waiting: dict[bytes | str, list[tuple[float, Callable[[], object]]]] = {}
         security = ClientSecurity(
             CURVE, role, f"key of {folder}", folder=folder, server_key=keys.load_server_public(folder)
@@ -190,11 +190,11 @@ class _Link:
         self.loop.start()
 
     def soon(self, fn: Callable[[], object]) -> None:
-        with suppress(FailedPreconditionError):  # the link has ended
+        with suppress(FailedPreconditionError):  # the link has been closed
             self.loop.call_soon(fn)
 
     def answer(self, key: bytes, address: str) -> KeyState | None:
-        """Return the reply to a question; None if there is none that still holds. Any thread may call this."""
+        """Return the reply to a question; None if there is none, or it is not valid any more. Any thread may call this."""
         state = self.addresses.get(address) if address else self.keys.get(key)
         if state is None:
             return None
@@ -208,13 +208,13 @@ class _Link:
     # -- in the link's thread ---------------------------------------------------------------------------------------
 
     def ask(self, key: bytes, address: str, answer: Callable[[], object] | None, wait_s: float) -> None:
-        """Ask the dispatcher, and call `answer` after its reply, or after `wait_s` without one."""
+        """Ask the dispatcher, and call `answer` when its reply arrives, or after `wait_s` without a reply."""
         question = address or key
         waiting = self._waiting.setdefault(question, [])
         first = not waiting
         waiting.append((self.loop.now() + wait_s, answer or (lambda: None)))
         if first:
-            self._dealer.send(AskKey(key, address))  # while the link is down this sends nothing, and `_up` asks
+            self._dealer.send(AskKey(key, address))  # while the link is down this sends nothing; `_up` asks later
             self.loop.set_timer(self, self.loop.now() + TICK_S, self._tick)
 
     def _tick(self) -> None:
@@ -233,7 +233,7 @@ class _Link:
             self.loop.set_timer(self, now + TICK_S, self._tick)
 
     def _unanswered(self, question: bytes | str) -> None:
-        """Note that no reply came in time. A folder of `keygen` then judges by its files, as without a dispatcher."""
+        """Note that no reply came in time. A folder that `keygen` made is then judged by its files, as without a dispatcher."""
         if keys.load_joined(self._folder) is None:
             if isinstance(question, str):
                 self.addresses.setdefault(question, KeyState(b"", "", address=question))
@@ -287,7 +287,7 @@ class _Link:
         self._dealer.reconnect()
 
     def _refused(self, error: OpError) -> None:
-        """Try again later. Only a debug line is logged, because the user's own socket is refused as well and says so."""
+        """Try again later. This logs only for debugging, because the dispatcher also refuses the user's own socket, which reports that."""
         log.debug("the dispatcher refuses to vouch for keys: %s", error)
         self.loop.set_timer((self, "refused"), self.loop.now() + REFUSED_S, self._dealer.reconnect)
 

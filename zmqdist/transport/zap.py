@@ -1,8 +1,8 @@
-"""Which peers may connect, and in which role: ZeroMQ's authentication protocol (ZAP, RFC 27).
+"""The decision which peers may connect, and in which role, by ZeroMQ's authentication protocol (ZAP, RFC 27).
 
 Rules
     `decide` is pure and total: it denies by default and never raises, whatever the frames contain.
-    The status is 200, 400 or 500, never 300: after 300 neither side closes the connection, and the client waits for ever.
+    The status is 200, 400 or 500, never 300: after 300 no side closes the connection, and the client waits for ever.
     No secret reaches a log, a repr or a reply.
 
 The user id of a reply is the peer's role, with CURVE followed by its public key. libzmq attaches it to every message of the connection
@@ -14,11 +14,11 @@ Roles
     worker   may run functions
     admin    may do everything
 
-Two more stand for connections that get one answer and nothing else (router.py), because ZeroMQ has no way to say why it refuses one:
-    joining  a key that is not known yet, while a dispatcher has join tokens open: it may join
+Two more roles are for connections that get one reply and nothing else (router.py), because ZeroMQ cannot report why it refuses a peer:
+    joining  a key that is not known yet, while a dispatcher has open join tokens: the peer may join
     revoked  a key that has lost its role: the reply to its hello is the reason
 
-Where a dispatcher vouches for keys, a reply may come later: ZeroMQ waits for it as long as the other side waits for its handshake.
+Where a dispatcher vouches for keys, a reply may be late. ZeroMQ waits for it until the handshake of the connecting side times out.
 
 Not here: reading the keys and the token (keys.py, token.py), choosing a mechanism (security.py).
 """
@@ -51,7 +51,7 @@ DOMAIN: Final = b"zmqdist"
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
 LOG_EVERY_S: Final = 1.0
-"""Seconds between two log lines about refusals, each with their number: a stranger must not be able to fill the disk."""
+"""Seconds between two log lines about refusals. Each line counts several, because a stranger must not be able to fill the disk."""
 
 LIMITED: Final = frozenset({JOINING, REVOKED})
 """Roles of connections that get one reply, and nothing else."""
@@ -61,7 +61,7 @@ _ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
 
 @dataclass(frozen=True)
 class ZapRequest:
-    """One connection that wants to authenticate. The stranger has chosen all fields except `address`."""
+    """One connection that wants to authenticate. The connecting peer, a stranger, has chosen all fields except `address`."""
 
     version: bytes
     request_id: bytes
@@ -73,7 +73,7 @@ class ZapRequest:
 
 @dataclass(frozen=True)
 class ZapReply:
-    """The reply: `status` 200 with a role as `user_id`, else 400 (refused) or 500 (not a request)."""
+    """The reply to a ZapRequest: `status` is 200 with a role in `user_id`, else 400 (refused) or 500 (not a request)."""
 
     request_id: bytes
     status: int
@@ -86,13 +86,13 @@ class ZapReply:
 
 @dataclass(frozen=True)
 class Policy:
-    """The secrets that give access.
+    """The secrets and keys that give access to a server.
 
     Attributes:
-      token: the password of mechanism PLAIN; empty refuses every peer.
+      token: the password of mechanism PLAIN; with an empty token, every peer is refused.
       roles: role of each CURVE public key (32 bytes).
-      judge: returns the rights of a CURVE key, in place of `roles`; they may change with time. None: `roles` decides.
-      ask: `ask(key, answer)` calls `answer()` in any thread when `judge` knows the key. None: `judge` knows every key at once.
+      judge: returns the rights of a CURVE key, which may change with time; it is used in place of `roles`. None: `roles` decides.
+      ask: `ask(key, answer)` calls `answer()`, in any thread, as soon as `judge` can decide about the key. None: `judge` knows every key.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -107,7 +107,10 @@ class Policy:
     def problem(self, key: bytes) -> str:
         """Return why a key has lost its role."""
         problem = "" if self.judge is None else self.judge(key).problem
-        return problem or "the key of this process is not known here any more: it needs a new ticket or key"
+        return (
+            problem
+            or "this server does not know the key of this process any more: the process needs a new ticket or key"
+        )
 
 
 def parse(frames: Sequence[bytes]) -> ZapRequest:
@@ -130,7 +133,7 @@ def decide(request: ZapRequest, policy: Policy) -> ZapReply:
 
 def _decide_plain(request: ZapRequest, policy: Policy) -> ZapReply:
     name, password = request.credentials
-    # Compared in any case, and in constant time, so that the time of the reply reveals nothing.
+    # The passwords are compared even if the role is unknown, and in constant time, so that the time of the reply reveals nothing.
     right = hmac.compare_digest(password, policy.token) and bool(policy.token)
     role = _ROLE_BY_NAME.get(name)
     if not right or role is None:
@@ -147,16 +150,16 @@ def _decide_curve(request: ZapRequest, policy: Policy) -> ZapReply:
 
 
 def role_and_key(user_id: str) -> tuple[str, bytes]:
-    """Return the role in the user id of a reply, and the public key of 32 bytes, which is empty without CURVE."""
+    """Return the role in the user id of a reply, and the peer's public key of 32 bytes, which is empty without CURVE."""
     role, _, key = user_id.partition(" ")
     return role, z85.decode(key.encode()) if key else b""
 
 
 class ZapHandler:
-    """Runs `decide` for all connections of a loop's context.
+    """The handler that runs `decide` for all connections of a loop's ZeroMQ context.
 
     Attributes:
-      refused: number of refused connections.
+      refused: number of connections that it has refused.
     """
 
     def __init__(self, loop: Loop, policy: Policy) -> None:
@@ -194,7 +197,7 @@ class ZapHandler:
             ask(request.credentials[0], partial(self._soon, frames[0], request))
 
     def _soon(self, routing_id: bytes, request: ZapRequest) -> None:
-        """Have the loop reply, because the key can be judged now. Any thread may call this."""
+        """Have the loop reply to a request whose key can be judged now. Any thread may call this."""
         if self._loop.in_loop:
             self._answered(routing_id, request)
             return

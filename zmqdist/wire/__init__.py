@@ -1,5 +1,5 @@
-"""Values to bytes and back: hello, headers, arrays, and two codecs.
+"""Conversion of values to bytes and back: hello, headers, arrays, and two codecs.
 
-`safe` builds only a closed set of types, whatever the bytes say. `trusted` executes what the sender has pickled, so it is only for
-authenticated peers that may send code. Nothing here waits or opens a socket.
+`safe` decodes only a closed set of types, whatever the bytes are. `trusted` executes code that the sender has pickled, so use it only for
+authenticated peers that may send code. No function here waits or opens a socket.
 """

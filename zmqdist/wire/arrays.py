@@ -2,16 +2,16 @@
 
 Rules
     A dtype travels as plain data, never as a pickle: NumPy's string ("<f4", ">M8[ns]"), the name of one of ml_dtypes' dtypes
-    ("bfloat16"), or, if it has fields, a list of them with their offsets. The string of a long double also contains its number of
-    bits, because two machines that call it "<f16" may mean different numbers.
+    ("bfloat16"), or, if it has fields, a list of them with their offsets. The string of a long double also has its number of bits,
+    because "<f16" may mean different numbers on two hosts.
 
-    Only dtypes that their bytes describe completely can travel: bool, numbers, fixed-length strings, times, raw and structured data.
+    Only dtypes travel whose values their bytes describe completely: bool, numbers, fixed-length strings, times, raw and structured data.
     Dtypes that hold pointers (object, NumPy's variable-length strings) cannot.
 
     A received description is checked completely before memory is touched. A wrong one raises `BadArray`, which the caller turns into an
     error that names the peer. Sizes are Python's integers, so no product overflows.
 
-Not here: the peer, and the way of the buffer.
+Not here: the peer, and the transport of the buffer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class FrozenMemory:
-    """Marks the memory of a frozen array, at the end of its chain of bases. *Invariant*: no process writes to it."""
+    """Marks the memory of a frozen array, at the end of the array's chain of bases. *Invariant*: no process writes to it."""
 
     __slots__ = ()
 
 
 def is_frozen(array: NDArray[Any]) -> bool:
-    """Return whether an array shows frozen memory. Then it travels as a frozen array and arrives read-only."""
+    """Return whether an array shows frozen memory. Such an array travels as a frozen one and is read-only when it arrives."""
     if array.flags.writeable:
         return False
     base: Any = array
@@ -50,7 +50,7 @@ def is_frozen(array: NDArray[Any]) -> bool:
 
 
 class _FrozenCopy(FrozenMemory):
-    """Frozen memory that only this process has."""
+    """Frozen memory that no other process maps."""
 
     __slots__ = ("__array_interface__", "kept")
 
@@ -60,7 +60,7 @@ class _FrozenCopy(FrozenMemory):
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a frozen array over the memory of `array`, which must be contiguous and which nothing else may refer to."""
+    """Return a frozen array over the memory of `array`, which must be contiguous, and to which no other object may refer."""
     if array.nbytes == 0 or is_frozen(array):
         array.flags.writeable = False
         return array
@@ -85,7 +85,7 @@ def writable_alias(data: memoryview) -> NDArray[np.uint8]:
 
 
 class BadArray(ValueError):
-    """A description that fits no array, or an array that has no description; the text says why."""
+    """A description that belongs to no array, or an array that cannot be described; the text says why."""
 
 
 _PLAIN = re.compile(
@@ -143,7 +143,7 @@ def dtype_from_json(described: Any) -> np.dtype[Any]:
     """Return the dtype that `dtype_to_json` described.
 
     Raises:
-      BadArray: `dtype_to_json` never gives this description, or it names a dtype of ml_dtypes, which is not installed here.
+      BadArray: `dtype_to_json` never returns this description, or it names a dtype of ml_dtypes, which is not installed here.
     """
     dtype = _KNOWN_NAMES.get(described) if type(described) is str else None
     return dtype if dtype is not None else _any_from_json(described, DEPTH_MAX)
@@ -162,7 +162,7 @@ def _any_from_json(described: Any, depth_left: int) -> np.dtype[Any]:
                 return _fields_from_json(fields, itemsize, aligned, depth_left - 1)
     except BadArray:
         raise
-    except (TypeError, ValueError, OverflowError) as error:  # numpy's own checks
+    except (TypeError, ValueError, OverflowError) as error:  # from NumPy's own checks
         raise BadArray(f"no such dtype: {error}") from None
     raise BadArray("no such dtype")
 
@@ -227,14 +227,14 @@ _KNOWN_NAMES = {described: dtype for dtype, described in _KNOWN_DTYPES.items()}
 
 
 def is_fortran(array: NDArray[Any]) -> bool:
-    """Return whether the bytes of an array travel in Fortran order (first index fastest). All but Fortran arrays travel in C order."""
+    """Return whether the bytes of an array travel in Fortran order (first index fastest). Other arrays travel in C order."""
     return array.flags.fnc
 
 
 def bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of an array in the order that `is_fortran` gives.
+    """Return the bytes of an array, in the order that `is_fortran` decides.
 
-    They are the memory of a contiguous array, so that later changes show in them; of any other array they are a copy.
+    For a contiguous array this is its own memory, so that later changes of the array are visible; for any other array it is a copy.
     """
     if array.nbytes == 0:
         return memoryview(b"")
@@ -243,13 +243,13 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDArray[Any]:
-    """Return the array over `buffer`, without a copy. It is writable if the buffer is.
+    """Return an array over `buffer`, without a copy. It is writable if the buffer is.
 
     Args:
       shape: list of sizes, as received.
 
     Raises:
-      BadArray: no array has such sizes, or the buffer has another number of bytes than they need.
+      BadArray: no array has such sizes, or they need another number of bytes than the buffer has.
     """
     sizes = _checked_shape(shape)
     count = 1
@@ -262,7 +262,7 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
         raise BadArray(f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, and {have} arrived")
     try:
         array: NDArray[Any] = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
-    except (ValueError, TypeError, OverflowError) as error:  # numpy's own bound on sides beside a 0
+    except (ValueError, TypeError, OverflowError) as error:  # from NumPy's bound on the other sizes if one is 0
         raise BadArray(f"no array has shape {_cut(sizes)} and dtype {dtype}: {error}") from None
     return array
 

@@ -1,16 +1,16 @@
-"""Which functions must be pickled again: those that capture something that may have changed.
+"""The decision which functions must be pickled again: those that capture an object that may have changed.
 
 Rule (promises.md, Memory)
     A function is constant if it captures nothing mutable: only None, numbers, str, bytes, tuples and frozensets of those, importable
-    modules and classes, and constant functions. It captures all that cloudpickle puts into the pickle: closure cells, the globals that
-    the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if one of
-    these was rebound: the key of the cache is the identity of all of them, and the cache holds references to them, so that no identity
-    is used twice. Anything that this module does not know counts as mutable. So does a function that binds captured names itself
-    (`global`, `nonlocal`), because its next run must see what the last run has left there.
+    modules and classes, and constant functions. It captures every object that cloudpickle adds to the pickle: closure cells, the globals
+    that the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if one
+    of these was rebound: the key of the cache consists of the ids of all of them, and the cache refers to them, so that no id is used for
+    another object. Any object that this module does not know counts as mutable. So does a function that binds captured names itself
+    (`global`, `nonlocal`), because its next run must see the values that the last run has left.
 
-A hit costs a few microseconds: only identities are compared, no value is compared or hashed.
+A cache hit takes a few microseconds, because only ids are compared; no value is compared or hashed.
 
-Not here: pickling (trusted.py), and the numbers of functions at the other side.
+Not here: pickling (trusted.py), and the numbers by which the other side knows functions.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ P = TypeVar("P")
 
 
 class FunctionCache:
-    """Pickles of functions that have not changed since. Not thread-safe: its owner locks.
+    """Pickles of constant functions. Not thread-safe: the owner must lock it.
 
     Attributes:
-      pickles: how often a function was pickled.
+      pickles: number of times that a function was pickled.
     """
 
     def __init__(self, kept_max: int = FUNCTIONS_KEPT_MAX) -> None:
-        """Make a cache that keeps `kept_max` functions; the longest unused are dropped first."""
+        """Make a cache of `kept_max` functions. Beyond that, it drops the longest unused function."""
         self.pickles = 0
         self._kept_max = kept_max
-        # The captured objects are kept with the blob, because no other object can have their ids while they live.
+        # The entry refers to the captured objects, because then no other object can have their ids.
         self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
 
     def pack_changing(self, fn: Callable[..., Any]) -> Packed:
-        """Pickle a function that is not constant, with the large arrays that it captures beside the pickle.
+        """Return the pickle of a function that is not constant, with the large arrays that it captures beside the pickle.
 
         Raises:
           InvalidArgumentError: as `pack_function`.
@@ -65,10 +65,10 @@ class FunctionCache:
         return self._counted(pack_function_parts, fn)
 
     def pack_constant(self, fn: Callable[..., Any]) -> bytes | None:
-        """Return the pickle of a constant function, the same object until something captured is rebound; None if `fn` is not constant.
+        """Return the pickle of a constant function, the same bytes object until a captured object is rebound; None if `fn` is not constant.
 
         Raises:
-          InvalidArgumentError: as `pack_function`; nothing is kept then.
+          InvalidArgumentError: as `pack_function`; the cache is then unchanged.
         """
         named = self._kept.get((id(fn),))  # only a function that is pickled by its name has a key of one id
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
@@ -95,7 +95,7 @@ class FunctionCache:
 
 
 class _Mark:
-    """Separates the parts of a key, so that two different functions cannot have the same key."""
+    """A separator between the parts of a key, so that two different functions cannot have the same key."""
 
 
 _NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS = (_Mark() for _ in range(5))
@@ -106,10 +106,10 @@ _OWN_ATTRIBUTES = frozenset(
 
 
 def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
-    """Append each object whose identity decides about the pickle of `value`; return False at the first mutable one.
+    """Append to `captured` each object whose identity decides about the pickle of `value`. Return False at the first mutable object.
 
     Args:
-      seen: number of each function met so far, by id, because functions may refer to themselves.
+      seen: by id, the number of each function met so far, because functions may refer to themselves.
     """
     cls = type(value)
     if cls in ATOMS:
@@ -152,7 +152,7 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
 
 
 def _reduces_to_name(value: Any) -> bool:
-    """Return whether the value's own rule for pickles reduces it to a name; for other kinds of functions (NumPy's, cached, with specs)."""
+    """Return whether the value's own rule for pickling returns a name. It is for other kinds of functions (NumPy's, cached, with specs)."""
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         return isinstance(reduce(value) if reduce else value.__reduce_ex__(4), str)
@@ -161,8 +161,8 @@ def _reduces_to_name(value: Any) -> bool:
 
 
 def _rebinds(code: CodeType) -> bool:
-    """Return whether this code, or a function inside it, binds globals or cells from outside it."""
-    known = _rebinding.get(id(code))  # by id, as in `global_names`
+    """Return whether this code, or a function inside it, binds globals or cells that come from outside of it."""
+    known = _rebinding.get(id(code))  # by id, because comparing code objects is slow, as in `global_names`
     if known is None:
         found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
         if len(_rebinding) >= 4 * FUNCTIONS_KEPT_MAX:

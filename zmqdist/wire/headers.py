@@ -1,7 +1,7 @@
-"""Header frames: a message of `zmqdist.messages` as MessagePack, and back.
+"""Header frames: conversion of a message of `zmqdist.messages` to MessagePack and back.
 
-Any bytes give a message or a WireError, nothing else. A decoded header takes at most about 16 times its bytes, and is refused above
-`HEADER_BYTES_MAX`.
+Decoding any bytes either returns a message or raises WireError. A decoded header takes at most about 16 times the memory of its bytes, and
+a header above `HEADER_BYTES_MAX` is refused.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(header: bytes | memoryview, peer: str) -> Message:
-    """Return the message of a header.
+    """Return the message that a header encodes.
 
     Args:
       peer: name of the sender, for errors.
 
     Raises:
-      WireError: the header has an unknown tag or a wrong field type, or is truncated or too long.
+      WireError: the header has an unknown tag or a field of a wrong type, or it is truncated or too long.
     """
     if len(header) > HEADER_BYTES_MAX:
         raise WireError(peer, f"header of {len(header)} bytes, at most {HEADER_BYTES_MAX} are allowed")

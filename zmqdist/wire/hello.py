@@ -1,7 +1,7 @@
-"""The first message of each side: its process, and its version of the protocol.
+"""The first message of each side of a connection: it describes the process, and names its version of the protocol.
 
-Every version can read it: four magic bytes, the protocol's major and minor number as a byte each, then a MessagePack array whose first
-fields never change their meaning. A peer of another major version gets our hello in reply, too, so that both sides can name both
+Every version can read the beginning: four magic bytes, the protocol's major and minor number as a byte each, then a MessagePack array whose
+first fields never change their meaning. A peer of another major version also gets a hello in reply, so that both sides can report both
 versions.
 """
 
@@ -22,18 +22,18 @@ HELLO_BYTES_MAX = 4096
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """The facts about one side of a connection.
+    """One side's description of itself.
 
     Attributes:
-      kind: its part in the cluster: "client", "coordinator", "worker" or "server".
+      kind: the part of the process in the cluster: "client", "coordinator", "worker" or "server".
       incarnation: random number that the process drew when it started; never 0.
-      name: for log lines: "worker:0", "host:pid". It is not an identity.
-      host: identity of the host, see `host_identity`; only a hint until shared memory was tried.
+      name: name for log lines: "worker:0", "host:pid". It is not an identity.
+      host: identity of the host (`host_identity`). It is only a hint until the other side has opened the shared memory.
       python: (major, minor) of the interpreter, because pickled functions contain byte code.
-      protocol: set by `decode_hello`.
-      memory: where the sender's shared memory is (transport/shm_pool.py); None if it has none.
-      nonce: the number that the sender has read in the memory that our hello offered; 0 for none.
-      version: of zmqdist, because pickles name its functions and classes.
+      protocol: version of the protocol; `decode_hello` sets it.
+      memory: the offer of the sender's shared memory (transport/shm_pool.py); None if it has none.
+      nonce: the number that the sender has read in the memory which the receiver of this hello had offered; 0 if it has read none.
+      version: version of zmqdist, because pickles contain names of its functions and classes.
     """
 
     kind: str
@@ -59,10 +59,10 @@ def our_hello(kind: str, incarnation: int, name: str = "") -> Hello:
 
 
 def pickles_differ(ours: Hello, theirs: Hello) -> list[tuple[str, str, str]]:
-    """Return the versions for which one side cannot read the pickles of the other: (name, theirs, ours).
+    """Return the versions because of which one side cannot read the other's pickles, as (name, theirs, ours).
 
     Pickled functions contain byte code, which each minor version of Python changes, and names inside zmqdist, which each minor version of
-    zmqdist may change. A side that names no version is assumed to have ours.
+    zmqdist may change. If `theirs` names no version, this function assumes that it is equal to ours.
     """
     differ = []
     if theirs.python != ours.python and theirs.python != (0, 0):
@@ -82,16 +82,16 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def is_hello(header: bytes) -> bool:
-    """Return whether a header is a hello, of any version: no other message begins with these bytes."""
+    """Return whether a header is a hello of any version. No other message begins with these bytes."""
     return header[:4] == MAGIC
 
 
 def decode_hello(header: bytes, peer: str) -> Hello:
-    """Read a hello. Nothing large is allocated.
+    """Return the hello that a header encodes. No large memory is allocated.
 
     Raises:
-      ProtocolMismatchError: the peer has another major version; the rest was not read.
-      WireError: the header is not a hello, or a damaged one.
+      ProtocolMismatchError: the peer has another major version; the rest of the header was not read.
+      WireError: the header is not a hello, or the hello is damaged.
     """
     if not is_hello(header) or len(header) < 6:
         raise WireError(peer, "its first message is not a zmqdist hello")
@@ -109,7 +109,7 @@ def decode_hello(header: bytes, peer: str) -> Hello:
 
 @lru_cache(maxsize=1)
 def host_identity() -> str:
-    """Return boot id, pid namespace and user namespace: equal for processes that can share memory, unlike the host name."""
+    """Return boot id, pid namespace and user namespace. Unlike host names, they are equal exactly for processes that can share memory."""
     parts = []
     for path, read in (
         ("/proc/sys/kernel/random/boot_id", _read),

@@ -1,7 +1,7 @@
 """Several items of a stream as the body of one reply.
 
-Each item is a value of the safe codec, encoded when the generator yielded it. The large parts of all items are the payload frames of
-the reply, item after item.
+Each item is a value that the safe codec encoded when the generator yielded it. The large parts of all items are the payload frames of the
+reply, in the order of the items.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Items(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The next items of a stream.
 
     Attributes:
-      bodies: one for each item, in order.
-      parts: number of large parts of each item; empty if no item has any.
-      end: None if the stream goes on; (0, "") if it has ended; else the code and message of the error that ended it.
+      bodies: the bodies of the items, in order.
+      parts: number of large parts of each item; empty if no item has large parts.
+      end: None if the stream continues; (0, "") if it has ended; else code and message of the error that ended it.
     """
 
     bodies: list[bytes]
@@ -35,7 +35,7 @@ def encode_items(items: Items) -> bytes:
 
 
 def decode_items(body: bytes, frames: int, peer: str) -> Items:
-    """Return the items of a body that came with `frames` payload frames. Raises WireError if the body is not that of such items."""
+    """Return the items in the body of a reply with `frames` payload frames. Raises WireError if the body does not encode such items."""
     try:
         items = _decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Namedtuples that travel: the names that they may have, and the class of a received one.
+"""Namedtuples that travel: the names that are permitted, and the class of a received namedtuple.
 
-The class of a received namedtuple is made here from its name and fields; the sender never chooses a class. Classes of zmqdist itself
-that are registered with `known_namedtuple` are decoded as themselves.
+This module makes that class from the name and the fields; the sender never chooses a class. A namedtuple of zmqdist itself that is
+registered with `known_namedtuple` keeps its class.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from zmqdist.limits import NAMEDTUPLE_FIELDS_MAX, NAMEDTUPLE_KINDS_KEPT_MAX
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
 def is_valid_kind(name: str, fields: tuple[str, ...]) -> bool:
-    """Return whether a namedtuple can have these names. `_0`, `_1`, ... are the names that namedtuple(rename=True) gives instead of
-    bad ones.
+    """Return whether a namedtuple can have these names. `_0`, `_1`, ... are permitted, because namedtuple(rename=True) puts them in place
+    of invalid names.
     """
     if not isinstance(fields, tuple) or len(fields) > NAMEDTUPLE_FIELDS_MAX or len(set(fields)) != len(fields):
         return False
@@ -36,7 +36,7 @@ _known: dict[tuple[str, tuple[str, ...]], type] = {}
 
 
 def known_namedtuple(cls: Kind) -> Kind:
-    """Decorate a namedtuple of zmqdist, so that one with its name and fields is decoded as this class and not as a generic one."""
+    """Decorate a namedtuple class of zmqdist, so that a received one with its name and fields has this class and not a generic one."""
     _known[cls.__name__, cls._fields] = cls  # type: ignore[attr-defined]
     generic_namedtuple.cache_clear()
     return cls
@@ -44,7 +44,7 @@ def known_namedtuple(cls: Kind) -> Kind:
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
 def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return the namedtuple class of this name and these fields: the same one each time. Its objects can be pickled."""
+    """Return the namedtuple class with this name and these fields, the same class each time. Its objects can be pickled."""
     if (name, fields) in _known:
         return _known[name, fields]
     kind: Any = namedtuple(name, fields, rename=True, module=__name__)  # type: ignore[misc]
@@ -53,7 +53,7 @@ def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _reduce_kind(self: Any) -> tuple[Any, ...]:
-    """Reduce an object to a call that makes its class, because a pickle could not find the class by its name."""
+    """Return a call that makes an equal object, for pickle, which could not find the class by its name."""
     return _make_kind, (type(self).__name__, self._fields, tuple(self))
 
 

@@ -1,10 +1,11 @@
-"""Results and errors of scheduled functions as bytes, in two forms: pickled (trusted.py), or of the closed set of types (safe.py).
+"""Results and errors of scheduled functions as bytes, in two forms: pickled (trusted.py), or with a closed set of types (safe.py).
 
-A program with `results: safe` marks each payload that it sends, and the worker replies in the safe form. The program, and each worker that
-uses such a result as an input, then refuses pickles: a worker that sends a pickle to run code elsewhere causes an error instead.
+A program with `results: safe` marks each payload that it sends, and the worker then replies in the safe form. The program refuses pickles,
+and so does each worker that uses such a result as an input. So if a worker sends a pickle in order to run code elsewhere, it causes an
+error instead.
 
-    value   SAFE, then the body of the safe codec; its frames follow as further parts
-    error   SAFE, then MessagePack: code (-1 for a class of Python's), class, text, traceback, whether the function had not begun
+    value   SAFE, then the body of the safe codec; the frames of the value follow as further parts
+    error   SAFE, then MessagePack: code (-1 for a class of Python), class, text, traceback, whether the function had not begun
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from zmqdist.limits import ERROR_CHARS_MAX, INLINE_BYTES_MAX
 from zmqdist.wire import safe, trusted
 
 SAFE: Final = b"\xc5"
-"""The mark of the safe form. No pickle and no MessagePack string begins with it. Before a payload it says that the result must be safe."""
+"""The mark of the safe form. No pickle and no MessagePack string begins with it. In a payload it requires a safe result."""
 
 _SENDER: Final = "a worker"
 _ERROR: msgspec.msgpack.Decoder[tuple[int, str, str, str, bool]] = msgspec.msgpack.Decoder(
@@ -37,17 +38,17 @@ _FOREIGN: Final = -1
 
 
 def pack(value: Any) -> trusted.Packed:
-    """Return a result in the safe form, packed as `trusted.pack` does it.
+    """Return a result in the safe form, as one blob or as a list of buffers like `trusted.pack`.
 
     Raises:
-      InvalidArgumentError: the result contains a value of another type; the text says where, which type, and what to do.
+      InvalidArgumentError: the result contains a value of another type; the text says at which place, of which type, and what to do.
     """
     try:
         body, frames = safe.encode(value)
     except InvalidArgumentError as error:
-        problem = error.message.replace("travel by RPC", "are let through")
+        problem = error.message.replace("travel by RPC", "are permitted")
         raise InvalidArgumentError(
-            f"the function returned what `results: safe` does not let through: {problem}; return one of these, or leave out "
+            f"the function returned a value that `results: safe` refuses: {problem}; return one of these, or leave out "
             "`results: safe` if you trust the workers"
         ) from None
     if not frames and len(body) < INLINE_BYTES_MAX:
@@ -59,11 +60,11 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
     """Return the value of a blob or of a list of buffers, in either form.
 
     Args:
-      safe_only: refuse a pickle.
+      safe_only: whether to refuse a pickle.
 
     Raises:
-      FailedPreconditionError: it is a pickle, and `safe_only` refuses it.
-      WireError: it is damaged.
+      FailedPreconditionError: the result is a pickle, and `safe_only` refuses it.
+      WireError: the bytes are damaged.
       Exception: as `trusted.unpack`.
     """
     head, frames = (packed[0], packed[1:]) if isinstance(packed, list) else (packed, [])
@@ -78,7 +79,7 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """Return an exception with its traceback, in the safe form. Its class is kept if it is an OpError or built into Python."""
+    """Return an exception with its traceback, in the safe form. An OpError, or a class that is built into Python, keeps its class."""
     error = trusted.as_ordinary_error(error)
     code = error.error_code if isinstance(error, OpError) else _FOREIGN
     text = error.message if isinstance(error, OpError) else trusted.text_of(error)
@@ -89,7 +90,7 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
 
 
 def unpack_error(packed: Any, *, safe_only: bool) -> BaseException:
-    """Return a new copy of the exception, with a RemoteTraceback as its cause; for a refused pickle, an error that says so."""
+    """Return a new copy of the exception, with a RemoteTraceback as its cause. For a refused pickle, return an error that says so."""
     blob = bytes(packed)
     if blob[:1] != SAFE:
         if not safe_only:
@@ -115,7 +116,7 @@ def _rebuilt(code: int, name: str, text: str) -> BaseException:
     if isinstance(cls, type) and issubclass(cls, Exception) and cls.__module__ == "builtins":
         try:
             return cls(text)
-        except TypeError:  # UnicodeDecodeError wants more
+        except TypeError:  # the constructor of UnicodeDecodeError, for instance, needs more arguments
             pass
     return UnknownError(f"{name}: {text}")
 

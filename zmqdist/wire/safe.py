@@ -2,19 +2,20 @@
 
 Rules
     The set of types is closed: None, bool, int of any size, float, complex, str, bytes, list, tuple, namedtuple, dict, NumPy's scalars
-    and arrays, TensorSpec. A value arrives with its exact type. The exceptions: bytearray and memoryview become bytes, a namedtuple
-    becomes a generic one with the same name and fields (unless it is registered here), and np.memmap becomes an array. Other
-    subclasses are refused, because they would arrive as their base class.
+    and arrays, TensorSpec. A value arrives with its exact type. There are three exceptions: bytearray and memoryview become bytes, a
+    namedtuple becomes a generic one with the same name and fields (unless it is registered in namedtuples.py), and np.memmap becomes an
+    array. Other subclasses are refused, because they would arrive as their base class.
 
-    Any bytes give a value or a WireError, nothing else, and the sender chooses no class. A decoded value takes at most about 80 times
-    its body (a list of empty dicts does), and the body is bounded. Twice the bytes take twice the time, whatever they are (dicts.py).
+    Decoding any bytes either returns a value or raises WireError, and the sender chooses no class. A decoded value takes at most about 80
+    times the memory of its body (as a list of empty dicts does), and the body is bounded. Twice the bytes take twice the time, whatever
+    they are (dicts.py).
 
 Form
-    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are themselves, a dict with only str as keys is a map.
-    Every other value is an array that begins with a tag of `_READERS`. Large parts (arrays, and in a large body str and bytes) are in
-    the frames, in the order in which a walk from left to right meets them.
+    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are encoded as themselves, a dict that has only str as keys
+    as a map. Every other value is an array that begins with a tag of `_READERS`. Large parts (arrays, and in a large body str and bytes)
+    are in the frames, in the order of a walk through the value from left to right.
 
-Not here: dicts of keys that a peer has chosen (dicts.py), functions and objects (trusted.py), the bound on a frame (transport).
+Not here: dicts whose keys a peer has chosen (dicts.py), functions and objects (trusted.py), the bound on a frame (transport).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _ALWAYS_PLAIN = frozenset({NoneType, bool, float})
 _STR = frozenset({str})
 
 _CAREFUL_BYTES = 2**20
-"""Bytes. A larger body is encoded again with long str and bytes in frames, which are not copied on the way."""
+"""Bytes. If a body is larger, the value is encoded again with long str and bytes in frames, because frames are not copied on the way."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -69,20 +70,20 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class _Refused(Exception):
-    """A value that cannot travel. Its text continues a sentence that begins with the place of the value."""
+    """An error for a value that cannot travel. Its text continues a sentence that begins with the place of the value."""
 
 
 class _TooDeep(_Refused):
-    """A value that is nested too deeply, so that its place is not searched for."""
+    """An error for a value that is nested too deeply. Its place is not searched for."""
 
 
 class _Writer:
-    """State of one encoding.
+    """The state of one encoding.
 
     Attributes:
-      frames: large parts so far.
-      careful: this is the second attempt, for a large or difficult value, which looks at each int, str and bytes.
-      plain: types that MessagePack takes as they are.
+      frames: the large parts that were found so far.
+      careful: whether this is the second attempt, for a large or difficult value, which checks each int, str and bytes.
+      plain: types that MessagePack encodes without help.
     """
 
     __slots__ = ("careful", "frames", "plain")
@@ -94,23 +95,24 @@ class _Writer:
 
 
 def encode(value: Any) -> tuple[bytes, list[Any]]:
-    """Return a value as a body and frames.
+    """Return the body and the frames that encode a value.
 
-    The frames of contiguous arrays show the arrays' own memory: send or copy them before the caller's code goes on. The body is a copy.
+    The frames of contiguous arrays show the arrays' own memory: send or copy them before the caller can change the arrays. The body is a
+    copy.
 
     Raises:
-      InvalidArgumentError: part of the value has another type (the text names its place), is nested too deeply, or is too large without its
-        arrays.
+      InvalidArgumentError: part of the value has another type (the text names its place), or is nested too deeply; or the value is too
+        large without its arrays.
     """
     cls = type(value)
-    try:  # the short way of most replies, and of the arguments of most calls
+    try:  # the fast path, for most replies and the arguments of most calls
         if cls in _PLAIN:
             body = _pack(value)
         elif cls is tuple and _PLAIN.issuperset(map(type, value)):
             body = _pack((_TUPLE, *value))
         else:
             body = None
-    except (OverflowError, ValueError):  # an int of more than 64 bits, half a surrogate pair, or 4 GiB of bytes
+    except (OverflowError, ValueError):  # from an int of more than 64 bits, half a surrogate pair, or 4 GiB of bytes
         body = None
     if body is None or len(body) > _CAREFUL_BYTES:
         return _encode(value)
@@ -143,7 +145,7 @@ def _encode(value: Any) -> tuple[bytes, list[Any]]:
 
 
 def _node(value: Any, out: _Writer, depth: int) -> Any:
-    """Return the MessagePack form of a value."""
+    """Return the object that MessagePack encodes for a value."""
     cls = type(value)
     if cls in out.plain:
         return value
@@ -162,7 +164,7 @@ def _writer_of(value: Any) -> Callable[[Any, _Writer, int], Any]:
 
 def _deeper(depth: int) -> int:
     if depth >= DEPTH_MAX:
-        raise _TooDeep(f"is nested deeper than {DEPTH_MAX} containers, or contains itself")
+        raise _TooDeep(f"is nested deeper than {DEPTH_MAX} levels, or contains itself")
     return depth + 1
 
 
@@ -230,7 +232,7 @@ def _write_array(value: Any, out: _Writer, depth: int) -> Any:
 
 
 def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
-    # An array of one string would drop the zeros at its end, and so would str(value).
+    # np.asarray would drop the zeros at the end of a string, and so would str(value).
     if isinstance(value, np.str_):
         return (_SCALAR, "U", str.encode(value, "utf-8", "surrogatepass"))
     if isinstance(value, np.bytes_):
@@ -288,7 +290,7 @@ _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
 
 
 def _explain(value: Any, refused: _Refused) -> NoReturn:
-    """Raise the error with the place of the refused part. It is found by encoding the parts one by one, because encoding keeps no track."""
+    """Raise the error with the place of the refused part. Encoding keeps no track of places, so the parts are encoded one by one."""
     path, text = "value", str(refused)
     searching = not isinstance(refused, _TooDeep)
     while searching:
@@ -296,7 +298,7 @@ def _explain(value: Any, refused: _Refused) -> NoReturn:
         for where, part in _parts(value):
             try:
                 _node(part, _Writer(careful=True), 0)
-            except _Refused as deeper:  # only its text is kept: the exception would hold the callers' frames in a cycle
+            except _Refused as deeper:  # only the text is kept: the exception would hold stack frames in a cycle
                 path, value, text, searching = path + where, part, str(deeper), True
                 break
     _invalid(f"{path} {text}")
@@ -320,7 +322,7 @@ def _invalid(message: str) -> NoReturn:
 
 
 class _Reader:
-    """State of one decoding: the unused frames, and the kinds of namedtuple so far."""
+    """The state of one decoding: the unused frames, and the kinds of namedtuple met so far."""
 
     __slots__ = ("_frames", "_kinds", "frames_left")
 
@@ -330,15 +332,15 @@ class _Reader:
         self._kinds: dict[tuple[str, tuple[str, ...]], type] = {}
 
     def frame(self) -> Any:
-        """Return the next frame. Each is used once, so that no two arrays share memory."""
+        """Return the next frame. Each frame is used once, so that no two arrays share memory."""
         if self.frames_left == 0:
             raise ValueError("a frame is missing")
         self.frames_left -= 1
         return next(self._frames)
 
     def kind(self, name: Any, fields: Any) -> Any:
-        """Return the namedtuple class of a name and fields. A value may have few kinds, because making a class takes a third of a
-        millisecond.
+        """Return the namedtuple class with a name and fields. The number of kinds in a value is bounded, because making a class takes a
+        third of a millisecond.
         """
         if type(fields) is not list or not _STR.issuperset(map(type, [name, *fields])):
             raise ValueError("a namedtuple without proper names")
@@ -352,23 +354,23 @@ class _Reader:
 
 
 def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
-    """Return the value of a body and its frames.
+    """Return the value that a body and its frames encode.
 
     Arrays belong to the caller and are writable. A writable frame becomes the memory of its array without a copy, so pass only frames that
-    no other code uses. A read-only frame is copied, unless it is an array: that is frozen memory, and its array is read-only.
+    no other code uses. A read-only frame is copied, unless it is a NumPy array: that is frozen memory, and the decoded array is read-only.
 
     Args:
       frames: objects with the buffer protocol, as many as `encode` returned.
       peer: name of the sender, for errors.
 
     Raises:
-      WireError: no value has this encoding.
+      WireError: the bytes do not encode a value.
     """
     if len(body) > HEADER_BYTES_MAX:
         raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     try:
         node = unpack(body)
-        if not frames:  # the short way of most replies, and of the arguments of most calls
+        if not frames:  # the fast path, for most replies and the arguments of most calls
             cls = type(node)
             if cls in _PLAIN:
                 return node
@@ -390,10 +392,10 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
 
 
 def single_array_layout(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
-    """Return dtype, shape and Fortran order of a value that is a single array with its bytes in a frame; None for any other value.
+    """Return (dtype, shape, whether in Fortran order) if the value is a single array with its bytes in a frame; None for any other value.
 
     Raises:
-      WireError: no value has this encoding.
+      WireError: the bytes do not encode a value.
     """
     try:
         node = unpack(body)
@@ -422,7 +424,7 @@ def _value(node: Any, reader: _Reader, depth: int) -> Any:
 
 def _step(depth: int) -> int:
     if depth >= DEPTH_MAX:
-        raise ValueError(f"nested deeper than {DEPTH_MAX} containers")
+        raise ValueError(f"nested deeper than {DEPTH_MAX} levels")
     return depth + 1
 
 

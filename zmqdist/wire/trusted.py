@@ -1,17 +1,17 @@
-"""Functions and any values as bytes, for peers that may run code here. The only module that pickles.
+"""Functions and any values as bytes, for peers that may run code here. This is the only module that pickles.
 
 Rules
-    Unpickling executes what the sender has written: call `unpack*` only for bytes of an authenticated peer that may send code.
+    Unpickling executes code that the sender has written, so call `unpack*` only for bytes of an authenticated peer that may send code.
 
-    Plain pickle is tried first, because it is ten times faster. cloudpickle does what plain pickle cannot (lambdas, closures), and
-    pickles all that refers to `__main__`, which is another module at the receiver. Functions and classes of importable modules are
-    pickled by name, unless `send_by_value` was called for their module.
+    Plain pickle is tried first, because it is ten times faster. cloudpickle pickles what plain pickle refuses (lambdas, closures), and
+    every value that refers to `__main__`, which is another module at the receiver. Functions and classes of importable modules are pickled
+    by name, unless `send_by_value` was called for their module.
 
-    The pickle is a snapshot. Large arrays lie beside it as views of their memory: the caller copies or sends them before the program
-    may change them. Unpickled arrays are private and writable, even if the sender's array was read-only; only frozen arrays are
+    A pickle is a snapshot. Large arrays are not in it but beside it, as views of their memory: the caller copies or sends them before the
+    program may change them. Unpickled arrays are private and writable, even if the sender's array was read-only; only frozen arrays are
     read-only everywhere.
 
-Not here: which functions must be pickled again (functions.py), and the way of the bytes to the other side.
+Not here: which functions must be pickled again (functions.py), and the transport of the bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from zmqdist.wire.arrays import (
 )
 
 Packed: TypeAlias = "bytes | list[Any]"
-"""One blob of at most INLINE_BYTES_MAX, or a list of buffers with the pickle first: for `unpack` or `unpack_parts`."""
+"""One blob of at most INLINE_BYTES_MAX, or a list of buffers that begins with the pickle. `unpack` takes a blob, `unpack_parts` a list."""
 
 
 class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
@@ -66,14 +66,14 @@ ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
 _NONE = pickle.dumps(None, 5)
 _NO_ARGUMENTS = pickle.dumps(((), {}), 5)
-"""The result of most functions is None, and many calls have no arguments: their pickles are recognised without a pickler."""
+"""The result of most functions is None, and many calls have no arguments, so these two pickles are recognised without a pickler."""
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
 def pack(value: Any) -> Packed:
-    """Return a small value as bytes, a large one as a list of buffers.
+    """Return a small value as one blob, a large value as a list of buffers.
 
     The buffers show the memory of large arrays: copy or send them before the arrays change.
 
@@ -95,7 +95,7 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
 
     Raises:
       FailedPreconditionError: the pickle names a module or an object that does not exist here.
-      Exception: a class in the pickle raised it while an object was rebuilt.
+      Exception: a class in the pickle has raised it while an object was rebuilt.
     """
     if blob == _NONE:
         return None
@@ -105,10 +105,10 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
 
 
 def unpack_parts(parts: Sequence[Any]) -> Any:
-    """Return the value of a list of buffers, in the order in which `pack` returned them. Raises as `unpack`.
+    """Return the value of a list of buffers, which must be in the order in which `pack` returned them. Raises as `unpack`.
 
-    A writable buffer, or a read-only array (the memory of a frozen one), becomes the memory of its array without a copy: pass only buffers
-    to which no other code writes. Other read-only buffers are copied.
+    A writable buffer becomes the memory of its array without a copy, and so does a read-only NumPy array, which is the memory of a frozen
+    array. So pass only buffers to which no other code writes. Other read-only buffers are copied.
     """
     buffers = [
         bytearray(part) if memoryview(part).readonly and not isinstance(part, np.ndarray) else part
@@ -118,7 +118,7 @@ def unpack_parts(parts: Sequence[Any]) -> Any:
 
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
-    """Return the pair (args, kwargs) of a call for `unpack` or `unpack_parts`. As `pack`; errors name `args[0]`, `kwargs['x']`."""
+    """Return the pair (args, kwargs) of a call for `unpack` or `unpack_parts`. Raises as `pack`; errors name `args[0]`, `kwargs['x']`."""
     if not args and not kwargs:
         return _NO_ARGUMENTS
     if not kwargs and ATOMS.issuperset(map(type, args)):
@@ -144,10 +144,10 @@ def _joined(blob: bytes, parts: list[Any]) -> Packed:
 
 
 class _Dump:
-    """One run of a pickler: its rule for arrays, and the buffers that it lays beside the pickle.
+    """One run of a pickler: its rule for arrays, and the buffers that it collects beside the pickle.
 
-    It must not be part of a reference cycle, and gives the pickler no views of views, because the garbage collector of some Pythons crashes
-    on a memoryview from which a PickleBuffer of the same cycle was made.
+    It must not be part of a reference cycle, and must not give the pickler views of views: the garbage collector of some Pythons crashes on
+    a memoryview if a PickleBuffer in the same cycle was made from it.
     """
 
     def __init__(self, parts: list[Any] | None) -> None:
@@ -157,13 +157,13 @@ class _Dump:
     def reduce_array(self, array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
         try:
             described = dtype_to_json(array.dtype)
-        except BadArray:  # objects, and dtypes of other packages, are pickled as NumPy does it
+        except BadArray:  # arrays of objects, and dtypes of other packages, are pickled by NumPy's own rule
             return array.__reduce_ex__(5)
         fortran = is_fortran(array)
         if is_frozen(array):
             return _frozen, (described, array.shape, fortran, _buffer(bytes_of(array)))
         data = bytes_of(array)
-        # A read-only buffer would be read-only at the receiver, too.
+        # With a read-only buffer the array would be read-only at the receiver, too.
         return _array, (
             described,
             array.shape,
@@ -172,7 +172,7 @@ class _Dump:
         )
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether this buffer stays in the pickle."""
+        """Return whether this buffer stays in the pickle; if not, it is added to the parts."""
         raw = buffer.raw()
         assert self._parts is not None
         if raw.nbytes <= INLINE_BYTES_MAX or len(self._parts) >= FRAMES_MAX - 2:
@@ -182,7 +182,7 @@ class _Dump:
 
 
 def _buffer(data: Any) -> pickle.PickleBuffer:
-    # Not an empty constant, because that would be read-only.
+    # A bytearray and not an empty constant, which would be read-only.
     return pickle.PickleBuffer(np.frombuffer(data, np.uint8) if len(data) else bytearray())  # type: ignore[arg-type]
 
 
@@ -193,14 +193,14 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
-    """Return the rules of a pickler, with one for the proxies of multiprocessing's managers if the program has some."""
+    """Return the rules of a pickler. If the program uses multiprocessing's managers, they include one for proxies."""
     managers = sys.modules.get("multiprocessing.managers")
     return table if managers is None else _WithProxies(table, managers.BaseProxy)
 
 
 class _WithProxies(dict[type, Callable[[Any], Any]]):
-    """Rules of a pickler that send a proxy with its manager's key, because a worker is no child of the program, which would inherit
-    the key.
+    """Rules of a pickler that send a manager's proxy with the manager's key. A child of the program would inherit that key, but a worker is
+    not a child of it.
     """
 
     def __init__(self, table: dict[type, Callable[[Any], Any]], base: type) -> None:
@@ -219,7 +219,7 @@ def _reduce_proxy(proxy: Any) -> tuple[Any, ...]:
 
 
 def _dumps(value: Any, parts: list[Any] | None) -> bytes:
-    """Return the pickle of a value; with `parts`, large arrays go there."""
+    """Return the pickle of a value. With `parts`, large arrays are appended to that list instead."""
     dump = _Dump(parts)
     pickler = pickle.Pickler(dump.file, 5, buffer_callback=None if parts is None else dump.keep)
     pickler.dispatch_table = _rules({**copyreg.dispatch_table, np.ndarray: dump.reduce_array})
@@ -228,12 +228,12 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
         blob = dump.file.getvalue()
         if b"__main__" not in blob and b"__mp_main__" not in blob and not _names_by_value_module(blob):
             return blob
-    except Exception:  # cloudpickle may be able to; if not, its error is raised below
+    except Exception:  # cloudpickle may succeed; if it does not, it raises its own error below
         pass
     if parts is not None:
         parts.clear()
     main = sys.modules.get("__mp_main__")
-    if main is not None and main.__name__ == "__mp_main__":  # this is a child of multiprocessing, and `main` the script
+    if main is not None and main.__name__ == "__mp_main__":  # in a child of multiprocessing, `main` is the script
         cloudpickle.register_pickle_by_value(main)
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
@@ -245,12 +245,12 @@ def _names_by_value_module(blob: bytes) -> bool:
 
 
 def _array(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """Rebuild an array. The pickle calls it by this name, which is therefore part of the protocol."""
+    """Rebuild an array. Pickles refer to this function by its name, which is therefore part of the protocol."""
     return rebuild(dtype_from_json(described), shape, fortran, buffer)
 
 
 def _frozen(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """Rebuild a frozen array; its name is part of the protocol, too."""
+    """Rebuild a frozen array. The name of this function is part of the protocol, too."""
     return frozen(rebuild(dtype_from_json(described), shape, fortran, buffer))
 
 
@@ -279,7 +279,7 @@ def _here() -> str:
 
 
 def _raise_no_memory(what: str, error: MemoryError) -> NoReturn:
-    """Raise the error for missing memory. The value is not pickled again to find a part at fault, because none is."""
+    """Raise the error for missing memory. No part of the value is at fault, so this does not search for one."""
     said = f": {error}" if str(error) else ""
     text = f"no memory to pickle {what}{said}. Send less at a time; NumPy arrays are not copied into the pickle, lists and text are"
     raise ResourceExhaustedError(text) from error
@@ -333,7 +333,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".args[{index}]", item) for index, item in enumerate(value.args))
             yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
         case _ if not any("__reduce__" in cls.__dict__ for cls in type(value).__mro__[:-1]):
-            # The error of an object with its own rule for pickles names the fault already.
+            # If an object has its own rule for pickles, the error already names the fault.
             yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 
 
@@ -347,7 +347,7 @@ def _captured_by_name(fn: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def type_name(value: Any) -> str:
-    """Return `module.name` of the class of a value; only the name for a class that is built into Python."""
+    """Return `module.name` of a value's class; only the name if the class is built into Python."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
@@ -355,7 +355,7 @@ def type_name(value: Any) -> str:
 
 
 def describe(fn: Any) -> str:
-    """Return `module.name` of a function, method, partial, class or callable object, for messages."""
+    """Return `module.name` of a function, method, partial, class or callable object, for error texts."""
     if isinstance(fn, functools.partial):
         return describe(fn.func)
     if getattr(fn, "__qualname__", None) is None:
@@ -364,10 +364,10 @@ def describe(fn: Any) -> str:
 
 
 def pack_function(fn: Callable[..., Any]) -> bytes:
-    """Return a function for `unpack`: by name if it is importable, else with its code and a snapshot of all that it captures.
+    """Return a function for `unpack`: by name if it is importable, else with its code and a snapshot of each object that it captures.
 
     Raises:
-      InvalidArgumentError: it captures a value that cannot be pickled; the message names it.
+      InvalidArgumentError: the function captures a value that cannot be pickled; the message names it.
     """
     try:
         return _dumps(fn, None)
@@ -376,9 +376,9 @@ def pack_function(fn: Callable[..., Any]) -> bytes:
 
 
 def pack_function_parts(fn: Callable[..., Any]) -> Packed:
-    """As `pack_function`, with the large arrays that it captures beside the pickle, as `pack` does: for `unpack` or `unpack_parts`.
+    """Return a function as `pack_function` does, but with the large arrays that it captures beside the pickle, as `pack` does.
 
-    Raises: as `pack_function`; ResourceExhaustedError if there is no memory for the pickle.
+    Raises as `pack_function`; also raises ResourceExhaustedError if there is no memory for the pickle.
     """
     parts: list[Any] = []
     try:
@@ -390,7 +390,7 @@ def pack_function_parts(fn: Callable[..., Any]) -> Packed:
 
 
 class _Unset:
-    """Stands for a captured variable without a value."""
+    """Stands for a captured variable that has no value."""
 
 
 UNSET = _Unset()
@@ -400,7 +400,7 @@ def cell_content(cell: Any) -> Any:
     """Return the value of a closure cell; UNSET if its variable has no value yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was assigned to the variable yet
+    except ValueError:  # no value was assigned to the variable yet
         return UNSET
 
 
@@ -408,7 +408,7 @@ _names_of_code: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
 
 
 def global_names(code: CodeType) -> tuple[str, ...]:
-    """Return the globals that a function's code names, inner functions included: cloudpickle pickles their values."""
+    """Return the names of globals in a function's code, including inner functions: cloudpickle pickles the values of these globals."""
     known = _names_of_code.get(
         id(code)
     )  # by id, because comparing code objects is slow; the entry keeps the code alive
@@ -430,10 +430,10 @@ _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 def send_by_value(module: ModuleType | str) -> None:
     """Send the functions and classes of a module, and of its submodules, by value from now on, instead of by their names.
 
-    Functions of `__main__`, a notebook's cells included, are sent so in any case. Use this for a module that you edit beside a notebook, or
-    that workers do not have: workers then need not import it. Each function is sent with the globals that it uses, as they are when it is
-    scheduled, and after `importlib.reload(module)` with the new ones. It costs some hundred microseconds for each function, and on a
-    worker the module has no state that stays from one function to the next.
+    Functions of `__main__`, including a notebook's cells, are sent by value in any case. Use this for a module that you edit beside a
+    notebook, or that workers do not have, because workers then need not import it. Each function is sent with the globals that it uses,
+    with the values that they have when it is scheduled; after `importlib.reload(module)` with the new ones. It costs some hundred
+    microseconds for each function, and on a worker the module has no state that lasts from one function to the next.
 
     Args:
       module: an imported module, or its name.
@@ -452,11 +452,11 @@ def send_by_value(module: ModuleType | str) -> None:
 
 
 _MAINS = frozenset({"__main__", "__mp_main__"})
-"""Names of the script's module, the second one in children of multiprocessing."""
+"""Names of the script's module. The second one is its name in children of multiprocessing."""
 
 
 def goes_by_name(value: Any) -> bool:
-    """Return whether a function or class is pickled as its name: an importable module has it under that name."""
+    """Return whether a function or class is pickled as its name, because an importable module has it under that name."""
     name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if name is None or path is None or name in _MAINS:
         return False
@@ -469,7 +469,7 @@ def goes_by_name(value: Any) -> bool:
 
 
 def is_importable_module(module: ModuleType) -> bool:
-    """Return whether a module is pickled as its name: it is not `__main__`, not made by hand, and not registered to be pickled by value."""
+    """Return whether a module is pickled as its name: it is not `__main__`, not made by the program, and not sent by value."""
     name = getattr(module, "__name__", None)
     if name in _MAINS or name is None or sys.modules.get(name) is not module:
         return False
@@ -484,7 +484,7 @@ class RemoteTraceback(Exception):
     """The traceback of another process, as text. It is the `__cause__` of an error that was raised there.
 
     Attributes:
-      unpickling: the function had not begun, because it or its arguments could not be unpickled there.
+      unpickling: whether the function had not begun, because it or its arguments could not be unpickled there.
     """
 
     unpickling = False
@@ -494,11 +494,11 @@ class RemoteTraceback(Exception):
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """Return an exception with its traceback, at most a few times ERROR_BYTES_MAX. Never raises.
+    """Return an exception with its traceback, in at most a few times ERROR_BYTES_MAX. Never raises.
 
-    The exception keeps its class and attributes if it can be pickled *and* rebuilt, which is tried here; else it arrives as an UnknownError
-    with the name of its class and its text. A StopIteration would end loops of the receiver, so it becomes an OutOfRangeError. With
-    `unpickling`, it was raised before the function began, and its RemoteTraceback says so.
+    The exception keeps its class and attributes if it can be pickled *and* rebuilt, which this function tries. If not, it arrives as an
+    UnknownError that has the name of its class and its text. A StopIteration would end loops of the receiver, so it becomes an
+    OutOfRangeError. `unpickling` means that the exception was raised before the function began; the RemoteTraceback then says so.
     """
     lines = traceback.format_exception(error)
     text = _cut("".join(lines))
@@ -508,13 +508,13 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
 
 
 def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
-    """Return a new copy of the exception, with a `RemoteTraceback` as its `__cause__`."""
+    """Return a new copy of the exception, with a RemoteTraceback as its `__cause__`."""
     pickled, type_name, text, remote, unpickling = pickle.loads(blob)
     error: BaseException | None = None
     if pickled:
         try:
             error = _loads(pickled, ())
-        except Exception:  # its class is not importable here: use its name and text
+        except Exception:  # the class is not importable here, so only its name and text are used
             error = None
     if not isinstance(error, BaseException):
         error = UnknownError(f"{type_name}: {text}")
@@ -524,9 +524,9 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
 
 
 def as_ordinary_error(error: BaseException) -> BaseException:
-    """Return the error that a function raised in a form that ends no other process.
+    """Return an error that a function has raised, in a form that ends no other process.
 
-    SystemExit and KeyboardInterrupt end the process that raises them, and must not end the one that gets the result. So they become an
+    SystemExit and KeyboardInterrupt end the process that raises them, and must not end the process that gets the result. So they become an
     UnknownError, whose `original_exception` is the original.
     """
     if isinstance(error, Exception):
@@ -540,11 +540,11 @@ def as_ordinary_error(error: BaseException) -> BaseException:
 _PROGRAM_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 _RAISED_BY_METHODS: Final = (Exception, SystemExit, GeneratorExit)
-"""What the methods of an exception may raise. Not KeyboardInterrupt, which may be the user's Ctrl-C."""
+"""Exceptions that methods of an exception may raise. KeyboardInterrupt is not one of them, because it may be the user's Ctrl-C."""
 
 
 class _Bare:
-    """An exception that is rebuilt without its constructor, because `args` often are not the constructor's arguments."""
+    """An exception in a form that is rebuilt without its constructor, because `args` often are not the constructor's arguments."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -561,9 +561,9 @@ def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    """Return the pickle of an exception; empty if no way gives the same class again.
+    """Return the pickle of an exception; empty if no form of it can be rebuilt with the same class.
 
-    A copy whose text differs was rebuilt from the wrong arguments.
+    If the text of a copy differs, the copy was rebuilt from wrong arguments.
     """
     for form, is_last in ((error, False), (_Bare(error), True)):
         try:
@@ -577,7 +577,7 @@ def _pickled_error(error: BaseException) -> bytes:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception, also if its `str` raises; of a long text, the end."""
+    """Return the text of an exception, even if its `str` raises. Of a long text, return the end."""
     try:
         return _cut(str(error))
     except _RAISED_BY_METHODS as broken:
@@ -585,7 +585,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return the end of a long text, where a traceback has the place and the error, without halves of surrogate pairs."""
+    """Return a text; of a long one only the end, where a traceback has the place and the error. Halves of surrogate pairs are escaped."""
     if len(text) > ERROR_BYTES_MAX // 4:
         text = f"({len(text)} characters, the last of them:) ..." + text[-ERROR_BYTES_MAX // 8 :]
     return text.encode("utf-8", "backslashreplace").decode()
