@@ -1,4 +1,4 @@
-"""The sections of a cluster file that say where its jobs run: one for each launcher."""
+"""The sections of a cluster file about the hosts on which its jobs run: one section for each launcher."""
 
 from __future__ import annotations
 
