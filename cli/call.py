@@ -125,10 +125,10 @@ def _call(
     from zmqdist_cli import values
 
     if info.streaming and output is not None:
-        raise click.UsageError(f"{info.name} streams, and --output takes one answer")
+        raise click.UsageError(f"{info.name} is a streaming method, and --output saves a single answer")
     args, named = values.arguments(words)
     for name in CLIENTS_OWN & named.keys():
-        raise click.UsageError(f"{name}= belongs to the client: give that argument of {info.name} by its place")
+        raise click.UsageError(f"{name}= is an argument of the client: pass that argument of {info.name} by position")
     specs = info.input_signature or ()
     places = {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
     args = [*map(values.as_given, specs, args), *args[len(specs) :]]

@@ -163,7 +163,7 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
     """Raise click.UsageError if a cluster file demands CURVE and no keys are named, because the role must not use the token instead."""
     if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
-        problem = f"{Path(file).name} wants CURVE and names no keys: make some (zmqdist keygen DIR) and say --keys DIR"
+        problem = f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen DIR) and pass --keys DIR"
         raise click.UsageError(problem)
 
 
@@ -193,7 +193,7 @@ class Dispatcher:
             raise self._silent() from None
         if not hasattr(self._client, "status_blocking"):
             self._client.close()
-            problem = f"what listens at {address} {IS_NO_DISPATCHER}: ask the address that `zmqdist dispatcher` printed"
+            problem = f"what listens at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(problem)
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:

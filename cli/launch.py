@@ -79,11 +79,11 @@ def launch(
             code = _submit(loaded, os.path.abspath(config), arguments, detach, grace_s)
         elif detach:
             why = (
-                f"this is job {in_job} already"
+                f"this process runs in job {in_job} already"
                 if loaded.launcher == "slurm"
-                else f"launcher: {loaded.launcher} has none"
+                else f"launcher: {loaded.launcher} submits no job"
             )
-            raise click.UsageError(f"--detach leaves a job of Slurm to itself, and {why}")
+            raise click.UsageError(f"--detach submits a job of Slurm without following it, but {why}")
         else:
             code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
     except NotFoundError as error:  # there is no such program as the file names

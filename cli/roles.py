@@ -105,7 +105,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--threads-per-slot",
     type=click.IntRange(1),
     metavar="N",
-    help="Threads of BLAS and OpenMP in each slot.  [default: the cores, shared out among the slots]",
+    help="Threads of BLAS and OpenMP in each slot.  [default: the cores, divided among the slots]",
 )
 @click.option(
     "--job", default="worker", show_default=True, metavar="NAME", help="Job in its name, as worker in worker:1."
@@ -222,5 +222,5 @@ def _dispatcher_address(config: ClusterConfig, file: str) -> str:
     """Return the address of the dispatcher in a cluster file. Raises click.UsageError if its port is 0, which only `launch` resolves."""
     address = "" if config.jobs.dispatcher is None else config.jobs.dispatcher.address
     if not address or address.endswith(":0"):
-        raise click.UsageError(f"{Path(file).name} gives the dispatcher no fixed port: say --dispatcher HOST:PORT")
+        raise click.UsageError(f"{Path(file).name} has no fixed port for the dispatcher: pass --dispatcher HOST:PORT")
     return address

@@ -44,7 +44,7 @@ def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
         found = _NAMED.fullmatch(word)
         if found is None:
             if named:
-                raise click.UsageError(f"{word!r} comes after an argument by name: put those last")
+                raise click.UsageError(f"{word!r} follows an argument by name: put arguments by name last")
             args.append(value_of(word))
         elif found[1] in named:
             raise click.UsageError(f"{found[1]} is given twice")
@@ -166,7 +166,7 @@ def save(value: Any, path: Path) -> str:
         raise click.ClickException(f"cannot write {path}: {reason}") from None
     kind = type(value).__name__
     raise click.ClickException(
-        f"a {kind} does not go into {path.name}: .npy takes an array, .npz a dict of arrays, .json anything"
+        f"a {kind} cannot be saved as {path.name}: .npy takes an array, .npz a dict of arrays, .json any value"
     )
 
 
@@ -183,7 +183,7 @@ def _of_file(path: Path) -> Any:
     except OSError as error:
         raise click.UsageError(f"@{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, RecursionError) as error:
-        raise click.UsageError(f"@{path}: not what its name says: {error}") from None
+        raise click.UsageError(f"@{path}: its content is not what its name says: {error}") from None
 
 
 def _cut(word: str) -> str:

@@ -149,7 +149,7 @@ class CrossDeviceOps:
           ValueError: there is no value, no such op, or no destinations.
         """
         if destinations is None or (isinstance(destinations, Sequence) and not destinations):
-            raise ValueError("destinations is missing: every member gets the result, so give any value")
+            raise ValueError("destinations is missing: every member gets the result, so pass any value")
         return self._reduced(reduce_op, _own(per_replica_value), options)
 
     def batch_reduce(

@@ -316,7 +316,7 @@ class WorkerLost(UnavailableError, _FromData):
             )
         log = next((start.log for start in reversed(self.starts) if start.log), "")
         if log:
-            text += f"\nlast lines of the last one that wrote any:\n{log}"
+            text += f"\nlast lines of the last process that wrote any:\n{log}"
         self._set_message(text, function, self.starts)
 
 

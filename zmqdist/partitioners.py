@@ -103,7 +103,7 @@ class MaxSizePartitioner(Partitioner):
 
 def _along_axis_0(shape: Sequence[int], axis: int, shards: int) -> list[int]:
     if axis != 0:
-        raise ValueError(f"variables are cut along axis 0 only, not along axis {axis}")
+        raise ValueError(f"variables are split along axis 0 only, not along axis {axis}")
     if not len(shape):
         return []
     return [max(1, min(shards, int(shape[0]))), *[1] * (len(shape) - 1)]

@@ -146,7 +146,7 @@ def function(
     if func is None:
         return lambda func: function(func, input_signature, output_signature)
     if not callable(func):
-        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; signatures go by keyword")
+        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; pass signatures by keyword")
     if input_signature is not None and not isinstance(input_signature, (list, tuple)):
         raise TypeError(
             f"input_signature is a list or tuple with one item for each argument, not {type(input_signature).__name__}"

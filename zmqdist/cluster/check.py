@@ -223,7 +223,7 @@ def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
     if job.count is not None and job.tasks is not None:
         yield Mistake((*path, "count"), "is given together with tasks", "leave one of them out")
     if job.count is None and job.tasks is None and not isinstance(job, SingleJob):
-        yield Mistake(path, "says neither count nor tasks", "write for example count: 1")
+        yield Mistake(path, "has neither count nor tasks", "write for example count: 1")
     if len(job.tasks or ()) > limits.WORKERS_MAX:
         yield Mistake((*path, "tasks"), f"has {len(job.tasks or ())} tasks, at most {limits.WORKERS_MAX} are allowed")
 
@@ -334,7 +334,7 @@ def _kubernetes(config: Config) -> Iterator[Mistake]:
     if jobs.worker is not None and jobs.worker.slots == "auto" and section.resources.worker.cpu is None:
         yield Mistake(
             ("jobs", "worker", "slots"),
-            "is auto, and nothing says how many cores a worker's pod has",
+            "is auto, but the file does not say how many cores a worker's pod has",
             "write kubernetes.resources.worker.cpu, or a number of slots",
         )
 
@@ -344,12 +344,14 @@ def _ray(config: Config) -> Iterator[Mistake]:
     if "://" in config.ray.address:
         yield Mistake(
             ("ray", "address"),
-            "names Ray's client, and the dispatcher has to run where the workers reach it",
+            "names a server of Ray's client, but the dispatcher must run where the workers can reach it",
             "run launch on a node of the Ray cluster, with auto",
         )
     if worker is not None and worker.slots == "auto" and config.runtime is None:
         yield Mistake(
-            ("jobs", "worker", "slots"), "is auto, and Ray places a worker by its number", "write for example 4"
+            ("jobs", "worker", "slots"),
+            "is auto, but Ray needs the number of slots to place a worker",
+            "write for example 4",
         )
 
 

@@ -282,7 +282,7 @@ def _compose(text: str, path: str) -> yaml.Node:
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, text, path) from None
     if root is None:
-        raise ConfigError(path, 1, "(file)", "is empty", "zmqdist validate --schema says what belongs in it")
+        raise ConfigError(path, 1, "(file)", "is empty", "zmqdist validate --schema prints the keys of a cluster file")
     return root
 
 
@@ -318,7 +318,9 @@ class _Nodes:
         if len(path) > limits.DEPTH_MAX:
             raise Mistake(path[:1], f"has an alias that makes it more than {limits.DEPTH_MAX} levels deep")
         if self._count > limits.CONFIG_NODES_MAX:
-            raise Mistake(path[:1], f"makes the file larger than {limits.CONFIG_NODES_MAX} values, aliases written out")
+            raise Mistake(
+                path[:1], f"makes the file larger than {limits.CONFIG_NODES_MAX} values when its aliases are expanded"
+            )
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node, path)
         if node.tag not in (_TAG + "map", _TAG + "seq"):

@@ -17,7 +17,9 @@ HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 class SshHost(Section, frozen=True):
     """One host that ssh reaches."""
 
-    host: Annotated[HostName, documented("As ssh takes it: a name of its config, or user@host.", "a name of a host")]
+    host: Annotated[
+        HostName, documented("The host as ssh accepts it: a name in its config, or user@host.", "a name of a host")
+    ]
     slots: Annotated[
         SlotCount | None,
         documented("How many workers and ps may run there; null: no bound.", "a whole number above 0, or null"),
@@ -30,7 +32,7 @@ class SshConfig(Section, frozen=True):
     hosts: Annotated[
         list[str | SshHost],
         documented(
-            "The hosts; the next worker or ps goes to the first that has the fewest.",
+            "The hosts; each worker or ps is placed on the first host that has the fewest.",
             "a list of hosts, or of {host, slots}",
         ),
     ] = []
@@ -62,12 +64,12 @@ class PodResources(Section, frozen=True):
     """What one pod of a job gets."""
 
     cpu: Annotated[
-        Cores | None, documented("Its cores, for example 0.5; null: not said.", "a number of cores, or null")
+        Cores | None, documented("Its cores, for example 0.5; null: not set.", "a number of cores, or null")
     ] = None
     memory: Annotated[
         MemorySize | None,
         documented(
-            "Its memory; a pod that takes more is ended. null: not said.", "a size such as 512Mi or 4Gi, or null"
+            "Its memory; a pod that takes more is ended. null: not set.", "a size such as 512Mi or 4Gi, or null"
         ),
     ] = None
     gpus: Annotated[GpuCount, documented("Its GPUs (nvidia.com/gpu).", "a whole number, 0 or more")] = 0

@@ -225,7 +225,7 @@ class WorkerJob(ServingJob, frozen=True):
     threads_per_slot: Annotated[
         Amount | None,
         documented(
-            "Threads of BLAS and OpenMP in each slot; null: the cores of the host, shared out among the slots there.",
+            "Threads of BLAS and OpenMP in each slot; null: the cores of the host, divided among the slots of that host.",
             "a whole number above 0, or null",
         ),
     ] = None
@@ -280,7 +280,7 @@ class SecurityConfig(Section, frozen=True):
     results: Annotated[
         Literal["any", "safe"],
         documented(
-            "Types that functions may return: any, which unpickles what workers answer, or safe, which takes a closed set of types.",
+            "Types that functions may return: any, which unpickles the results of workers, or safe, which accepts a closed set of types.",
             "any or safe",
         ),
     ] = "any"

@@ -236,7 +236,7 @@ class BoundChildren:
         self._drop_unsent()
         code = self._zygote.wait(1.0)
         self.loop.remove_fd(self._control.fileno())
-        log.error("the process from which slots are forked ended with %s; this worker cannot go on", code)
+        log.error("the process from which slots are forked ended with %s; this worker cannot continue", code)
         for ticket in list(self._children):
             self._exited(ticket, -int(signal.SIGKILL))
         for callback in self.on_lost:

@@ -142,7 +142,7 @@ def _hosts(family: _Family, size: int, local_size: int) -> list[str]:
         except ValueError as error:
             raise RuntimeError(f"{NODELIST}: {error}") from None
     raise RuntimeError(
-        f"{family.system} has started {size} processes, {local_size} of them here, and does not tell the names of the hosts: "
+        f"{family.system} has started {size} processes, {local_size} of them on this host, and does not tell the names of the hosts: "
         "pass hosts=[...], in the order in which ranks fill them"
     )
 

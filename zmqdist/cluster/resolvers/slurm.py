@@ -173,7 +173,7 @@ class SlurmClusterResolver(ResolverByRank):
         self._gpus_per_task = per_node // most if per_task is None else per_task
         if most * self._gpus_per_task > per_node:
             raise RuntimeError(
-                f"{most} tasks with {self._gpus_per_task} GPUs each want more than the {per_node} GPUs that a node has"
+                f"{most} tasks with {self._gpus_per_task} GPUs each need more than the {per_node} GPUs that a node has"
             )
         # CUDA_VISIBLE_DEVICES may assign only some of the node's GPUs to this process, under their own numbers.
         self._gpus = named if len(named) >= per_node else [str(index) for index in range(per_node)]

@@ -456,7 +456,7 @@ class ClusterCoordinator:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a ClusterCoordinator stays in its process: scheduled functions cannot use that of the program")
+        raise TypeError("a ClusterCoordinator stays in its process: scheduled functions cannot use the program's")
 
     # -- waiting --------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,9 @@ class ResourceValue(RemoteValue):
         return f"<RemoteValue: {self.name}: {self.status.value}>"
 
     def __reduce__(self) -> Any:
-        raise RemoteValueNotAllowed(f"{self.name} exists only at its worker: give the function the PerWorkerValues")
+        raise RemoteValueNotAllowed(
+            f"{self.name} exists only at its worker: pass the PerWorkerValues to the function instead"
+        )
 
     @property
     def status(self) -> RemoteValueStatus:
@@ -309,5 +311,5 @@ def _check_needs_nothing(fn: Callable[..., Any]) -> None:
         return
     except TypeError as error:
         raise TypeError(
-            f"a dataset function has no parameters that it needs, and {trusted.describe(fn)} has: {error}"
+            f"a dataset function is called without arguments, but {trusted.describe(fn)} needs some: {error}"
         ) from None

@@ -339,7 +339,7 @@ class RemoteValue:
         if self._kind is not None:
             return
         if self.forked:
-            problem = f"{self.name} was scheduled before a fork: its result comes to the process that scheduled it"
+            problem = f"{self.name} was scheduled before a fork: only the process that scheduled it gets its result"
             raise errors.FailedPreconditionError(problem)
         waiter = allocate_lock()
         waiter.acquire()

@@ -172,7 +172,7 @@ class Resources:
         if runtime.refusal is not None:
             raise runtime.refusal()
         problem = (
-            f"no worker was there for {self._patience_s:g} s: waited for {runtime.absence.description or 'a worker'}"
+            f"no worker was present for {self._patience_s:g} s: waited for {runtime.absence.description or 'a worker'}"
         )
         raise errors.UnavailableError(problem)
 

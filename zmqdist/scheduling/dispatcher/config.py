@@ -244,9 +244,13 @@ class WorkerConfig:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
             raise errors.NotFoundError(f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
         if self.processes and self.data_transfer_port:
-            raise _invalid("data_transfer_port goes with processes=False: each task's process has a port of its own")
+            raise _invalid(
+                "data_transfer_port needs processes=False, because otherwise each task has a port of its own"
+            )
         if self.processes and self.data_transfer_address and DTS_PORT not in self.data_transfer_address:
-            raise _invalid(f"data_transfer_address wants {DTS_PORT} in it with processes=True: each task has its port")
+            raise _invalid(
+                f"data_transfer_address needs {DTS_PORT} in it with processes=True, because each task has a port of its own"
+            )
 
     @property
     def start_delay(self) -> tuple[float, float]:

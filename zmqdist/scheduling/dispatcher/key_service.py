@@ -199,7 +199,7 @@ class KeyService:
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
-            raise errors.NotFoundError(f"no key that is in use has this name or is this one: {name_or_key[:100]!r}")
+            raise errors.NotFoundError(f"no key that is in use has this name, or is this key: {name_or_key[:100]!r}")
         self._handle(KeysRevoked(found, name_or_key, time.time()))
         log.warning("revoked %d key(s) of %s", len(found), name_or_key)
         return [keys.encode_public(key) for key in found]

@@ -257,7 +257,7 @@ class Membership:
         if old is not None and old.incarnation != register.incarnation and not (old.peer is None and register.named):
             return Refused(
                 errors.ALREADY_EXISTS,
-                f"{old.name} is here already (pid {old.pid} on {old.host}): stop it first, or register under another index",
+                f"{old.name} is registered already (pid {old.pid} on {old.host}): stop it first, or register under another index",
             )
         return None
 

@@ -365,7 +365,7 @@ class _Runtime:
         differ = pickles_differ(self._hello, peer.hello)
         versions = " and ".join(f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ)
         return versions and (
-            f"{peer.name} and this cluster cannot run each other's functions, which travel as pickles: it has {versions}; "
+            f"{peer.name} and this cluster cannot run each other's functions, which are sent as pickles: it has {versions}; "
             "install the same minor versions for all programs, workers and the dispatcher"
         )
 

@@ -78,6 +78,6 @@ class DatasetOnWorker:
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError(
-            "a per-worker dataset is iterated on the coordinator, not in a scheduled function: give the function"
-            " iter(dataset), or dataset.build() to iterate anew in each"
+            "a per-worker dataset is iterated by the program, not in a scheduled function: give the function"
+            " iter(dataset), or dataset.build(), over which each function can iterate anew"
         )

@@ -195,7 +195,7 @@ class HolderClients:
         with self._lock:
             self._unreachable[address] = time.monotonic() + UNREACHABLE_S
         log.warning(
-            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads of its process come through the dispatcher, "
+            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads from that port go through the dispatcher, "
             "which is slower; open that port between the two hosts",
             address,
             socket.gethostname(),
@@ -321,7 +321,7 @@ def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -
         received, before = client.snapshot().messages_received, received
         silent_s = 0.0 if received != before else silent_s + POLL_S
         if silent_s >= STALLED_S:
-            raise errors.DeadlineExceededError(f"nothing has come from {client.address} for {STALLED_S:g} s")
+            raise errors.DeadlineExceededError(f"no bytes have arrived from {client.address} for {STALLED_S:g} s")
 
 
 def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:

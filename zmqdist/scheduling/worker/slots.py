@@ -177,7 +177,7 @@ class ProcessSlots:
         if not process.killed:
             kills = oom_kills() - process.oom_kills
             if code == -int(signal.SIGKILL) and kills > 0:
-                tail += f"\n(while it lived, the kernel of this machine ended {kills} processes because memory ran out)"
+                tail += f"\n(while it ran, the kernel of this host killed {kills} processes because memory ran out)"
             self._note_death(process.slot, code, running, tail)
         self._feed(SlotDied(process.slot, position, code, tail))
 
@@ -240,7 +240,7 @@ def check_descriptors(slots: int) -> None:
     wanted = slots * SLOT_FDS + OTHER_FDS
     if limit != resource.RLIM_INFINITY and wanted > limit:
         problem = (
-            f"{slots} slots need {wanted} descriptors, and this process may have {limit}: start it with fewer slots,"
+            f"{slots} slots need {wanted} descriptors, but this process may open only {limit}: start it with fewer slots,"
             f" or after `ulimit -n {wanted}`"
         )
         raise ResourceExhaustedError(problem)
