@@ -2,7 +2,7 @@
 
 In TensorFlow a replica may have several devices, and a value is "per replica". In zmqdist each task is one replica and has one value,
 so `destinations`, TensorFlow's choice of devices for the result, has no effect: every member gets the result, in memory.
-Functions that in TensorFlow take a list with one value for each local device take such a list here too; it must have one item.
+Functions that in TensorFlow take a list with one value for each local device take such a list in zmqdist, too; it must have one item.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FRAMES_MAX: Final = 1024
 """Frames of one message, header included. An RPC argument has one frame for each large array in it."""
 
 PAYLOAD_BYTES_MAX: Final = FRAME_BYTES_MAX
-"""Bytes of all payload frames of one message. A payload above CHUNK_BYTES is sent in several messages, so no message comes near
+"""Bytes of all payload frames of one message. A payload above CHUNK_BYTES is sent in several messages, so no message reaches
 this bound; without it one message could occupy 16 GiB.
 """
 
@@ -236,8 +236,8 @@ ORPHAN_LIMIT_S: Final = 60.0
 """Seconds after which a worker stops if it finds no dispatcher."""
 
 INVITED_ORPHAN_LIMIT_S: Final = 10.0
-"""As ORPHAN_LIMIT_S, for the worker of a task that a program has recruited. Shorter, because the task stays, and the next program
-recruits it again.
+"""Seconds without a dispatcher after which the worker of a task that a program has recruited stops. Shorter than ORPHAN_LIMIT_S, because
+the task stays, and the next program recruits it again.
 """
 
 CONNECT_TIMEOUT_S: Final = 180.0
@@ -315,7 +315,7 @@ CONFIG_BYTES_MAX: Final = 2**20
 """Bytes of a cluster file: 10,000 tasks with addresses are 300 kB."""
 
 CONFIG_NODES_MAX: Final = 100_000
-"""Values of a cluster file after its aliases are expanded: a page of aliases to aliases can stand for billions."""
+"""Values of a cluster file after its aliases are expanded, because a page of aliases to aliases can expand to billions."""
 
 # -- calls and replies ---------------------------------------------------------------------------------------
 

@@ -48,7 +48,9 @@ BULK = 2
 CANCELLED = 3
 """The work item was cancelled before it ended; the payload is empty."""
 KEPT = 4
-"""As BULK, for a value that stays with its worker. Used only inside a process, and between a slot and its worker; messages use BULK."""
+"""The payload is a reference, as for BULK, to a value that stays with its worker. Used only inside a process, and between a slot and
+its worker; messages use BULK.
+"""
 INPUT_LOST = 5
 """The function did not run, because the holder no longer has the value of an input. The payload is from `encode_loss`
 (scheduling/worker/remote_results.py).
@@ -86,7 +88,7 @@ class Call(Message, tag=1):
 
 
 class Reply(Message, tag=2):
-    """The reply to Call `id`: code 0 and a value, or the code and message of an error. Large arrays are sent as those of Call."""
+    """The reply to Call `id`: code 0 and a value, or the code and message of an error. Large arrays are sent as in Call."""
 
     SENT = "server -> client"
     id: int
@@ -363,7 +365,7 @@ class Register(Message, tag=40):
 class Registered(Message, tag=41):
     """The worker is registered: its index, the interval of its heartbeats, its lease and its grace.
 
-    `serial` is that of the Register to which this is the reply.
+    `serial` is the serial of the Register to which this is the reply.
     """
 
     SENT = "dispatcher -> worker"
@@ -383,7 +385,7 @@ class Beat(Message, tag=42):
 class Assign(Message, tag=43):
     """Work items to run, oldest first, and the functions that they use and that are new to this worker: (coordinator, fn, pickled).
 
-    `report_before_start`: the items were with a worker that crashed, and may have begun there, so report each start before it happens.
+    `report_before_start`: the items were with a worker that crashed, and may have begun on it, so report each start before it happens.
     `workers` is the number of workers. `pinned`: the items were scheduled for this worker, and run before items that any worker may run.
     """
 
@@ -396,7 +398,7 @@ class Assign(Message, tag=43):
 
 
 class StealRequest(Message, tag=44):
-    """Give back those of these leases that have not started, because another worker is idle."""
+    """Give back the leases in this list that have not started, because another worker is idle."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
@@ -515,7 +517,8 @@ class AskKey(Message, tag=72):
 class KeyState(Message, tag=73):
     """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost its role because of `problem`.
 
-    `listens`: a port that shows the key may be trusted. `address` is that of the AskKey; then `key` is the key that listens at it.
+    `listens`: a port that shows the key may be trusted. `address` is the address in the AskKey, if it has one; `key` is then the key of the
+    server at that address.
     """
 
     SENT = "dispatcher -> any"

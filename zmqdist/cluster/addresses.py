@@ -1,6 +1,6 @@
 """Addresses as users write them: `host:port`, with IPv6 hosts in brackets (`[::1]:5050`).
 
-No function here queries a name server: only a connection shows whether a host exists.
+No function of this module queries a name server, so only a connection shows whether a host exists.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class ServerDef(_Def):
     replica: int = 0
 
     def own_address(self) -> str:
-        """Return `host:port` of this task as it is in the cluster, unchecked. If `port` is not 0, it replaces the port.
+        """Return the `host:port` that the cluster has for this task, unchecked. If `port` is not 0, it replaces the port.
 
         Raises:
           InvalidArgumentError: the cluster has no such task.

@@ -265,7 +265,7 @@ class JobsConfig(Section, frozen=True):
 
 
 class SecurityConfig(Section, frozen=True):
-    """Which peers may connect. On loopback the user's token decides; elsewhere CURVE keys."""
+    """Which peers may connect. On loopback the user's token decides, on other addresses CURVE keys."""
 
     curve: Annotated[
         bool | Literal["auto"],

@@ -2,7 +2,7 @@
 
 Rules
     A job is a list of label selectors. Its tasks are the pods of the first selector, sorted by name, then those of the second, and so on.
-    A number at the end of a name is compared as a number, so that each pod of a StatefulSet gets its own index there (worker-2 before
+    A number at the end of a name is compared as a number, so that each pod of a StatefulSet gets its index in that set (worker-2 before
     worker-10). All pods must be running, or `cluster_spec` raises: if it left a pod out, another pod would get its index.
 
 No method waits unless `wait_timeout` is set, and each request to the API server has a time-out of its own.

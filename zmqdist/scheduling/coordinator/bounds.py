@@ -2,8 +2,8 @@
 
 Rules
     The count includes packed arguments, and the large arrays held beside them or beside a function's pickle. They count from
-    `schedule` until the work has ended, because they take memory here even while the work runs. Data that several work items share
-    counts once.
+    `schedule` until the work has ended, because they take memory of this process even while the work runs. Data that several work
+    items share counts once.
     A work item that is larger than the bound is scheduled when no other is counted, because otherwise it would wait for ever.
     Data that outlives its work is not counted: per-worker resources, and the inputs of work with a lineage.
 

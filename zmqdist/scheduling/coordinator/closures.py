@@ -185,7 +185,7 @@ class Closures:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         if self._without_cluster_since is None:
             return self.affinity.deadline if self.affinity.options else None
         since = self.without_cluster_since

@@ -152,25 +152,25 @@ class ClusterCoordinator:
         their values, private to that run. It fails with ClosureInputError if one of them has no value.
 
         Args:
-            fn: any callable that can be pickled, lambdas and closures included. A function of an importable module is sent by name.
-            args: positional arguments, any iterable.
-            kwargs: keyword arguments.
-            worker: pin the function to this worker, as 1 or "worker:1". That worker runs it before work that any worker may run; if the
-              worker is absent, the function waits for it.
-            priority: waiting functions begin in order of priority, highest first; within one priority, oldest first. Functions that a
-              worker has already received are not overtaken.
-            keep: leave the return value with its worker; other functions fetch it from that worker. If the worker is lost, they fail
-              with UnavailableError.
-            retries: how often to run the function again with the same arguments after it raised. Crashes of workers are counted separately.
-            timeout: seconds from now. A function that has not ended by then is cancelled, and its error is DeadlineExceededError.
-            lineage: as `keep`, but a lost value is recomputed when it is needed, after those of its lost inputs that have a lineage.
+          fn: any callable that can be pickled, lambdas and closures included. A function of an importable module is sent by name.
+          args: positional arguments, any iterable.
+          kwargs: keyword arguments.
+          worker: pin the function to this worker, as 1 or "worker:1". That worker runs it before work that any worker may run; if the
+            worker is absent, the function waits for it.
+          priority: waiting functions begin in order of priority, highest first; within one priority, oldest first. Functions that a
+            worker has already received are not overtaken.
+          keep: leave the return value with its worker; other functions fetch it from that worker. If the worker is lost, they fail
+            with UnavailableError.
+          retries: how often to run the function again with the same arguments after it raised. Crashes of workers are counted separately.
+          timeout: seconds from now. A function that has not ended by then is cancelled, and its error is DeadlineExceededError.
+          lineage: as `keep`, but a lost value is recomputed when it is needed, after those of its lost inputs that have a lineage.
 
         Raises:
-            Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has shown the error to the
-              program. This call raises the error as `join` would, and schedules no function.
-            TypeError: `fn` is not callable, or `args` is text or not iterable.
-            ValueError: `worker` is not the name of a worker; `priority` does not fit 32 bits; `retries` or `timeout` is out of range; or a
-              RemoteValue of another coordinator is among the arguments.
+          Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has shown the error to the
+            program. This call raises the error as `join` would, and schedules no function.
+          TypeError: `fn` is not callable, or `args` is text or not iterable.
+          ValueError: `worker` is not the name of a worker; `priority` does not fit 32 bits; `retries` or `timeout` is out of range; or a
+            RemoteValue of another coordinator is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           FailedPreconditionError: the coordinator has been closed.
         """
@@ -394,7 +394,7 @@ class ClusterCoordinator:
         Raises:
           TypeError: `fn` is not callable, or `args` not iterable.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
-            UnavailableError: no worker was present for `cluster_lost_limit_s`.
+          UnavailableError: no worker was present for `cluster_lost_limit_s`.
           FailedPreconditionError: the coordinator has been closed.
         """
         self._check_open()
@@ -421,7 +421,7 @@ class ClusterCoordinator:
         return per_worker_dataset(self._resources, dataset_fn, shard)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", those of `zmqdist status` by worker.
+        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", the rows of `zmqdist status` by worker.
 
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.

@@ -8,15 +8,15 @@ Theory of operation
     recomputes it, after its lost inputs have been recomputed.
 
 Promises, checked by tests/machines/test_graph.py with random events, and tests/sim
-        G1  each plan ends exactly once, at the latest when its round ends
-        G2  an attempt is handed in only when all inputs of its plan are available
-        G3  a plan with a failed input fails for that reason, and no attempt of it is handed in after that
-        G4  at most 1 + retries attempts end with an error of the function; further attempts begin only because a value was lost
-        G5  between the request for the end of a round and that end no attempt is handed in
-        G6  a plan that has not ended by its `until` ends then, and its attempt is cancelled
-        G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times; then the waiting requests are served
-        G8  a function is dropped as soon as no plan can be handed in with it any more, and not earlier
-        G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
+    G1  each plan ends exactly once, at the latest when its round ends
+    G2  an attempt is handed in only when all inputs of its plan are available
+    G3  a plan with a failed input fails for that reason, and no attempt of it is handed in after that
+    G4  at most 1 + retries attempts end with an error of the function; further attempts begin only because a value was lost
+    G5  between the request for the end of a round and that end no attempt is handed in
+    G6  a plan that has not ended by its `until` ends then, and its attempt is cancelled
+    G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times; then the waiting requests are served
+    G8  a function is dropped as soon as no plan can be handed in with it any more, and not earlier
+    G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
 
 Not here: payloads, and the RemoteValues that the program holds (task_specs.py).
 """
@@ -54,12 +54,12 @@ class Planned:
     """The program scheduled a plan.
 
     Attributes:
-        inputs: the needed work items that are pending or have a lineage. Inputs whose values are available for good are left out.
-        failed: an input that has failed already; 0 for none.
-        retries: the number of errors of the function after which there is another attempt.
-        until: seconds on the machine's clock.
-        lineage: whether the worker keeps the value, and the plan recomputes it when it is lost.
-        keep, options: as in Scheduled, for each attempt.
+      inputs: the needed work items that are pending or have a lineage. Inputs whose values are available for good are left out.
+      failed: an input that has failed already; 0 for none.
+      retries: the number of errors of the function after which there is another attempt.
+      until: seconds on the machine's clock.
+      lineage: whether the worker keeps the value, and the plan recomputes it when it is lost.
+      keep, options: as in Scheduled, for each attempt.
     """
 
     work: int
@@ -200,7 +200,7 @@ class _Plan:
     """One plan.
 
     Attributes:
-      inputs, missing: the inputs as planned, and those of them that the plan waits for.
+      inputs, missing: the inputs as planned, and the inputs that the plan waits for.
       attempt: the attempt in progress; 0 for none.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.
@@ -312,7 +312,7 @@ class Dependencies:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         while self._due:
             until, work = self._due[0]
             plan = self._plans.get(work)

@@ -4,10 +4,10 @@ It behaves as the standard library's ProcessPoolExecutor, whose tests it passes 
 one exception: a function that crashes its process fails alone, and the other functions continue.
 
 Rules
-        A Future is settled once: by the coordinator's callback thread, by the thread that cancels the Future, or by the thread that breaks
-        the executor.
-        `cancel` never ends a function that a worker has begun. It sends a request through the dispatcher to the worker and waits for the
-        reply. The loop's thread delivers that reply, so a callback of a Future may cancel other Futures without a deadlock.
+    A Future is settled once: by the coordinator's callback thread, by the thread that cancels the Future, or by the thread that breaks
+    the executor.
+    `cancel` never ends a function that a worker has begun. It sends a request through the dispatcher to the worker and waits for the
+    reply. The loop's thread delivers that reply, so a callback of a Future may cancel other Futures without a deadlock.
 
 Not here: what happens to submitted work at the end of the program (program_end.py).
 """
@@ -123,7 +123,7 @@ class Executor(futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """As in the standard library, but `fn` is pickled once, during this call, so that all items see the same captured values.
+        """Submit `fn` for each item and return the results in order, as in the standard library. `fn` is pickled once, during this call.
 
         Args:
           chunksize: checked and otherwise ignored, because the cluster itself sends quick functions in batches.
@@ -184,7 +184,7 @@ class Executor(futures.Executor):
                 value.cancel()
 
     def kill_workers(self) -> None:
-        """As `terminate_workers`, but kill running functions at once, without asking them to stop."""
+        """Cancel all work as `terminate_workers` does, but kill running functions at once, without asking them to stop."""
         with self._idle:
             self._shut = True
         self._coordinator.close()
@@ -194,7 +194,7 @@ class Executor(futures.Executor):
     def finish(self) -> list[BaseException]:
         """Wait until all submitted work has ended; return the errors of the functions that failed meanwhile because the cluster was lost.
 
-        Does nothing in a forked child, and returns no errors there.
+        In a forked child it does nothing and returns an empty list.
         """
         if self._coordinator.forked:
             return []

@@ -99,13 +99,13 @@ class CoordinatorMachine:
         """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []
         self._replaced: list[Effect] = []
-        """Replace effects. They precede the Resolve of `_ended`, because work there may name a lost value as the cause of its end."""
+        """Replace effects. They precede the Resolve of `_ended`, because ended work may name a lost value as its cause."""
         self._after_resolve: list[Effect] = []
         """Effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         first = self.closures.deadline
         if not self.plans:
             return first

@@ -8,7 +8,7 @@
                inflight_closures    work items that have left the queue and have not ended
     counter    worker_failures      workers that were lost
 
-The names are TensorFlow's. While recording is off, each function here only tests one module variable.
+The names are TensorFlow's. While recording is off, each function of this module only tests one variable.
 
 Not here: figures of single workers, which the dispatcher counts (`ClusterCoordinator.metrics` returns both).
 """
@@ -31,9 +31,9 @@ class Histogram:
     """Counts of values in exponential buckets. Any thread may add.
 
     Args:
-        first: upper bound of the first bucket.
-        factor: ratio of each bound to the bound before it.
-        count: number of bounds. One more bucket counts the values above the last bound.
+      first: upper bound of the first bucket.
+      factor: ratio of each bound to the bound before it.
+      count: number of bounds. One more bucket counts the values above the last bound.
 
     Attributes:
       bounds: the upper bound of each bucket but the last.

@@ -71,7 +71,7 @@ class ResourceValue(RemoteValue):
         return self._read(at_worker.read_value, timeout)
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """As `get`, but replace each leaf that has a method `numpy()` by the result of that method."""
+        """Return the value as `get` does, with each leaf that has a method `numpy()` replaced by the result of that method."""
         return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

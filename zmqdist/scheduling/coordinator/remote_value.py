@@ -215,7 +215,7 @@ class RemoteValue:
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """As `get`, but replace each object in the result that has a method `numpy()` (a tensor of another library) by an array.
+        """Return the result as `get` does, with each object that has a method `numpy()` (a tensor of another library) replaced by an array.
 
         Looks into lists, tuples and dicts.
         """

@@ -126,7 +126,7 @@ class CoordinatorRuntime:
       uses: resources and kept values found among the arguments that are being packed: they must stay alive until the work has ended.
       inputs: RemoteValues found among the arguments that are being packed, by the number of their work.
       by_reference: whether the call that is being packed may run at any time, so that it cannot wait for inputs.
-      values, with_callbacks: unsettled RemoteValues by work number, weakly; those of them with callbacks, which must stay alive.
+      values, with_callbacks: weak references to unsettled RemoteValues by work number; the values with callbacks, which must stay alive.
       lost_values: by work number, the lost kept values that a thread waits for.
       machine, store, result_fetcher, absence: the decisions, the large arguments held for workers, the threads that fetch large results,
         the log line about a missing dispatcher or worker. Any thread may read them.

@@ -192,7 +192,7 @@ class Plans:
         )
 
     def ended(self, items: list[Outcome]) -> list[Outcome]:
-        """Return these outcomes; in those of plans, replace the machine's payload by the payload that a RemoteValue expects."""
+        """Return these outcomes. For a plan, the machine's payload is replaced by the payload that a RemoteValue expects."""
         roots: dict[int, RemoteValue] = {}
         return [self._end(item, roots) if item[0] in self._plans else item for item in items]
 
@@ -245,7 +245,7 @@ class Plans:
             plan.input_values.clear()
 
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
-        """Translate the machine's outcome of a plan into that of its RemoteValue.
+        """Translate the machine's outcome of a plan into the outcome of its RemoteValue.
 
         `roots` maps each failed plan that is not settled yet to the input at the root of its failure.
         """

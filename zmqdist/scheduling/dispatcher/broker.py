@@ -129,7 +129,7 @@ class Broker:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         first, second = self.membership.deadline, self.dispatch.deadline
         if first is None or second is None:
             return second if first is None else first

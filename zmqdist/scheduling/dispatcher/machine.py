@@ -128,7 +128,7 @@ class Dispatch:
 
     @property
     def deadline(self) -> float | None:
-        """When `settle` or `assign` is next worth calling although no event has occurred; None for never."""
+        """The time at which `settle` and `assign` must next be called even if no event occurs before; None for never."""
         steal_at = self._placement.deadline
         if not self._ending_sessions and not self._forget_at:
             return steal_at

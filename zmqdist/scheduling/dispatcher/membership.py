@@ -153,7 +153,7 @@ class Membership:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         times = [member.away_until for member in self._away.values()]
         if self._unwatched:
             times += [m.heard_at + self.lease_s for m in self.members.values() if not m.watched and m.peer is not None]

@@ -69,7 +69,7 @@ class Placement:
 
     @property
     def deadline(self) -> float | None:
-        """When it becomes worth while, without an event, to request work back; None for never. Valid right after `assign`."""
+        """The time at which `assign` must next be called to request work back; None for never. Valid right after `assign`."""
         if self._ready_queues or self._free_slots <= self._returning:
             return None
         steal_times = self._steal_times
@@ -104,7 +104,7 @@ class Placement:
         self._add_ready(queue)
 
     def take_out(self, session: CoordinatorSession, wanted: set[int]) -> list[Item]:
-        """Remove those of these work items that wait, and return them."""
+        """Remove the waiting ones among these work items, and return them."""
         taken: list[Item] = []
         for queue in list(session.queues.values()):
             before = len(taken)

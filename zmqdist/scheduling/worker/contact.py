@@ -4,7 +4,7 @@ Theory of operation
     While connected the worker sends a Beat at each interval. The dispatcher echoes the Beat, which shows that it has received all messages
     sent before.
     When the connection ends, work may go on for half a lease, or until three quarters of a lease after the last echoed beat was sent,
-    whichever comes first. That is safe because the dispatcher counts its lease from the last message that it received, and it received
+    whichever is earlier. That is safe because the dispatcher counts its lease from the last message that it received, and it received
     that beat after the worker had sent it. The time when the worker reads the echo does not count, because the echo may have waited in
     its socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.

@@ -138,7 +138,7 @@ class WorkerMachine:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         if self.ended is not None:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
@@ -175,7 +175,7 @@ class WorkerMachine:
         return {**self.queue.figures, "slots": slots, "functions": len(self._functions), "results": len(self._bulk)}
 
     def lease_at(self, slot: int, position: int) -> int | None:
-        """Return the lease of the item at this position of the slot; None if the slot has no item there."""
+        """Return the lease of the item at this position of the slot; None if there is no such item."""
         return next((item[0] for at, item in self._slots[slot].given if at == position), None)
 
     def start(self) -> list[Effect]:
@@ -543,7 +543,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions, and return waiting items that need them. They have ended elsewhere, so they are not assigned again."""
+        """Drop functions, and return waiting items that need them. Another worker has ended them, so they are not assigned again."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:

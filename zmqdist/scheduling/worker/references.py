@@ -26,7 +26,7 @@ Memory: TypeAlias = tuple[int, int, int, int]
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):
-    """A part that its holder keeps: its number at the holder, its size in bytes, and its handle in shared memory, if it is there."""
+    """A part that its holder keeps: its number at the holder, its size in bytes, and its handle if it is in shared memory."""
 
     bulk: int
     size: int

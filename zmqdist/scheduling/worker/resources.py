@@ -82,7 +82,7 @@ def read_value(resource: Any) -> Any:
 
 
 def read_numpy(resource: Any) -> Any:
-    """As `read_value`, but convert each leaf that has a method `numpy()`. The coordinator schedules this function."""
+    """Return the value with each leaf that has a method `numpy()` converted by it. The coordinator schedules this function."""
     return nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, resource)
 
 

@@ -122,7 +122,7 @@ class Slot:
         return new
 
     def begun_among(self, wanted: Container[int]) -> list[int]:
-        """Return those of these leases that are known to have begun, including those that were reported before.
+        """Return the leases in `wanted` that are known to have begun, including leases that were reported before.
 
         They are returned again because an earlier report may have been lost with its connection.
         """
