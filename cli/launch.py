@@ -32,7 +32,7 @@ sys.exit(main())
     "--on",
     type=click.Choice(get_args(LauncherName)),
     default=None,
-    help="What starts the jobs, in place of the file's `launcher`.",
+    help="Launcher that starts the jobs, in place of the file's `launcher`.",
 )
 @click.option("--detach", is_flag=True, help="Print the number of the job of Slurm, and do not follow it.")
 @click.option("--attach", "job", type=int, metavar="JOB", help="Follow a job of Slurm that was submitted before.")

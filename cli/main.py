@@ -119,7 +119,7 @@ def cli(context: click.Context, verbose: int) -> None:
     \b
     Exit codes: 0 done, 1 the program or request failed, 2 the command line
     or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C;
-    `launch` ends with its program's.
+    `launch` ends with the exit code of its program.
     """
     context.obj = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]

@@ -72,7 +72,7 @@ larger definition once.
 """
 
 DEFINITION_BYTES_WARNED: Final = 64 * 2**20
-"""Bytes of such a definition above which a warning is logged, because every worker or slot process keeps a copy."""
+"""Bytes of the definition of a per-worker resource above which a warning is logged, because every worker or slot process keeps a copy."""
 
 CHUNK_BYTES: Final = 512 * 2**10
 """Bytes of one bulk chunk, and payload bytes that one message may carry as frames. Large enough for full speed; small enough that
@@ -132,7 +132,9 @@ SHM_MAPPED_MAX: Final = 32
 """Segments of one peer that stay mapped while none of their blocks is in use. Each takes a descriptor."""
 
 SHM_MAPPED_BYTES_MAX: Final = 2**30
-"""Bytes of those segments. If the peer is killed, the system gets its pages back only when every process that mapped them unmaps them."""
+"""Bytes of the segments of one peer that stay mapped while unused. If the peer is killed, the system gets its pages back only when every
+process that mapped them unmaps them.
+"""
 
 WORKER_CACHE_BYTES_MAX: Final = 2**30
 """Bytes of arguments from other hosts that a worker caches for its slots while it has work; the least recently used are dropped
@@ -187,7 +189,7 @@ ones.
 """
 
 LOG_TAIL_BYTES: Final = 4096
-"""Bytes of those lines."""
+"""Bytes of the last lines of a slot's output in the error about its crash."""
 
 SLOTS_MAX: Final = 4096
 """Slots of one worker."""
@@ -301,10 +303,10 @@ POD_ALIVE_LOOK_S: Final = 60
 """Seconds between two checks of a node whether a server replies. Each starts a Python: half a second of a core."""
 
 POD_ALIVE_ANSWER_S: Final = 30
-"""Seconds that such a check may take on a busy node."""
+"""Seconds that the check whether a server replies may take on a busy node."""
 
 POD_ALIVE_FAILURES: Final = 3
-"""Checks in a row without a reply after which Kubernetes restarts the server, which loses the data in its memory."""
+"""Such checks in a row without a reply after which Kubernetes restarts the server, which loses the data in its memory."""
 
 POD_GRACE_MARGIN_S: Final = 5
 """Seconds that a pod has in addition to the grace of its role. In them the role ends its children and connections."""
@@ -360,13 +362,13 @@ STREAM_ITEMS_AHEAD: Final = 512
 """Items that a generator produces before the client requests them; as many may be in flight. It covers a round trip of small items."""
 
 STREAM_BYTES_AHEAD: Final = BATCH_BYTES_MAX
-"""Bytes of those items. A larger item is allowed if it is the only one."""
+"""Bytes of the items that a generator produces ahead. A larger item is allowed if it is the only one."""
 
 STREAMS_OF_PEER_MAX: Final = 64
 """Streams of one client at one server: each takes a thread of the server."""
 
 STREAMS_MAX: Final = 512
-"""Streams of all clients."""
+"""Streams of all clients at one server."""
 
 SERVER_DESCRIPTORS: Final = 32
 """Descriptors that a task's server needs: twelve, as many for its connection to the leader, and some for others. Without descriptors
@@ -379,8 +381,8 @@ MAIL_ITEMS_MAX: Final = 65_536
 """Messages that a task keeps until they are received; the next one gets RESOURCE_EXHAUSTED."""
 
 MAIL_BYTES_MAX: Final = 4 * 2**30
-"""Bytes of those messages, because a sender that runs ahead must notice before memory is full. One larger message is accepted if no
-other is kept.
+"""Bytes of the messages that a task keeps until they are received, because a sender that runs ahead must notice before memory is full.
+One larger message is accepted if no other is kept.
 """
 
 COLLECTIVE_TIMEOUT_S: Final = 600.0
@@ -537,7 +539,7 @@ CODE_BYTES_MAX: Final = 64 * 2**20
 """Bytes of the files of a program that a launcher sends to a host: ten times a large project. More is data, or a forgotten folder."""
 
 CODE_FILE_BYTES_MAX: Final = 4 * 2**20
-"""Bytes of one such file; larger ones are left out."""
+"""Bytes of one file of a program that a launcher sends to a host; larger files are left out."""
 
 CODE_FILES_MAX: Final = 20_000
 """Files of a program that a launcher sends to a host."""

@@ -71,7 +71,7 @@ class ClusterConfig(Section, frozen=True):
     ] = None
     launcher: Annotated[
         LauncherName,
-        documented("What starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),
+        documented("The launcher, which starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),
     ] = "local"
     ssh: Annotated[SshConfig, documented("Hosts that ssh reaches.", "a mapping")] = SshConfig()
     slurm: Annotated[SlurmConfig, documented("The job of Slurm.", "a mapping")] = SlurmConfig()

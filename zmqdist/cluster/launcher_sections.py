@@ -61,7 +61,7 @@ GpuCount = Annotated[int, Meta(ge=0, le=1024)]
 
 
 class PodResources(Section, frozen=True):
-    """What one pod of a job gets."""
+    """Resources that one pod of a job gets."""
 
     cpu: Annotated[
         Cores | None, documented("Its cores, for example 0.5; null: not set.", "a number of cores, or null")
@@ -76,7 +76,7 @@ class PodResources(Section, frozen=True):
 
 
 class ResourcesConfig(Section, frozen=True):
-    """What the pods of each job get."""
+    """Resources that the pods of each job get."""
 
     dispatcher: Annotated[PodResources, documented("The dispatcher's pod.", "a mapping")] = PodResources()
     worker: Annotated[PodResources, documented("Each worker's pod.", "a mapping")] = PodResources()
@@ -86,7 +86,7 @@ class ResourcesConfig(Section, frozen=True):
 
 
 class KubernetesConfig(Section, frozen=True):
-    """What the manifests of `zmqdist launch --render` say beyond the jobs."""
+    """Settings of the manifests that `zmqdist launch --render` writes, in addition to the jobs."""
 
     image: Annotated[
         ImageName | None,
@@ -100,7 +100,9 @@ class KubernetesConfig(Section, frozen=True):
         Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$(?!\n)", max_length=63)],
         documented("The namespace of all objects.", "a name of at most 63 small letters, digits or '-'"),
     ] = "default"
-    resources: Annotated[ResourcesConfig, documented("What the pods of each job get.", "a mapping")] = ResourcesConfig()
+    resources: Annotated[ResourcesConfig, documented("Resources of the pods of each job.", "a mapping")] = (
+        ResourcesConfig()
+    )
     service_account: Annotated[
         str | None,
         documented(
@@ -120,7 +122,7 @@ RayAmount = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
 class RayRole(Section, frozen=True):
-    """What the actor of a role asks Ray for."""
+    """Resources that the actor of a role requests from Ray."""
 
     cpus: Annotated[
         RayAmount | None,
@@ -136,5 +138,5 @@ class RayConfig(Section, frozen=True):
     """A Ray cluster that runs already and places the workers and ps."""
 
     address: Annotated[str, documented("Where Ray is, as ray.init takes it.", "host:port, or auto")] = "auto"
-    worker: Annotated[RayRole, documented("What each worker asks for.", "a mapping")] = RayRole()
-    ps: Annotated[RayRole, documented("What each parameter server asks for.", "a mapping")] = RayRole()
+    worker: Annotated[RayRole, documented("Resources that each worker requests.", "a mapping")] = RayRole()
+    ps: Annotated[RayRole, documented("Resources that each parameter server requests.", "a mapping")] = RayRole()

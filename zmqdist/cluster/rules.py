@@ -22,7 +22,7 @@ JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher")
 
 Cluster: TypeAlias = "ClusterSpec | ClusterDef | Mapping[Any, Any]"
 Task: TypeAlias = tuple[str, int]
-"""(job, index)."""
+"""A task, as (job, index)."""
 
 
 def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> None:

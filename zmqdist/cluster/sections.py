@@ -43,7 +43,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class DispatcherJob(Section, frozen=True):
-    """The dispatcher: workers, queue, leases. A cluster has one; without this section the coordinator hosts it."""
+    """The dispatcher, which queues the work and knows the workers. A cluster has one; without this section the coordinator hosts it."""
 
     address: Annotated[
         str,

@@ -88,7 +88,7 @@ class FrameReader(Generic[M]):
         self._unfilled: deque[memoryview] = deque()
         """The memory for the bytes of a message's parts that were not read yet."""
         self._filling: list[tuple[M, Parts]] = []
-        """The message to which these parts belong, if any."""
+        """The message to which the unread parts belong; empty if there is none."""
         self._skip = 0
         """The number of bytes still to be read and dropped, of parts for which there was no memory."""
 

@@ -9,7 +9,7 @@ from zmqdist.messages import Leased
 
 
 class Stagger:
-    """When a worker may begin the work that it has.
+    """The start delay of one worker: it tells when the worker may begin the work that it has.
 
     Args:
       delay_s: worker i delays the first work of each coordinator by i times this; 0: no delay.

@@ -97,5 +97,5 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """Sort items in the order in which they were assigned: the dispatcher counts lease numbers up."""
+        """Sort items by their lease numbers, and so in the order in which they were assigned, because the dispatcher counts these up."""
         return sorted(items)
