@@ -380,7 +380,7 @@ class Closures:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                # The dispatcher has released the value together with the round, and will cancel the work.
+                # The dispatcher has released the value together with the round, so this work ends as cancelled with its round.
                 if self.ending and work not in affinity.detached:
                     continue
                 kind = KEPT

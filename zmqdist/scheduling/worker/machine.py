@@ -543,7 +543,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions, and return waiting items that need them. Another worker has ended them, so they are not assigned again."""
+        """Drop functions, and return waiting items that need them. Their work has ended already, so it is not assigned again."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
