@@ -110,8 +110,8 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
     """Withdraw the keys of a name (worker:3), or one public key: at once at the dispatcher, within seconds at its members.
 
-    A revoked key never becomes valid again. Functions that ran in its process run again on other workers. Open tickets of the name are
-    withdrawn, too.
+    A revoked key never becomes valid again. Functions that ran in a process with such a key run again on other workers. Open tickets of
+    the name are withdrawn, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:

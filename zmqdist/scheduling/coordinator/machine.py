@@ -94,7 +94,7 @@ class CoordinatorMachine:
         self._rounds = rounds
         self._refusal: bytes | None = None
         self._planned = False
-        """Whether there has ever been a plan. Until then, results need not be translated, because none can be that of an attempt."""
+        """Whether there has ever been a plan. Until then, results need not be translated, because no result can belong to an attempt."""
         self._events: deque[Event] = deque()
         """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []

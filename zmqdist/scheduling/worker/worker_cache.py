@@ -26,7 +26,7 @@ FETCH_FOR_SLOT = "zmqdist_bulk_pull"
 """Method of a worker that its slots call: the encoded reference to a payload -> a reference to a copy in the worker's store."""
 
 TRIES = 3
-"""How often a slot tries to map a part: to make room, the worker may drop it before the slot has mapped it."""
+"""How often a slot tries to map a part, because the worker may drop the part, to make room, before the slot has mapped it."""
 
 
 class WorkerCache:
