@@ -1,1 +1,1 @@
-"""The `zmqdist` command: arguments in, one library call, text out."""
+"""The `zmqdist` command: each subcommand reads its arguments, makes one call of the library, and prints text."""

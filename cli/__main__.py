@@ -11,9 +11,8 @@ def main() -> int:
     with importing():
         from zmqdist_cli.main import main as run
     code = run()
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # only the interpreter's own end is left: Ctrl-C needs no traceback there
+    # Only the interpreter's own end is left, in which Ctrl-C needs no traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 
 

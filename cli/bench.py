@@ -1,4 +1,4 @@
-"""`zmqdist bench`: measure this machine. Each figure comes with its ratio to a simpler program, measured in the same run."""
+"""`zmqdist bench`: measure this host. Each figure is printed with its ratio to a simpler program, measured in the same run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from zmqdist.observe.bench import BenchPlan, Figure
 
 
-@click.command(short_help="Measure this machine against bare pyzmq.")
+@click.command(short_help="Measure this host against bare pyzmq.")
 @click.option("--peer", metavar="HOST:PORT", help="Measure only calls, to a `bench --serve` at this address.")
 @click.option("--serve", metavar="HOST:PORT", help="Serve the other end of --peer, until Ctrl-C.")
 @click.option("--quick", is_flag=True, help="Fewer and smaller blocks: seconds instead of a minute or two.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) -> None:
-    """Measure this machine against bare pyzmq and a process pool.
+    """Measure this host against bare pyzmq and a process pool.
 
     Starts a cluster of two worker processes and measures calls, tasks and large results. Both sides of a ratio are measured in turn
     in the same run; figures of different runs cannot be compared.
@@ -65,7 +65,7 @@ def _measured(peer: str | None, plan: BenchPlan) -> list[Figure]:
 
 
 def _note(what: str) -> None:
-    """Print progress for a user at a terminal."""
+    """Print what is being measured, if the user is at a terminal."""
     if sys.stderr.isatty():
         click.echo(f"measuring {what} ...", err=True)
 

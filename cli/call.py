@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000
-"""Without --timeout a call may take as long as its server runs; the client's own default bounds only the connecting."""
+"""Without --timeout a call may take as long as its server runs, because the client's own default bounds only the connecting."""
 
 CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
-"""Keyword arguments that the methods of a client take themselves, so the shell cannot pass them to the handler."""
+"""Keyword arguments that the methods of a client use themselves, so that the shell cannot pass them to the handler."""
 
 ROLES: Final = ("client", "submit", "worker", "admin")
 
@@ -88,13 +88,13 @@ def call(
     """Call METHOD of the server at ADDRESS and print its result; of a streaming method, each item as it arrives.
 
     \b
-    Each of ARGS is read as JSON where it can be:
+    Each of ARGS is read as JSON if it is JSON:
       3  2.5  true  null  NaN  "text"  [1, 2]  {"a": 1}
       text        any other word is a string
       @a.npy      the array in a file; also .npz, .json, else bytes
       NAME=ARG    an argument by name
 
-    Where the method has an input signature, lists become arrays of its dtype.
+    If the method has an input signature, lists become arrays of its dtype.
     """
     from zmqdist.errors import OpError
 
@@ -125,10 +125,10 @@ def _call(
     from zmqdist_cli import values
 
     if info.streaming and output is not None:
-        raise click.UsageError(f"{info.name} streams, and --output takes one answer")
+        raise click.UsageError(f"{info.name} is a streaming method, and --output saves a single answer")
     args, named = values.arguments(words)
     for name in CLIENTS_OWN & named.keys():
-        raise click.UsageError(f"{name}= belongs to the client: give that argument of {info.name} by its place")
+        raise click.UsageError(f"{name}= is an argument of the client: pass that argument of {info.name} by position")
     specs = info.input_signature or ()
     places = {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
     args = [*map(values.as_given, specs, args), *args[len(specs) :]]
@@ -154,7 +154,7 @@ def _call(
 def connect(
     address: str, credentials: Credentials, role: str, timeout_s: float
 ) -> tuple[ZmqClient, dict[str, MethodInfo]]:
-    """Return a client that is connected, and the methods of its server by name. Raises OpError."""
+    """Return a connected client, and the methods of its server by name. Raises OpError."""
     from zmqdist import errors
     from zmqdist.rpc import ZmqClient
 
@@ -182,7 +182,7 @@ def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> 
 
 
 def report_error(command: str, error: OpError, *, traceback: bool) -> None:
-    """Print `CODE: message` on one line; with `traceback`, below it the traceback that the server sent."""
+    """Print `CODE: message` on one line; with `traceback`, print below it the traceback that the server has sent."""
     from zmqdist import errors
     from zmqdist.rpc.handler_errors import TRACEBACK
     from zmqdist_cli.main import report

@@ -1,4 +1,4 @@
-"""What the commands share: types of options, the address and secret of the target, and the connection to a dispatcher.
+"""Code that several commands share: types of options, the address and secret of the target, and the connection to a dispatcher.
 
 Heavy modules are imported in functions, so that `zmqdist --help` takes no noticeable time.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 IS_NO_DISPATCHER: Final = "is no dispatcher"
 
 ANSWER_S: Final = 3.0
-"""Seconds that a command waits for a reply where --timeout is not given."""
+"""Seconds that a command waits for a reply if --timeout is not given."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
 
 
 def grace_option(help: str) -> Callable[[F], F]:
-    """Return the option --grace for a command that stops something; `help` says what has this time to end."""
+    """Return the option --grace for a command that stops something. `help` tells for which work this time is."""
     return click.option(
         "--grace",
         "grace_s",
@@ -61,7 +61,7 @@ def grace_option(help: str) -> Callable[[F], F]:
 
 
 def secret_options(command: F) -> F:
-    """Add --token-file, --keys and --insecure: where the secret is, if not in its usual place."""
+    """Add the options --token-file, --keys and --insecure, which tell where the secret is if it is not in its usual place."""
     for option in (
         click.option(
             "--insecure", is_flag=True, help="Neither token nor keys: every process that reaches the port can run code."
@@ -85,7 +85,7 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
 
 
 def use_ports_of(config: ClusterConfig) -> None:
-    """Have this process take its free ports from the range of a cluster file, unless --ports or the environment has one."""
+    """Have this process choose free ports from the range in a cluster file, unless --ports or the environment has given a range."""
     from zmqdist.port_range import VARIABLE
 
     if config.ports is not None:
@@ -97,7 +97,7 @@ ports_option = click.option(
     metavar="FIRST-LAST",
     expose_value=False,
     callback=_use_ports,
-    help="Range of ports from which it takes its free ports.",
+    help="Range from which it chooses its free ports.",
 )
 
 advertise_option = click.option(
@@ -108,7 +108,7 @@ advertise_option = click.option(
 
 
 def ticket_options(command: F) -> F:
-    """Add --ticket-file and --ticket-fd: a role that joins makes its own keys."""
+    """Add the options --ticket-file and --ticket-fd. A role that joins by a ticket makes its own keys."""
     for option in (
         click.option("--ticket-fd", type=click.IntRange(0), metavar="N", help="Descriptor to read a join ticket from."),
         click.option("--ticket-file", metavar="FILE", help="Private file with a join ticket (zmqdist keys token)."),
@@ -118,7 +118,7 @@ def ticket_options(command: F) -> F:
 
 
 def target_options(command: F) -> F:
-    """Add the options of each command that talks to a running server: the secrets and --timeout."""
+    """Add the options of each command that talks to a running server: those for the secrets, and --timeout."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -132,7 +132,7 @@ def target_options(command: F) -> F:
 
 
 def place(target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool) -> tuple[str, Credentials]:
-    """Return the "host:port" of a dispatcher and the credentials for it: of TARGET, else of the cluster in ZMQDIST_CONFIG.
+    """Return the "host:port" of a dispatcher and the credentials for it: of TARGET, or else of the cluster in ZMQDIST_CONFIG.
 
     Raises:
       click.UsageError: neither names a dispatcher, or TARGET is not an address.
@@ -161,9 +161,9 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
 
 
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
-    """Raise click.UsageError where a cluster file demands CURVE and no keys are named: it must not fall back to the token."""
+    """Raise click.UsageError if a cluster file demands CURVE and no keys are named, because the role must not use the token instead."""
     if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
-        problem = f"{Path(file).name} wants CURVE and names no keys: make some (zmqdist keygen DIR) and say --keys DIR"
+        problem = f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen DIR) and pass --keys DIR"
         raise click.UsageError(problem)
 
 
@@ -171,13 +171,13 @@ class Dispatcher:
     """A connection to a dispatcher, for a with-statement.
 
     Args:
-      role: "client" may read the status, "submit" may also drain workers and shut down.
-      timeout_s: for each call; connecting counts.
+      role: "client" may read the status; "submit" may also drain workers and shut down.
+      timeout_s: time limit of each call, including the time to connect.
 
     Raises:
       UnavailableError: no server replies within `timeout_s`.
       UnauthenticatedError: the server refuses the token or key.
-      FailedPreconditionError: the server is no dispatcher; or the secret cannot be read.
+      FailedPreconditionError: the server is not a dispatcher; or the secret cannot be read.
     """
 
     def __init__(self, address: str, credentials: Credentials, role: str, timeout_s: float) -> None:
@@ -193,11 +193,11 @@ class Dispatcher:
             raise self._silent() from None
         if not hasattr(self._client, "status_blocking"):
             self._client.close()
-            problem = f"what listens at {address} {IS_NO_DISPATCHER}: ask the address that `zmqdist dispatcher` printed"
+            problem = f"what listens at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(problem)
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
-        """Call a method of the dispatcher and return its result. `timeout_s` 0 is that of the constructor. Raises OpError."""
+        """Call a method of the dispatcher and return its result. If `timeout_s` is 0, the constructor's holds. Raises OpError."""
         from zmqdist import errors
 
         try:

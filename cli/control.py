@@ -19,10 +19,10 @@ LOOK_S: Final = 0.1
 """Seconds between two checks whether the dispatcher has ended."""
 
 SILENT_S: Final = 1.0
-"""A dispatcher that has accepted the shutdown and does not reply for so long has ended."""
+"""Seconds without a reply after which a dispatcher that has accepted the shutdown counts as ended."""
 
 ENDS_WITHIN_S: Final = 3.0
-"""Seconds that a dispatcher may take beyond the grace."""
+"""Seconds that a dispatcher may take to end after the grace."""
 
 _grace = grace_option("Time that running functions have to end; then they are cut off.")
 
@@ -34,8 +34,8 @@ _grace = grace_option("Time that running functions have to end; then they are cu
 def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: float, **secrets: Any) -> None:
     """Have a worker finish what it runs, and leave.
 
-    WORKER is its name, as worker:1. Work that it has not begun goes back to the queue at once. The command does not wait until the
-    worker has left.
+    WORKER is the name of the worker, as worker:1. Work that it has not begun returns to the queue at once. The command does not wait until
+    the worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
@@ -89,7 +89,7 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
 
 
 def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
-    """Wait until the dispatcher stops replying, or another process replies. Return False when `within_s` is over first."""
+    """Wait until the dispatcher stops replying, or another process replies. Return False if `within_s` passes first."""
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s

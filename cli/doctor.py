@@ -1,4 +1,4 @@
-"""`zmqdist doctor [CONFIG | ADDRESS...]`: find what is wrong on this machine or at a cluster, and say what to do."""
+"""`zmqdist doctor [CONFIG | ADDRESS...]`: find faults of this host or of a cluster, and say what to do about them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def doctor(
     keys_dir: str | None,
     insecure: bool,
 ) -> None:
-    """Look for what is wrong, and say what to do: on this machine, and at a cluster.
+    """Look for what is wrong, and say what to do: on this host, and at a cluster.
 
     CONFIG is a cluster file, whether its cluster runs or not; the command checks Python and zmqdist on the hosts of its launcher. Each
     ADDRESS is the host:port of a zmqdist server. Without either, the command examines the cluster that ZMQDIST_CONFIG or TF_CONFIG names.
@@ -70,7 +70,7 @@ def _cluster(config: ClusterConfig, given: Credentials, timeout_s: float) -> lis
 
 
 def _hosts(config: ClusterConfig) -> list[Finding]:
-    """Look at each host on which the file's launcher would start an agent. Starts an agent there, and no role."""
+    """Examine each host on which the file's launcher would start an agent. Starts an agent on the host, but no role."""
     from concurrent.futures import ThreadPoolExecutor
 
     from zmqdist.errors import OpError

@@ -11,14 +11,14 @@ class ExitCode(IntEnum):
     OK = 0
     """Done."""
     PROGRAM_FAILED = 1
-    """The user's program, or something it asked for, failed."""
+    """The user's program, or an operation that it requested, failed."""
     USAGE = 2
     """The command line is wrong (as in click itself)."""
     CONFIG = 2
-    """A file that the user wrote is wrong; the same number as USAGE, because the same person has to correct it."""
+    """A file that the user wrote is wrong. The number is that of USAGE, because the same person has to correct it."""
     UNAVAILABLE = 3
     """The server does not run, or did not reply in time."""
     REFUSED = 4
     """The server refused the key, the token or the request."""
     INTERRUPTED = 130
-    """Ctrl-C, as shells write it."""
+    """Ctrl-C; shells use this number, too."""

@@ -19,7 +19,7 @@ def keygen(context: click.Context, folder: Path, force: bool) -> None:
     """Make the CURVE keys of a cluster in the folder DIR.
 
     The folder gets mode 0700. Servers need server.key and authorized; a process that connects needs server.pub and the key of its role
-    (client, submit, worker or admin). Set ZMQDIST_KEYS_DIR to the folder on every machine.
+    (client, submit, worker or admin). Set ZMQDIST_KEYS_DIR to the folder on every host.
     """
     try:
         keys.keygen(folder, force=force)

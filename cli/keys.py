@@ -1,4 +1,4 @@
-"""`zmqdist keys`: the keys that a dispatcher lets in: list them, admit one by a ticket, revoke and replace them while it runs."""
+"""`zmqdist keys`: list the keys that a dispatcher accepts, admit a key by a ticket, revoke and replace keys, all while it runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from zmqdist_cli.common import Dispatcher, Seconds, place, target_options, ticke
 def keys() -> None:
     """List, admit, revoke and replace the keys of a running dispatcher.
 
-    These commands act as admin: they need admin.key of the dispatcher's key folder (--keys, or ZMQDIST_KEYS_DIR), but for `join`, which
-    needs a ticket.
+    These commands act as admin, so they need admin.key of the dispatcher's key folder (--keys, or ZMQDIST_KEYS_DIR). Only `join` needs a
+    ticket instead.
     """
 
 
@@ -29,7 +29,7 @@ def keys() -> None:
 def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """Show role, name, public key and time of each key that the dispatcher TARGET knows.
 
-    A static key stands in the file `authorized`; the others joined. A replaced key lets no process in, but a port that was opened
+    A static key is in the file `authorized`; the others joined. A replaced key lets no process in, but a port that was opened
     with it still shows it.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
@@ -69,8 +69,8 @@ def make_token(
 ) -> None:
     """Make a join ticket for the dispatcher TARGET and print it.
 
-    A ticket is a secret until it is used, which is possible once: hand it over by a private file or a pipe. TARGET must be the address
-    by which the process that joins reaches the dispatcher.
+    A ticket can be used once, and is a secret until then: pass it on in a private file or through a pipe. TARGET must be the address
+    at which the process that joins reaches the dispatcher.
     """
     from zmqdist.errors import FailedPreconditionError
 
@@ -95,7 +95,7 @@ def make_token(
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
     """Make a key pair in the folder DIR, and have it admitted by the ticket on standard input, in a file, or on a descriptor.
 
-    The folder then serves as ZMQDIST_KEYS_DIR of a program or worker here. The secret key never leaves this host.
+    A program or worker on this host can then use the folder as ZMQDIST_KEYS_DIR. The secret key never leaves this host.
     """
     from zmqdist.transport.ticket import join, read_ticket
 
@@ -110,7 +110,8 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
     """Withdraw the keys of a name (worker:3), or one public key: at once at the dispatcher, within seconds at its members.
 
-    A revoked key never becomes good again. Functions that ran there run elsewhere. Open tickets of the name are withdrawn, too.
+    A revoked key never becomes valid again. Functions that ran in a process with such a key run again on other workers. Open tickets of
+    the name are withdrawn, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
@@ -126,7 +127,7 @@ def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any)
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
     """Have the members of the dispatcher TARGET that joined make new key pairs. No work is lost.
 
-    Each proves itself by its old key, which is dropped some seconds later. Static keys are replaced by hand (zmqdist keygen).
+    Each member proves its identity by its old key, which is dropped some seconds later. Static keys are replaced by hand (zmqdist keygen).
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)

@@ -1,4 +1,4 @@
-"""`zmqdist launch CONFIG [-- ARGS]`: start a whole cluster for one run of a program, or write what starts it elsewhere."""
+"""`zmqdist launch CONFIG [-- ARGS]`: start a whole cluster for one run of a program, or write the manifests that start it elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.path[:] = [folder for folder in sys.path if folder]
 from zmqdist_cli.main import main
 sys.exit(main())
 """
-"""As `zmqdist`, with the Python of this process, and without modules of the working directory."""
+"""Code that does what the command `zmqdist` does, with the Python of this process, and without modules of the working directory."""
 
 
 @click.command(short_help="Start all jobs of a cluster file and run its program.")
@@ -32,7 +32,7 @@ sys.exit(main())
     "--on",
     type=click.Choice(get_args(LauncherName)),
     default=None,
-    help="What starts the jobs, in place of the file's `launcher`.",
+    help="Launcher that starts the jobs, in place of the file's `launcher`.",
 )
 @click.option("--detach", is_flag=True, help="Print the number of the job of Slurm, and do not follow it.")
 @click.option("--attach", "job", type=int, metavar="JOB", help="Follow a job of Slurm that was submitted before.")
@@ -53,9 +53,9 @@ def launch(
 ) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
 
-    The workers and parameter servers run on this machine, or where the file's `launcher` places them; dispatcher and program run here,
-    or in the job of Slurm. Lines that workers write get a prefix, as [worker-0] or [worker-0@host]. When the program ends, the command
-    stops all jobs and ends with the exit code of the program.
+    The workers and parameter servers run on this host, or where the file's `launcher` places them; dispatcher and program run on this
+    host, or in the job of Slurm. Lines that workers write get a prefix, as [worker-0] or [worker-0@host]. When the program ends, the
+    command stops all jobs and ends with the exit code of the program.
     """
     if job is not None:
         if config is not None or detach:
@@ -79,25 +79,25 @@ def launch(
             code = _submit(loaded, os.path.abspath(config), arguments, detach, grace_s)
         elif detach:
             why = (
-                f"this is job {in_job} already"
+                f"this process runs in job {in_job} already"
                 if loaded.launcher == "slurm"
-                else f"launcher: {loaded.launcher} has none"
+                else f"launcher: {loaded.launcher} submits no job"
             )
-            raise click.UsageError(f"--detach leaves a job of Slurm to itself, and {why}")
+            raise click.UsageError(f"--detach submits a job of Slurm without following it, but {why}")
         else:
             code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
-    except NotFoundError as error:  # the program: the file names it
+    except NotFoundError as error:  # there is no such program as the file names
         click.echo(f"zmqdist launch: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
     context.exit(code)
 
 
 def _submit(cluster: ClusterConfig, config: str, arguments: tuple[str, ...], detach: bool, grace_s: float) -> int:
-    """Submit a job of Slurm that runs this command again, and follow it unless `detach`."""
+    """Submit a job of Slurm that runs this command again, and follow the job unless `detach`."""
     from zmqdist.launch.launcher import Launch
     from zmqdist.launch.slurm_job import JobFollower, submit
 
-    Launch(cluster, arguments, _say).check()  # here, because the job may wait for hours before it finds out
+    Launch(cluster, arguments, _say).check()  # check now, because the job may wait for hours before it starts
     command = [sys.executable, "-c", _THIS_COMMAND, "launch", config, "--on", "slurm", "--grace", str(grace_s), "--"]
     with JobFollower(_say) as follower:
         number = submit(cluster, [*command, *arguments], grace_s)
@@ -118,7 +118,7 @@ def _follow(number: int) -> int:
 
 
 def _render(config: ClusterConfig, arguments: tuple[str, ...], render: bool, grace_s: float) -> None:
-    """Write the manifests to standard output, and to standard error the command that makes the Secret which they name."""
+    """Write the manifests to standard output, and write to standard error the command that makes the Secret which they name."""
     from zmqdist.launch import kubernetes
 
     if not render:
@@ -135,6 +135,6 @@ def _render(config: ClusterConfig, arguments: tuple[str, ...], render: bool, gra
 
 
 def _say(line: str) -> None:
-    """Print a line of a worker. A closed pipe is ignored here, because it must not stop the worker."""
+    """Print a line of a worker. Ignore a closed pipe, because it must not stop the worker."""
     with contextlib.suppress(OSError, ValueError):
         click.echo(line)

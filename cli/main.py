@@ -1,7 +1,7 @@
-"""The command `zmqdist`: find the subcommand, and turn its errors into one line and an exit code.
+"""The command `zmqdist`: it finds the subcommand, and turns its errors into one line and an exit code.
 
-A subcommand is imported when it is called, because some import NumPy and ZeroMQ and `zmqdist --help` needs neither. So each short
-help stands twice, here and at its command; tests/cli/test_help.py compares them.
+A subcommand is imported when it is called, because some import NumPy and ZeroMQ, and `zmqdist --help` needs neither. Each short
+help is therefore written twice, here and at its command; tests/cli/test_help.py compares them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ COMMANDS: Final = {
     "drain": ("control", "Have a worker finish what it runs, and leave."),
     "shutdown": ("control", "End a dispatcher and its workers, or a cluster of servers."),
     "doctor": ("doctor", "Look for what is wrong, and say what to do."),
-    "bench": ("bench", "Measure this machine against bare pyzmq."),
+    "bench": ("bench", "Measure this host against bare pyzmq."),
 }
-"""Name of a command: its module, and its line in `zmqdist --help`."""
+"""For each command its module, and its line in `zmqdist --help`."""
 
 
 class Commands(click.Group):
@@ -81,18 +81,18 @@ class Commands(click.Group):
         except (OpError, ConfigError, NotImplementedError) as error:
             report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
-        except BrokenPipeError:  # caught here, because click would make exit code 1 of it
+        except BrokenPipeError:  # caught here, because click would end with exit code 1
             discard_output()
             ctx.exit(int(ExitCode.OK))
 
 
 def report(message: str) -> None:
-    """Print a message on stderr as one line, also where it has line breaks."""
+    """Print a message on stderr as one line, even if it has line breaks."""
     click.echo(" ".join(message.split()), err=True)
 
 
 def discard_output() -> None:
-    """Send further output to /dev/null: the reader of the pipe has closed it, as in `zmqdist status | head`."""
+    """Send further output to /dev/null, because the reader of the pipe has closed it, as in `zmqdist status | head`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
@@ -119,7 +119,7 @@ def cli(context: click.Context, verbose: int) -> None:
     \b
     Exit codes: 0 done, 1 the program or request failed, 2 the command line
     or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C;
-    `launch` ends with its program's.
+    `launch` ends with the exit code of its program.
     """
     context.obj = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
@@ -128,7 +128,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit code. Expected failures are printed on stderr, and nothing is raised for them."""
+    """Run the command and return its exit code. Expected failures are printed on stderr; they raise no exception."""
     try:
         code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)
         sys.stdout.flush()

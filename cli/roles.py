@@ -1,6 +1,6 @@
 """`zmqdist dispatcher` and `zmqdist worker`: run one role in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`.
 
-A setting of the command line overrides the same setting of the cluster file (--config).
+An option of the command line overrides the same setting of the cluster file (--config).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 
 
 @click.command(short_help="Run a worker in the foreground.")
-@click.option("--dispatcher", "target", metavar="HOST:PORT", help="Dispatcher; by default the one of ZMQDIST_CONFIG.")
+@click.option("--dispatcher", "target", metavar="HOST:PORT", help="Dispatcher; by default the one in ZMQDIST_CONFIG.")
 @click.option("--slots", type=Slots(), metavar="N|auto", help="Functions that run at a time.  [default: 1]")
 @click.option(
     "--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off."
@@ -105,7 +105,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--threads-per-slot",
     type=click.IntRange(1),
     metavar="N",
-    help="Threads of BLAS and OpenMP in each slot.  [default: the cores, shared out among the slots]",
+    help="Threads of BLAS and OpenMP in each slot.  [default: the cores, divided among the slots]",
 )
 @click.option(
     "--job", default="worker", show_default=True, metavar="NAME", help="Job in its name, as worker in worker:1."
@@ -159,7 +159,7 @@ def worker(
     """Run a worker in the foreground.
 
     The worker waits for its dispatcher, and reconnects to a restarted one. Each slot is a process of its own, so a crash of one function
-    ends nothing else.
+    ends no other function.
     """
     from zmqdist.cluster.addresses import advertised_address
     from zmqdist.cluster.sections import WorkerJob
@@ -196,7 +196,7 @@ def worker(
 def _load(file: str) -> ClusterConfig:
     from zmqdist.cluster import ClusterConfig
 
-    return ClusterConfig.load(file, runtime_allowed=True)  # a launcher's manifests name the file that it wrote
+    return ClusterConfig.load(file, runtime_allowed=True)  # a launcher's manifests name a file that the launcher wrote
 
 
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -219,8 +219,8 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dispatcher_address(config: ClusterConfig, file: str) -> str:
-    """Return the address of the dispatcher in a cluster file. Raises click.UsageError for port 0, which only `launch` resolves."""
+    """Return the address of the dispatcher in a cluster file. Raises click.UsageError if its port is 0, which only `launch` resolves."""
     address = "" if config.jobs.dispatcher is None else config.jobs.dispatcher.address
     if not address or address.endswith(":0"):
-        raise click.UsageError(f"{Path(file).name} gives the dispatcher no fixed port: say --dispatcher HOST:PORT")
+        raise click.UsageError(f"{Path(file).name} has no fixed port for the dispatcher: pass --dispatcher HOST:PORT")
     return address

@@ -58,8 +58,8 @@ def server(
 ) -> None:
     """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
-    CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, TF_CONFIG or ZMQDIST_CONFIG gives the cluster
-    and this task's place in it.
+    CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, TF_CONFIG or ZMQDIST_CONFIG describes the cluster
+    and tells which task this one is.
     """
     from zmqdist.launch.roles import run_server
     from zmqdist.transport.credentials import Credentials
@@ -86,13 +86,13 @@ def server(
             ticket_file=ticket_file,
             ticket_fd=ticket_fd,
         )
-    except ValueError as error:  # a job or task has to be named
+    except ValueError as error:  # the job or the index has to be given
         raise click.UsageError(f"{error} (--job NAME --index N)") from None
     context.exit(code)
 
 
 def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None, dict[str, Any]]:
-    """Return the cluster, the folder of its keys, and the server's config: the slots for the case that a program invites the task."""
+    """Return the cluster, the folder of its keys, and the server's config: its slots, for a program that recruits the task as a worker."""
     from zmqdist.cluster import ClusterConfig
 
     config = ClusterConfig.load(path)

@@ -17,7 +17,7 @@ from zmqdist_cli.common import Dispatcher, place, target_options
 def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """Show workers, queues and losses of the dispatcher TARGET, once.
 
-    TARGET is host:port; it may be left out where ZMQDIST_CONFIG names a running cluster.
+    TARGET is host:port; it may be left out if ZMQDIST_CONFIG names a running cluster.
     """
     with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
         show(dispatcher.call("status"), as_json=as_json)

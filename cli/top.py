@@ -1,4 +1,4 @@
-"""`zmqdist top [TARGET]`: show the status of a dispatcher live on a terminal; elsewhere print it once, as `status` does."""
+"""`zmqdist top [TARGET]`: show the status of a dispatcher live on a terminal. If the output is no terminal, print it once, as `status`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def top(
 ) -> None:
     """Show workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends the command.
 
-    The command continues when the dispatcher is restarted. Where the output is not a terminal, it prints one table and ends.
+    The command continues when the dispatcher is restarted. If the output is not a terminal, it prints one table and ends.
     """
     with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():
@@ -60,7 +60,7 @@ def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[floa
         while True:
             try:
                 live.update(_page(dispatcher.call("status")), refresh=True)
-            except OpError as error:  # the dispatcher may be restarted, so the command goes on
+            except OpError as error:  # the dispatcher may be restarted, so the command continues
                 live.update(_problem(f"{error}\ntrying again; q ends this"), refresh=True)
             due = max(due + interval_s, time.monotonic())
             if ends_within(due - time.monotonic()):
@@ -68,7 +68,7 @@ def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[floa
 
 
 def _page(record: dict[str, Any]) -> Any:
-    """Return a record as rich shows it: the tables that `status` prints."""
+    """Return the record as tables of rich, the same tables that `status` prints."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -83,7 +83,8 @@ def _page(record: dict[str, Any]) -> Any:
         for name in table.columns:
             shown.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
         for row in table.rows:
-            shown.add_row(*(Text(cell) for cell in row))  # as Text: rich would apply markup in a str of another process
+            # As Text, because rich would interpret markup in a str from another process.
+            shown.add_row(*(Text(cell) for cell in row))
         parts.append(shown)
     return Group(*parts)
 
@@ -96,7 +97,7 @@ def _problem(text: str) -> Any:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Give a function that waits some seconds, and returns True at once when q is pressed."""
+    """Yield a function that waits for some seconds and returns False, or returns True at once when q is pressed."""
     if not sys.stdin.isatty():
         yield lambda wait_s: bool(select.select([], [], [], max(0.0, wait_s))[0])
         return

@@ -21,7 +21,7 @@ from .exit_codes import ExitCode
 def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
     """Check the cluster file CONFIG. The command starts nothing and contacts no host.
 
-    `zmqdist launch` can start a file that is ok here, unless a port is in use or an address belongs to another machine.
+    `zmqdist launch` can start a file that is ok here, unless a port is in use or an address belongs to another host.
 
     Exit codes: 0 the file is right, 2 the file (file:line: key: what) or the command line is wrong.
     """
@@ -34,9 +34,8 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
 
     try:
         loaded = ClusterConfig.load(config)
-        if (
-            loaded.launcher != "kubernetes"
-        ):  # there program and keys are in the image and the Secret, not on this machine
+        # On Kubernetes program and keys are in the image and the Secret, not on this host.
+        if loaded.launcher != "kubernetes":
             Launch(loaded, (), click.echo).check()
     except ConfigError as error:
         click.echo(f"zmqdist validate: {error}", err=True)
@@ -49,7 +48,7 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
 
 
 def summarize(config: ClusterConfig) -> dict[str, Any]:
-    """Return name, jobs and security of a config, without the values of `env`, which may be secrets."""
+    """Return the name, jobs and security of a config, without the values of `env`, which may be secrets."""
     jobs: dict[str, Any] = {}
     if config.jobs.dispatcher is not None:
         jobs["dispatcher"] = {"tasks": 1, "address": config.jobs.dispatcher.address}

@@ -4,12 +4,12 @@ Input
     A word is read as JSON if it is JSON: 3, 2.5, true, null, "text", [1, 2], {"a": 1}, NaN. Python's spellings are read, too: True,
     False, None, .5, nan, -inf, 1+2j. @FILE is the content of the file: an array (.npy), several by name (.npz), JSON (.json), else bytes.
     NAME=WORD is an argument by name. Any other word is a string; a word that begins like JSON and is not JSON is a mistake.
-    A string that looks like something else is written as JSON: '"3"', '"a=b"', '"@x"'.
+    A string that would be read as another value is written as JSON: '"3"', '"a=b"', '"@x"'.
 
 Output
     JSON, one value a line. Values that JSON does not have are converted: tuples to lists, namedtuples to dicts, keys to strings, bytes to
     base64, complex numbers to strings ("1+2j"), numbers that are not finite to strings ("nan", "inf", "-inf"). An array by itself is
-    printed as NumPy prints it, with shape and dtype; inside another value, or with --json, as nested lists.
+    printed as NumPy prints it, with shape and dtype; inside another value, or with --json, it is printed as nested lists.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ INDENT_ABOVE: Final = 100
 
 
 def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments that the words stand for. Raises click.UsageError."""
+    """Return the positional and the named arguments that the words represent. Raises click.UsageError."""
     args: list[Any] = []
     named: dict[str, Any] = {}
     for word in words:
         found = _NAMED.fullmatch(word)
         if found is None:
             if named:
-                raise click.UsageError(f"{word!r} comes after an argument by name: put those last")
+                raise click.UsageError(f"{word!r} follows an argument by name: put arguments by name last")
             args.append(value_of(word))
         elif found[1] in named:
             raise click.UsageError(f"{found[1]} is given twice")
@@ -79,7 +79,7 @@ def value_of(word: str) -> Any:
 
 
 def as_given(spec: Any, value: Any) -> Any:
-    """Convert lists to the tuples and namedtuples of a signature, because JSON has lists only. Keep a value that does not fit."""
+    """Convert lists to the tuples and namedtuples of a signature, because JSON has lists only. A value that does not fit is unchanged."""
     if isinstance(spec, dict) and isinstance(value, dict):
         return {key: as_given(spec[key], item) if key in spec else item for key, item in value.items()}
     if isinstance(spec, TensorSpec) or not isinstance(spec, (list, tuple)):
@@ -94,7 +94,7 @@ def as_given(spec: Any, value: Any) -> Any:
 
 
 def shown(value: Any, *, as_json: bool) -> str:
-    """Return a value as text; with `as_json` as one line of JSON, arrays too."""
+    """Return a value as text; with `as_json`, as one line of JSON, arrays too."""
     if isinstance(value, np.ndarray) and value.ndim and not as_json:
         return f"{np.array2string(value, separator=', ')}\n{value.dtype}[{', '.join(map(str, value.shape))}]"
     try:
@@ -118,7 +118,7 @@ def plain(value: Any) -> Any:
         if value.dtype.kind in "mM":
             return value.astype(str).tolist()
         listed = value.tolist()
-        if isinstance(listed, np.generic):  # of more bits than Python's float
+        if isinstance(listed, np.generic):  # it has more bits than Python's float
             return str(listed)
         return plain(listed) if value.dtype.kind not in "bui" else listed
     if isinstance(value, float):
@@ -137,7 +137,7 @@ def plain(value: Any) -> Any:
 
 
 def save(value: Any, path: Path) -> str:
-    """Write a value to a file: an array (.npy), arrays by name (.npz), anything (.json), bytes. Return a summary, as "float32[3, 4]".
+    """Write a value to a file: an array (.npy), arrays by name (.npz), any value (.json), bytes. Return a summary, as "float32[3, 4]".
 
     Raises:
       click.ClickException: the file does not fit the value, or cannot be written.
@@ -166,7 +166,7 @@ def save(value: Any, path: Path) -> str:
         raise click.ClickException(f"cannot write {path}: {reason}") from None
     kind = type(value).__name__
     raise click.ClickException(
-        f"a {kind} does not go into {path.name}: .npy takes an array, .npz a dict of arrays, .json anything"
+        f"a {kind} cannot be saved as {path.name}: .npy takes an array, .npz a dict of arrays, .json any value"
     )
 
 
@@ -183,7 +183,7 @@ def _of_file(path: Path) -> Any:
     except OSError as error:
         raise click.UsageError(f"@{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, RecursionError) as error:
-        raise click.UsageError(f"@{path}: not what its name says: {error}") from None
+        raise click.UsageError(f"@{path}: its content is not what its name says: {error}") from None
 
 
 def _cut(word: str) -> str:

@@ -1,6 +1,6 @@
 """TensorFlow's distribution services for plain Python and NumPy, over ZeroMQ.
 
-Each name of this module imports its part on first use, so that `import zmqdist` is fast.
+The first use of a name of this module imports the part of zmqdist that defines it, so that `import zmqdist` is fast.
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""The version, in the one place from which setup.cfg and the hello read it."""
+"""The version. setup.cfg and the hello read it from this module."""
 
 __version__ = "0.1.0"

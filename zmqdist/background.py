@@ -1,6 +1,6 @@
-"""Threads for the blocking part of finalizers, and the entry point of threads that do one thing.
+"""Threads for the blocking part of finalizers, and the entry point of threads that run one function.
 
-The garbage collector runs a finalizer in any thread, between any two lines and under any lock that the thread holds; while one
+The garbage collector runs a finalizer in any thread, between any two lines and under any lock that the thread holds. While one
 finalizer runs, the whole process collects nothing else. A finalizer therefore must not wait: not for a reply, not for a lock, and
 not even for a thread to start, as `threading.Thread.start` does.
 """
@@ -35,9 +35,7 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
 
 
 def logged(fn: Callable[..., object], *args: Any) -> None:
-    """Call `fn(*args)` as the entry point of a zmqdist thread, and log any exception, SystemExit included, which would be lost
-    otherwise.
-    """
+    """Call `fn(*args)` as the entry point of a zmqdist thread. Log any exception, SystemExit included, which would otherwise be lost."""
     try:
         fn(*args)
     except BaseException:
@@ -48,7 +46,7 @@ def wait_finished(within_s: float) -> bool:
     """Wait at most `within_s` seconds for the threads that finalizers have started so far. Do not call it from a finalizer.
 
     Returns:
-      Whether there was such a thread and all have ended.
+      True if there was at least one such thread and all have ended.
     """
     until = time.monotonic() + within_s
     unfinished = tuple(_unfinished)
@@ -56,8 +54,9 @@ def wait_finished(within_s: float) -> bool:
 
 
 def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
-    """Start a `threading.Thread`: this raw thread is unknown to `threading`, so log records and `threading.enumerate` could not name
-    it.
+    """Start a `threading.Thread` that runs the function.
+
+    The calling thread is a raw one, which `threading` does not know, so that log records and `threading.enumerate` could not name it.
     """
     try:
         threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()

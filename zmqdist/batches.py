@@ -1,4 +1,4 @@
-"""Split a list of items into messages that hold neither too many items nor too many bytes."""
+"""Split a list of items into messages that contain neither too many items nor too many bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How many threads the libraries under NumPy start in each slot: the cores of the host, shared out among its slots.
+"""How many threads the libraries under NumPy start in each slot: the cores of the host, divided by the number of its slots.
 
 Without a bound each slot's BLAS starts a thread for each core, so that ten slots on ten cores run a hundred threads. The libraries read
-their variables when they are loaded; a process that has imported NumPy must therefore have been started with them.
+their variables when they are loaded, so the variables must be set when a process that imports NumPy is started.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def cores() -> int:
 
 
 def share(slots: int) -> int:
-    """Return the threads of each of `slots` slots of this host: its cores, shared out; at least 1."""
+    """Return the threads of each slot if this host has `slots` slots: the cores divided by the slots, at least 1."""
     return max(1, cores() // max(1, slots))
 
 
 def thread_variables(threads: int | None, slots: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that slots need on top of `environment`.
+    """Return the variables that slots need in addition to `environment`.
 
     Args:
-      threads: of each slot, as the user said; None: the share of each slot, unless `environment` has one of the variables, which the user
-        has set then.
-      slots: of all workers on this host.
+      threads: the threads of each slot, if the user has set them. None: the share of each slot; but if `environment` has one of the
+        variables, no other is added, because the user has set that one.
+      slots: the number of slots of all workers on this host.
     """
     if threads is None:
         if any(name in environment for name in VARIABLES):
@@ -46,7 +46,7 @@ def thread_variables(threads: int | None, slots: int, environment: Mapping[str, 
 
 
 def threads_in(environment: Mapping[str, str]) -> int:
-    """Return the threads of a slot that starts with this environment; 0 where its variables do not say one number for all."""
+    """Return the threads of a slot that starts with this environment; 0 if its variables have no number, or different numbers."""
     said = {environment[name] for name in VARIABLES if name in environment}
     (number, *others) = said or {""}
     return int(number) if not others and number.isdecimal() else 0

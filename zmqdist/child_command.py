@@ -1,9 +1,9 @@
-"""The command that starts a module of this package as a process, without running code from the working directory first.
+"""The command that starts a module of this package as a process, without importing modules from the working directory first.
 
 `python -m` puts the working directory first on the module path, so that a file named like a package that zmqdist needs
-(`msgspec.py`) would be imported in its place. This command imports zmqdist from where the current process has it. The started
-module calls `add_working_directory` once it has imported what it needs, so that the user's functions still find their modules
-there.
+(`msgspec.py`) would be imported in its place. This command imports zmqdist from the folder from which the current process has
+imported it. The started module calls `add_working_directory` after its own imports, so that the user's functions still find their
+modules in the working directory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def child_command(module: str, *arguments: str) -> list[str]:
     """Return the command that calls `main()` of a module of this package. The exit code is the return value of `main()`.
 
     Args:
-      arguments: become `sys.argv[1:]` of the process.
+      arguments: the values of `sys.argv[1:]` in the process.
     """
     return [sys.executable, "-c", _START.format(init=str(_PACKAGE / "__init__.py"), module=module), *arguments]
 

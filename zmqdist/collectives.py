@@ -1,8 +1,8 @@
 """Names and options of collectives, and the operations of TensorFlow's CrossDeviceOps built on them.
 
-In TensorFlow a replica may have several devices, and a value is "per replica". Here each task is one replica and has one value,
+In TensorFlow a replica may have several devices, and a value is "per replica". In zmqdist each task is one replica and has one value,
 so `destinations`, TensorFlow's choice of devices for the result, has no effect: every member gets the result, in memory.
-Functions that in TensorFlow take a list with one value for each local device take such a list here too; it must have one item.
+Functions that in TensorFlow take a list with one value for each local device take such a list in zmqdist, too; it must have one item.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def of(op: Any) -> ReduceOp:
-        """Return the ReduceOp for `op`: a ReduceOp, or a name in any case ("prod" or "product"). Raises ValueError for anything
-        else.
+        """Return the ReduceOp for `op`: a ReduceOp, or a name in any case ("prod" or "product").
+
+        Raises ValueError for any other value.
         """
         if isinstance(op, ReduceOp):
             return op
@@ -40,7 +41,7 @@ class ReduceOp(enum.Enum):
 
 
 class CommunicationImplementation(enum.Enum):
-    """TensorFlow's choice of an implementation. It has no effect: zmqdist has one implementation."""
+    """TensorFlow's choice of an implementation. It has no effect, because zmqdist has only one implementation."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -57,8 +58,8 @@ class CommunicationOptions:
     Attributes:
       bytes_per_pack: neighbouring arrays of a structure are reduced together up to this many bytes; 0 for the default. Results do
         not depend on it.
-      timeout_seconds: of each collective; None for the default (limits.COLLECTIVE_TIMEOUT_S).
-      implementation: no effect.
+      timeout_seconds: time limit of each collective; None for the default (limits.COLLECTIVE_TIMEOUT_S).
+      implementation: has no effect.
     """
 
     bytes_per_pack: int
@@ -71,7 +72,7 @@ class CommunicationOptions:
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ) -> None:
-        """Raises ValueError: `bytes_per_pack` is negative, or there is no such implementation."""
+        """Raises ValueError if `bytes_per_pack` is negative, or there is no such implementation."""
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must not be negative, given {bytes_per_pack}")
         if isinstance(implementation, str):
@@ -98,7 +99,7 @@ class CommunicationOptions:
 
 
 def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """Return CommunicationOptions; the old name in TensorFlow. Logs a warning."""
+    """Return CommunicationOptions. This is their old name in TensorFlow; it logs a warning."""
     log.warning("CollectiveHints is deprecated: use CommunicationOptions")
     return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
@@ -121,8 +122,8 @@ class CollectiveMember(Protocol):
 class CrossDeviceOps:
     """TensorFlow's operations on one value for each replica, among the tasks of a group.
 
-    Every method is a collective: all members of the group must call it, in the same order. It blocks until the result is here, at
-    most for the timeout of its options.
+    Every method is a collective: all members of the group must call it, in the same order. It blocks until this task has the result, but
+    at most for the timeout of its options.
     """
 
     def __init__(
@@ -142,20 +143,21 @@ class CrossDeviceOps:
     def reduce(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Return the values of all replicas reduced, at every member.
+        """Reduce the values of all replicas, and return the result at every member.
 
         Raises:
           ValueError: there is no value, no such op, or no destinations.
         """
         if destinations is None or (isinstance(destinations, Sequence) and not destinations):
-            raise ValueError("destinations is missing: every member gets the result, so give any value")
+            raise ValueError("destinations is missing: every member gets the result, so pass any value")
         return self._reduced(reduce_op, _own(per_replica_value), options)
 
     def batch_reduce(
         self, reduce_op: Any, value_destination_pairs: Any, options: CommunicationOptions | None = None
     ) -> list[Any]:
-        """Reduce several values in one collective; return them in order. Raises ValueError: not a list of pairs (value,
-        destinations).
+        """Reduce several values in one collective; return the results in order.
+
+        Raises ValueError if the argument is not a list of pairs (value, destinations).
         """
         pairs = list(value_destination_pairs)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
@@ -170,7 +172,7 @@ class CrossDeviceOps:
     def gather(
         self, per_replica_value: Any, destinations: Any, axis: int, options: CommunicationOptions | None = None
     ) -> Any:
-        """Return the values of all replicas concatenated along an axis, at every member.
+        """Concatenate the values of all replicas along an axis, and return the result at every member.
 
         Raises:
           ValueError: a value is a scalar, or has no such axis.

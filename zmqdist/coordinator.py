@@ -1,4 +1,4 @@
-"""The public names for scheduling functions on a cluster: `ClusterCoordinator`, its values, and the place where a function runs."""
+"""The public names for scheduling functions on a cluster: `ClusterCoordinator`, its values, and functions that name the worker."""
 
 from zmqdist.scheduling.coordinator import metrics as metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator

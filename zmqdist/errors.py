@@ -11,7 +11,7 @@
       PermissionDeniedError 7   the peer is known, but may not do this
       ResourceExhaustedError 8  a bound of limits.py was reached
       FailedPreconditionError 9 right call, wrong moment (also a RuntimeError)
-        ProtocolMismatchError   the two ends speak different major versions of the protocol
+        ProtocolMismatchError   the two processes speak different major versions of the protocol
       AbortedError          10
       OutOfRangeError       11
       UnimplementedError    12
@@ -22,13 +22,13 @@
       DataLossError         15  (also a RuntimeError)
       UnauthenticatedError  16  the key or token was refused
     ClosureInputError           an input of a scheduled function has no value; `original_exception` is the reason
-    ClosureAbortedError         a value is missing because something else failed; `original_exception` is that failure
+    ClosureAbortedError         a value is missing because another operation failed; `original_exception` is that failure
     ConfigError                 a file that the user wrote is wrong: file, line, key, hint
 
-A class is also one of Python's own errors where TensorFlow's servers and functions raise that one.
+A class is also one of Python's own errors if TensorFlow's servers and functions raise that error.
 
-Which to catch: try again after an UnavailableError; show an UnknownError; correct the program for the rest.
-A bug in zmqdist itself is an AssertionError and is never caught here.
+Which to catch: try again after an UnavailableError; show an UnknownError to the user; correct the program for all others.
+A bug in zmqdist itself is an AssertionError, which zmqdist never catches.
 
 Errors hold data and build their text from it; all of them can be pickled (tests/test_errors.py).
 """
@@ -61,12 +61,12 @@ class OpError(Exception):
     """An operation of zmqdist failed.
 
     The constructor is TensorFlow's, so that code written against `tf.errors` ports without changes. Classes with a fixed code
-    also accept the message alone. `node_def` and `op` have no meaning here and are None in every error that zmqdist raises.
+    also accept the message alone. `node_def` and `op` have no meaning in zmqdist, and are None in every error that it raises.
 
     Attributes:
       message: what happened, as text.
       error_code: one of the constants of this module.
-      experimental_payloads: dict of further data from the remote side; empty by default.
+      experimental_payloads: dict of further data from the remote process; empty by default.
     """
 
     def __init__(self, node_def: Any, op: Any, message: str, error_code: int, *payloads: dict[Any, Any]) -> None:
@@ -116,19 +116,19 @@ class CancelledError(_Coded):
 
 
 class UnknownError(_Coded, RuntimeError):
-    """User code raised an exception that has no closer class, or the system gave no reason."""
+    """User code raised an exception for which there is no closer class, or the system gave no reason."""
 
     code = UNKNOWN
 
 
 class InvalidArgumentError(_Coded, ValueError):
-    """The caller gave an argument that can never work, whatever the state of the system."""
+    """The caller passed an argument that can never work, whatever the state of the system."""
 
     code = INVALID_ARGUMENT
 
 
 class DeadlineExceededError(_Coded, TimeoutError):
-    """The caller's deadline has passed. The operation may still have happened."""
+    """The caller's deadline has passed. The operation may have succeeded all the same."""
 
     code = DEADLINE_EXCEEDED
 
@@ -164,7 +164,7 @@ class FailedPreconditionError(_Coded, RuntimeError):
 
 
 class AbortedError(_Coded):
-    """The operation was given up because something else happened first."""
+    """The operation was given up because of an event that happened first."""
 
     code = ABORTED
 
@@ -206,7 +206,7 @@ class UnauthenticatedError(_Coded):
 
 
 class _FromData(OpError):
-    """Base of errors that build their text from data; `args` are the data, so that pickle keeps them."""
+    """Base of errors that build their text from data. Their `args` are the data, so that pickle keeps the data."""
 
     def _set_message(self, message: str, *data: Any) -> None:
         self.message = message
@@ -229,10 +229,10 @@ class WireError(InvalidArgumentError, _FromData):
 
 
 class ProtocolMismatchError(FailedPreconditionError, _FromData):
-    """The two ends speak different major versions of the protocol.
+    """The two processes speak different major versions of the protocol.
 
     Attributes:
-      ours, theirs: (major, minor).
+      ours, theirs: (major, minor) of this process and of the peer.
     """
 
     def __init__(self, peer: str, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
@@ -253,8 +253,8 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
 class LostStart(tuple[str, int, "int | None", str]):
     """One attempt of a work item that ended with a crash of its process.
 
-    A tuple (worker, attempt, exit_code, log), so that a message can carry it as it is. `exit_code` is as in `subprocess`:
-    negative for a signal, None if no process saw it. `log` has the last lines of the process's output.
+    A tuple (worker, attempt, exit_code, log), so that a message can carry it unchanged. `exit_code` is as in `subprocess`:
+    negative for a signal; None if no process saw it. `log` has the last lines of the process's output.
     """
 
     __slots__ = ()
@@ -295,7 +295,7 @@ def describe_exit(code: int) -> str:
 
 
 class WorkerLost(UnavailableError, _FromData):
-    """Every process that started this work item crashed: probably the function crashes them.
+    """Every process that started this work item crashed, probably because of the function.
 
     Attributes:
       function: the function, as `module.name`.
@@ -316,16 +316,16 @@ class WorkerLost(UnavailableError, _FromData):
             )
         log = next((start.log for start in reversed(self.starts) if start.log), "")
         if log:
-            text += f"\nlast lines of the last one that wrote any:\n{log}"
+            text += f"\nlast lines of the last process that wrote any:\n{log}"
         self._set_message(text, function, self.starts)
 
 
 class PSUnavailableError(UnavailableError):
-    """A task that hosts variables is lost, and with it their values.
+    """A task that hosts variables is lost, and with it the values of the variables.
 
     Attributes:
       original_exception: the UnavailableError that led to this one.
-      address: of the task; "" if unknown.
+      address: the address of the task; "" if unknown.
     """
 
     def __init__(self, original_exception: UnavailableError, address: str = "") -> None:
@@ -339,7 +339,7 @@ class PSUnavailableError(UnavailableError):
 
 
 class _Derived(Exception):
-    """An error that follows from another one. Of a chain it keeps the innermost, because that is the one to correct.
+    """An error that follows from another one. In a chain of errors it keeps the innermost, because that is the one to correct.
 
     Attributes:
       original_exception: that error; also the `__cause__`.
@@ -367,7 +367,7 @@ class ClosureInputError(_Derived):
 
 
 class ClosureAbortedError(_Derived):
-    """A value is not available, because another function failed, or the worker that held the value did."""
+    """A value is not available, because another function failed, or the worker that held the value was lost."""
 
     prefix = "Another function failed, so that this value is not available"
 
@@ -376,7 +376,7 @@ class ConfigError(Exception):
     """A file that the user wrote is wrong.
 
     Attributes:
-      path, line: where (line counts from 1).
+      path, line: the file, and the line in it, counted from 1.
       key: dotted path of the key; `(file)` for the file as a whole.
       problem: what is wrong.
       hint: what to do, without parentheses; may be empty.
@@ -419,7 +419,7 @@ _BY_CODE: dict[int, type[_Coded]] = {
 
 
 def name_of(error_code: int) -> str:
-    """Return the name of a code, such as "INVALID_ARGUMENT"; its number if it has no name."""
+    """Return the name of a code, such as "INVALID_ARGUMENT"; its number as text if it has no name."""
     return next((name for name, code in globals().items() if name.isupper() and code == error_code), str(error_code))
 
 
@@ -429,7 +429,7 @@ def exception_type_from_error_code(error_code: int) -> type[OpError]:
 
 
 def error_code_from_exception_type(cls: type[BaseException]) -> int:
-    """Return the code of a class; for a class without one UNKNOWN, with a warning."""
+    """Return the code of a class. For a class without a code, return UNKNOWN and warn."""
     code = getattr(cls, "code", None)
     if isinstance(cls, type) and issubclass(cls, OpError) and isinstance(code, int):
         return code
@@ -438,7 +438,7 @@ def error_code_from_exception_type(cls: type[BaseException]) -> int:
 
 
 def from_code(error_code: int, message: str) -> OpError:
-    """Return the error for the code and message of a reply; for an unknown code an UnknownError, with a warning."""
+    """Return the error for the code and message of a reply. For an unknown code, return an UnknownError and warn."""
     cls = _BY_CODE.get(error_code)
     if cls is None:
         warnings.warn(f"unknown error code {error_code}", stacklevel=2)

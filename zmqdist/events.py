@@ -2,7 +2,7 @@
 
 A machine is `handle(event, now) -> list[Effect]`. Events are named in the past tense, effects in the imperative; both are frozen.
 A message from a peer is the event `Heard`, a message to a peer is the effect `Send`. Peers are opaque: the runtimes use
-connections, the simulation uses names. An effect that failed comes back as an event.
+connections, the simulation uses names. If an effect fails, the runtime reports that by an event.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class PeerExpelled:
-    """A peer may not be served any more, although its process may go on. No message arrives from it or reaches it any more."""
+    """A peer may not be served any more, although its process may still run. No message arrives from it or reaches it any more."""
 
     peer: Peer
     reason: str
@@ -42,9 +42,9 @@ class PeerExpelled:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """A worker's process was seen to end, by its parent or by the kernel of its host.
+    """A worker's process was seen to end, by its parent or by the kernel of its host. Its slots have ended with it.
 
-    `peer` or (job, index) names the worker; `pid` guards against taking its successor for it. Its slots have ended with it.
+    `peer` or (job, index) names the worker. `pid` shows that the event is about this process and not about its successor.
     """
 
     pid: int

@@ -10,7 +10,7 @@ class Future(Protocol):
     """A value that may not be ready yet."""
 
     def get_value(self) -> Any:
-        """Wait for the value and return it: the same one each time. Raises the error of the operation."""
+        """Wait for the value and return it: the same object each time. Raises the error of the operation."""
 
 
 class ReadyValue:
@@ -26,7 +26,7 @@ class ReadyValue:
 
 
 class Then:
-    """The future of `fn(value)`, for the value of another future. `fn` is called once."""
+    """The future of `fn(value)`, where `value` is the value of another future. `fn` is called once."""
 
     __slots__ = ("_fn", "_future", "_value")
 
@@ -49,7 +49,7 @@ class Gathered:
         """Start all futures. If one cannot start, wait until the started ones have ended, then raise its error.
 
         Args:
-          futures: each step of the iteration starts the next future.
+          futures: an iterable that starts a future in each step.
           combine: makes the value from the list of all values; None: the value is None.
         """
         self._futures: list[Future] = []
@@ -62,13 +62,13 @@ class Gathered:
             raise
 
     def get_value(self) -> Any:
-        """Wait for all futures. Raises the error of the first one that failed, after all have ended."""
+        """Wait for all futures. If some have failed, raise the first error after all have ended."""
         values = all_values(self._futures)
         return None if self._combine is None else self._combine(values)
 
 
 def all_values(futures: Iterable[Future]) -> list[Any]:
-    """Wait for all futures, even after one has failed; return their values or raise the first error."""
+    """Wait for all futures, even after one has failed. Return their values, or raise the first error."""
     values, failed = _outcomes(list(futures))
     if failed is not None:
         raise failed

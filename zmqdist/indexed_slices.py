@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedSlices:
-    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. Rows with the same index add up.
+    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. Rows with the same index are added up.
 
     Attributes:
       values: the rows, shape (n, ...).
@@ -24,7 +24,7 @@ class IndexedSlices:
     dense_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError: the number of indices differs from the number of rows, or an index is not an integer."""
+        """Raises ValueError if the number of indices differs from the number of rows, or an index is not an integer."""
         values, indices = np.asarray(self.values), np.asarray(self.indices)
         if values.ndim < 1 or indices.shape != values.shape[:1] or (indices.dtype.kind not in "iu" and indices.size):
             raise ValueError(f"values of shape {values.shape} need {values.shape[:1]} whole numbers, not {indices!r}")

@@ -2,9 +2,9 @@
 
 Rules
     A message is a header frame, which is one of these structs in MessagePack, followed by payload frames, whose content only the
-    two ends interpret. The first message of each side is a hello (wire/hello.py), which every version can read; all others form
-    one tagged union. Fields are identified by position, so a new field goes to the end and has a default.
-    `SENT` of a class names the sender and the receiver. The first line of its docstring is its meaning.
+    sender and the receiver interpret. The first message of each side is a hello (wire/hello.py), which every version can read; all others
+    form one tagged union. Fields are identified by position, so a new field is added at the end and has a default.
+    `SENT` of a class names the sender and the receiver. The first line of its docstring is the meaning of the message.
 
 Words
     work: a work item, by a number that its coordinator chooses. lease: a number that the dispatcher chooses for one attempt of a
@@ -30,14 +30,13 @@ Item: TypeAlias = tuple[int, int, int, int, bytes]
 Leased: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item as sent to a worker: (lease, coordinator, attempt, fn, payload)."""
 Outcome: TypeAlias = tuple[int, int, bytes]
-"""How a lease ended: (lease, kind, payload); kind is one of the constants below."""
+"""How a lease ended: (lease, kind, payload). `kind` is one of the constants below."""
 Result: TypeAlias = tuple[int, int, int, bytes]
 """How a work item ended: (work, attempt, kind, payload)."""
 
 Part: TypeAlias = tuple[int, ...]
-"""Where one large part of a payload is: (bytes,) follows in chunks; eight numbers are a handle of shared memory.
-
-See transport/shm_pool.py for the handle.
+"""Where one large part of a payload is. A tuple (bytes,) means that the part follows in chunks; eight numbers are a handle of shared
+memory (transport/shm_pool.py).
 """
 
 VALUE = 0
@@ -49,15 +48,17 @@ BULK = 2
 CANCELLED = 3
 """The work item was cancelled before it ended; the payload is empty."""
 KEPT = 4
-"""As BULK, for a value that stays with its worker. Only inside a process, and between a slot and its worker: messages say BULK."""
+"""The payload is a reference, as for BULK, to a value that stays with its worker. Used only inside a process, and between a slot and
+its worker; messages use BULK.
+"""
 INPUT_LOST = 5
-"""The function did not run, because an input is no longer where it was kept. The payload is from `encode_loss`
+"""The function did not run, because the holder no longer has the value of an input. The payload is from `encode_loss`
 (scheduling/worker/remote_results.py).
 """
 
 
 ALL_NUMBERS = -1
-"""In a Forget that goes to all workers: every number of that coordinator."""
+"""In a Forget to all workers: every number of that coordinator."""
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -70,10 +71,10 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
 
 class Call(Message, tag=1):
-    """Run a method and send a Reply. Payload frames are large arrays of the arguments, unless `parts` says where those are.
+    """Run a method and send a Reply. Payload frames are large arrays of the arguments, unless `parts` tells where they are.
 
     `incarnation` is that of the server for which the call is meant: another incarnation replies UNAVAILABLE. `left_ms` is the
-    time for which the caller will still wait, 0 for no limit. `held`: the chunks of `parts` are sent only after SendParts.
+    time for which the caller will still wait, 0 for no limit. `held`: the client sends the chunks of `parts` only after SendParts.
     """
 
     SENT = "client -> server"
@@ -87,7 +88,7 @@ class Call(Message, tag=1):
 
 
 class Reply(Message, tag=2):
-    """The reply to Call `id`: code 0 and a value, or the code and message of an error. Large arrays travel as those of Call."""
+    """The reply to Call `id`: code 0 and a value, or the code and message of an error. Large arrays are sent as in Call."""
 
     SENT = "server -> client"
     id: int
@@ -98,7 +99,7 @@ class Reply(Message, tag=2):
 
 
 class CancelCall(Message, tag=3):
-    """Call `id` is no longer wanted: its handler may return early, and its chunks stop.
+    """The client no longer wants the reply to Call `id`: the handler may return early, and the chunks of the call stop.
 
     The handler sees this by `zmqdist.cancelled()`.
     """
@@ -108,7 +109,7 @@ class CancelCall(Message, tag=3):
 
 
 class Ping(Message, tag=4):
-    """No content: sent to find out whether the connection still works. It gets no reply."""
+    """A message without content, sent to find out whether the connection still works. It gets no reply."""
 
     SENT = "any -> any"
 
@@ -121,7 +122,7 @@ class Goodbye(Message, tag=5):
 
 
 class Refused(Message, tag=6):
-    """The last message is not allowed and had no effect. `final`: repeating it will not help, whatever the code."""
+    """The receiver's last message is not allowed and had no effect. `final`: repeating it will not help, whatever the code."""
 
     SENT = "server -> any"
     code: int
@@ -130,7 +131,7 @@ class Refused(Message, tag=6):
 
 
 class Calls(Message, tag=10):
-    """Several Calls without payload frames, made while an earlier call was in flight. Each gets its own reply."""
+    """Several Calls without payload frames, made while an earlier call was in flight. Each Call gets its own reply."""
 
     SENT = "client -> server"
     items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
@@ -144,7 +145,7 @@ class Replies(Message, tag=11):
 
 
 class Chunk(Message, tag=12):
-    """Bytes of part `part` of Call `id` or of its reply, from `offset` on, as one frame. They are sent in order, each byte once."""
+    """Bytes of part `part` of Call `id` or of its reply, from `offset` on, as one frame. Chunks are sent in order, each byte once."""
 
     SENT = "client -> server, server -> client"
     id: int
@@ -153,21 +154,21 @@ class Chunk(Message, tag=12):
 
 
 class Credit(Message, tag=13):
-    """The receiver has taken `nbytes` bytes of chunks, of any call, from its queue: as many more may be sent."""
+    """The receiver has taken `nbytes` bytes of chunks, of any call, from its queue, so the other side may send as many more."""
 
     SENT = "client -> server, server -> client"
     nbytes: int
 
 
 class SharedMemoryAccepted(Message, tag=14):
-    """The client has mapped the shared memory of the server's hello and read this nonce in it: the server may lend it memory."""
+    """The client has mapped the shared memory in the server's hello and read this nonce in it, so the server may lend it memory."""
 
     SENT = "client -> server"
     nonce: int
 
 
 class SendParts(Message, tag=15):
-    """There is room for the chunks of Call `id`, which was `held`: send them."""
+    """The server has room for the chunks of Call `id`, which was `held`: send them."""
 
     SENT = "server -> client"
     id: int
@@ -179,8 +180,8 @@ class SendParts(Message, tag=15):
 class RegisterCoordinator(Message, tag=20):
     """Register as a coordinator. Repeated on each new connection, with the same id.
 
-    `previous_dispatcher`: an earlier incarnation of the dispatcher was sent work of the current round. `watch_members` subscribes
-    to Members, `report_starts` to Begun.
+    `previous_dispatcher`: the coordinator sent work of the current round to an earlier incarnation of the dispatcher. `watch_members`
+    subscribes to Members, `report_starts` to Begun.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -193,7 +194,7 @@ class RegisterCoordinator(Message, tag=20):
 
 
 class CoordinatorRegistered(Message, tag=21):
-    """The coordinator is registered. What it submitted over an earlier connection is dropped: submit it again."""
+    """The coordinator is registered. The dispatcher has dropped work from an earlier connection: submit it again."""
 
     SENT = "dispatcher -> coordinator"
     attempts_max: int
@@ -208,10 +209,10 @@ class Define(Message, tag=22):
 
 
 class Forget(Message, tag=23):
-    """No unfinished work item uses these functions, and none will use them again under these numbers.
+    """No unfinished work item uses these functions, and no later one will use them under these numbers.
 
     `everywhere`: every worker passes this on to all its slots, whether or not they are known to have the functions, also for
-    ALL_NUMBERS. Such a number may stand for an object that a function has made.
+    ALL_NUMBERS. Such a number may belong to an object that a function has made.
     """
 
     SENT = "coordinator -> dispatcher, dispatcher -> worker"
@@ -224,8 +225,8 @@ class Submit(Message, tag=24):
     """Work items to be queued, oldest first.
 
     `worker`: only this worker ("worker:1") may run them, and they wait until it is registered; empty for any worker. Of the items
-    that wait for the same worker, or for any, those with a higher `priority` start first. `detached` items belong to no round and do
-    not count against the queue's bound; EndRound does not cancel them.
+    that wait for the same worker, or for any worker, those with the highest `priority` start first. `detached` items belong to no round and
+    do not count against the queue's bound; EndRound does not cancel them.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -240,7 +241,7 @@ class CancelWork(Message, tag=25):
     """Cancel these work items: drop waiting ones, kill running ones after `grace_s`. Each ends with a Result.
 
     The Result is CANCELLED unless the item ended otherwise before. `unless_begun`, from a coordinator that subscribed to Begun: items
-    that have begun continue, and each item gets CANCELLED, Begun or its Result.
+    that have begun continue, and the coordinator gets CANCELLED, Begun or the Result of each item.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -250,7 +251,7 @@ class CancelWork(Message, tag=25):
 
 
 class EndRound(Message, tag=26):
-    """Cancel all work up to this round. The reply is RoundEnded, once none of it can be executing."""
+    """Cancel all work up to this round. The dispatcher replies with RoundEnded once none of it can be executing."""
 
     SENT = "coordinator -> dispatcher"
     round: int
@@ -258,9 +259,9 @@ class EndRound(Message, tag=26):
 
 
 class ResultReceived(Message, tag=27):
-    """The coordinator has the bulk results of these (work, attempt): the items are finished, and the worker may free the results.
+    """The coordinator has received the bulk results of these (work, attempt): the items are finished, and the worker may free the results.
 
-    With `keep`, the worker keeps the results until they are named again without it.
+    With `keep`, the worker keeps the results until a ResultReceived without `keep` names them again.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -278,7 +279,7 @@ class Results(Message, tag=28):
 class StartsLost(Message, tag=29):
     """Attempts whose process crashed: (work, attempt, worker, exit code, last log lines, final).
 
-    `final`: the bound on lost attempts is reached, and the item will not run again. Otherwise it waits for its next attempt.
+    `final`: the bound on lost attempts is reached, and the item will not run again. Otherwise the item waits for its next attempt.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -309,7 +310,7 @@ class Workers(Message, tag=32):
 class Members(Message, tag=33):
     """Workers that have joined or are lost, for coordinators that watch: after CoordinatorRegistered, and at each change.
 
-    The first one has all present workers. `joined`: (name, incarnation, pid, host); `left`: (name, incarnation, reason). Another
+    The first message has all present workers. `joined`: (name, incarnation, pid, host); `left`: (name, incarnation, reason). Another
     incarnation is another process.
     """
 
@@ -319,9 +320,9 @@ class Members(Message, tag=33):
 
 
 class Begun(Message, tag=34):
-    """A worker has begun these items, as far as the dispatcher knows. Sent to coordinators that subscribed (`report_starts`).
+    """Workers have begun these items, as far as the dispatcher knows. Sent to coordinators that subscribed (`report_starts`).
 
-    An item that ends quickly may never be in one.
+    An item that ends quickly may not be reported.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -335,9 +336,9 @@ class Register(Message, tag=40):
     """Register as a worker. Repeated on each new connection. `held` are the leases of this dispatcher that the worker still has.
 
     `index` -1 requests the lowest free index. `index_given`: a dispatcher chose the index, so another worker may get it later.
-    `stale_leases` are functions of an earlier dispatcher that run in threads and could not be stopped, as (lease, coordinator); each
-    is in a LeasesReturned when it ends. `address` is where peers reach the worker's own server. `serial` counts the registrations over this
-    connection. `threads_per_slot` is how many threads BLAS and OpenMP start in each slot; 0: not known.
+    `stale_leases` are functions of an earlier dispatcher that run in threads and could not be stopped, as (lease, coordinator); the worker
+    sends a LeasesReturned when one of them ends. `address` is the address at which peers reach the worker's own server. `serial` counts the
+    registrations over this connection. `threads_per_slot` is how many threads BLAS and OpenMP start in each slot; 0: not known.
     """
 
     SENT = "worker -> dispatcher"
@@ -357,14 +358,14 @@ class Register(Message, tag=40):
 
     @property
     def named(self) -> bool:
-        """Whether the index belongs to this worker, so that its next incarnation registers under the same one."""
+        """Whether the index belongs to this worker, so that its next incarnation registers under the same index."""
         return self.index >= 0 and not self.index_given
 
 
 class Registered(Message, tag=41):
     """The worker is registered: its index, the interval of its heartbeats, its lease and its grace.
 
-    `serial` is that of the Register.
+    `serial` is the serial of the Register to which this is the reply.
     """
 
     SENT = "dispatcher -> worker"
@@ -376,16 +377,16 @@ class Registered(Message, tag=41):
 
 
 class Beat(Message, tag=42):
-    """Heartbeat. Any other message counts as one."""
+    """Heartbeat. Any other message counts as a heartbeat, too."""
 
     SENT = "worker -> dispatcher, dispatcher -> worker"
 
 
 class Assign(Message, tag=43):
-    """Work items to run, oldest first, and the functions among them that are new to this worker: (coordinator, fn, pickled).
+    """Work items to run, oldest first, and the functions that they use and that are new to this worker: (coordinator, fn, pickled).
 
-    `report_before_start` items were with a worker that crashed, and may have begun there: report each start before it happens. `workers` is
-    the number of workers. `pinned`: the items were scheduled for this worker, and run before items that any worker may run.
+    `report_before_start`: the items were with a worker that crashed, and may have begun on it, so report each start before it happens.
+    `workers` is the number of workers. `pinned`: the items were scheduled for this worker, and run before items that any worker may run.
     """
 
     SENT = "dispatcher -> worker"
@@ -397,7 +398,7 @@ class Assign(Message, tag=43):
 
 
 class StealRequest(Message, tag=44):
-    """Give back those of these leases that have not started, because another worker is idle."""
+    """Give back the leases in this list that have not started, because another worker is idle."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
@@ -412,7 +413,7 @@ class AbortLeases(Message, tag=45):
 
 
 class FreeResult(Message, tag=46):
-    """The coordinator has the bulk results of these leases, or does not want them: free them."""
+    """The coordinator has received the bulk results of these leases, or does not want them: free them."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
@@ -421,7 +422,7 @@ class FreeResult(Message, tag=46):
 class Leave(Message, tag=47):
     """Stop in good order: give back leases that have not started, finish running ones (at most `grace_s`), then say Goodbye.
 
-    From a worker: it is doing so, send it nothing more.
+    From a worker it means that the worker is leaving, so that the dispatcher must send it no more work.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"
@@ -443,7 +444,7 @@ class Done(Message, tag=48):
 
 
 class LeasesReturned(Message, tag=49):
-    """These leases were not started at the worker and will not be."""
+    """The worker has not started these leases and will not start them."""
 
     SENT = "worker -> dispatcher"
     leases: list[int]
@@ -482,7 +483,7 @@ class ReadDone(Message, tag=61):
 
 
 class Join(Message, tag=70):
-    """Admit the key of this connection under `name`; `number` and `secret` are those of a join token.
+    """Admit the key of this connection under `name`. `number` and `secret` are those of a join token.
 
     `name` is "worker:3" or "submit". Only a connection whose key is not known yet sends this.
     """
@@ -504,7 +505,7 @@ class Joined(Message, tag=71):
 class AskKey(Message, tag=72):
     """Send the state of a public key, or of the key that listens at `address`: now, and after each change.
 
-    `renews`: the sender owns its own key, so it makes a new one after RenewKey.
+    `renews`: the sender is the owner of the key, so it makes a new one after RenewKey.
     """
 
     SENT = "any -> dispatcher"
@@ -514,9 +515,10 @@ class AskKey(Message, tag=72):
 
 
 class KeyState(Message, tag=73):
-    """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost its role by `problem`.
+    """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost its role because of `problem`.
 
-    `listens`: a port that shows the key may be trusted. `address` is that of the AskKey; then `key` is the key that listens there.
+    `listens`: a port that shows the key may be trusted. `address` is the address in the AskKey, if it has one; `key` is then the key of the
+    server at that address.
     """
 
     SENT = "dispatcher -> any"
@@ -535,7 +537,7 @@ class RenewKey(Message, tag=74):
 
 
 class NewKey(Message, tag=75):
-    """The public key that replaces the key of this connection. The reply is Joined, or Refused."""
+    """The public key that replaces the key of this connection. The dispatcher replies with Joined or Refused."""
 
     SENT = "any -> dispatcher"
     key: bytes

@@ -1,12 +1,12 @@
 """Structures made of list, tuple, namedtuple and dict, as in `tf.nest`.
 
 Rules
-    Every other object is a leaf, including arrays, str and None. Dicts are walked in the order of their sorted keys, so that two
-    dicts with the same keys flatten alike whatever the order of insertion. Subclasses of the four are structures as well, and
+    Every other object is a leaf, including arrays, str and None. The items of a dict are visited in the order of the sorted keys, so that
+    two dicts with the same keys flatten alike whatever the order of insertion. Subclasses of the four are structures as well, and
     `pack_sequence_as` keeps their class.
 
-Errors are TensorFlow's: TypeError for another kind of container, ValueError for other counts or other keys. They name the place
-as it would be written after the variable: `['a'][0].x`.
+The errors are TensorFlow's: TypeError for a structure of another kind, ValueError for another number of items or other keys. They name
+the place in the form in which it would be written after the variable: `['a'][0].x`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 Structure: TypeAlias = Any
-"""Nested containers of leaves, or a single leaf."""
+"""A nested structure of leaves, or a single leaf."""
 
 
 def is_nested(structure: Structure) -> bool:
-    """Return whether `structure` is one of the four containers, empty ones included."""
+    """Return whether `structure` is a list, tuple, namedtuple or dict, also if it is empty."""
     return isinstance(structure, (list, tuple, dict))
 
 
 def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
-    """Return the leaves from left to right; for a single leaf a list of one.
+    """Return the leaves from left to right. For a single leaf, return a list with that leaf.
 
     Args:
-      expand_composites: replace a leaf that consists of several values of one kind (a ShardedVariable of its shards) by those.
+      expand_composites: replace a leaf that consists of several values of one kind by these values (a ShardedVariable by its shards).
 
     Raises:
       TypeError: a dict has keys that cannot be sorted.
@@ -47,7 +47,7 @@ def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
 
 
 def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Structure:
-    """Return `flat_sequence` in the form of `structure`: the inverse of `flatten`. The leaves of `structure` do not matter.
+    """Return `flat_sequence` in the form of `structure`: the inverse of `flatten`. The leaves of `structure` are ignored.
 
     Raises:
       TypeError: `flat_sequence` is a leaf.
@@ -62,7 +62,7 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
 
 
 def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
-    """Return the structure of `func` applied to the leaves at the same place in all structures, in the form of the first one.
+    """Apply `func` to the leaves at the same place in all structures; return the results in the form of the first structure.
 
     Raises:
       TypeError, ValueError: as `assert_same_structure`; or no structure is given, or `func` is not callable.
@@ -85,8 +85,8 @@ def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool 
         count as equal, and so do two kinds of dict.
 
     Raises:
-      TypeError: a container of another kind, with `check_types`.
-      ValueError: another number of items, other keys, or a container where the other structure has a leaf.
+      TypeError: with `check_types`, a structure of another kind.
+      ValueError: another number of items, other keys, or a nested structure where the other has a leaf.
     """
     _compare(nest1, nest2, check_types, "")
 

@@ -1,12 +1,12 @@
-"""Optimizers as update functions: the new value of a variable, given a gradient. Plain NumPy, usable in any process.
+"""Optimizers as update functions: they compute the new value of a variable from a gradient. Plain NumPy, usable in any process.
 
-An optimizer is a frozen dataclass of numbers and keeps no state. What it remembers of a variable are the variable's *slots*:
-arrays of its shape, which are stored beside it (at its parameter server). A step reads and writes each element only together with
-the slot elements at the same place. It may therefore run in pieces that stay in the cache, and for a sparse gradient
-(IndexedSlices) on the named rows only. Rows named twice count with their sum; all other rows and their slots do not change (the
-"lazy" variants of other libraries).
+An optimizer is a frozen dataclass of numbers and keeps no state. Its state for a variable is in the variable's *slots*: arrays of the
+variable's shape, which are stored beside it (at its parameter server). A step reads and writes each element only together with
+the slot elements at the same place. It may therefore run in pieces that stay in the cache and, for a sparse gradient
+(IndexedSlices), on the named rows only. Rows that are named twice count with their sum; all other rows and their slots do not change
+(the "lazy" variants of other libraries).
 
-Formulas and defaults are those of Keras. Not here: where variables are stored, and who applies an optimizer
+Formulas and defaults are those of Keras. Not here: where variables are stored, and which code applies an optimizer
 (variables/hosted_variable.py).
 """
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from zmqdist.indexed_slices import IndexedSlices
 
 PIECE: Final = 16_384
-"""Elements that are computed at a time: with slots and temporaries they fit into the level-2 cache of a core."""
+"""Elements that are computed at a time: together with slots and temporaries they fit into the level-2 cache of a core."""
 
 Array = NDArray[Any]
 
@@ -41,7 +41,7 @@ class Optimizer:
     learning_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raises ValueError: a field is not a finite number, or outside the range of the formula."""
+        """Raises ValueError if a field is not a finite number, or is outside the range of the formula."""
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(each.default, bool):
@@ -60,7 +60,7 @@ class Optimizer:
         return {}
 
     def to_wire(self) -> tuple[str, dict[str, Any]]:
-        """Return name and fields, for `from_wire`. Raises ValueError if the class is not one of this module."""
+        """Return the name and fields, for `from_wire`. Raises ValueError if the class is not one of this module."""
         if KINDS.get(type(self).__name__) is not type(self):
             raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: write a function for another rule")
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
@@ -88,11 +88,11 @@ class Optimizer:
         """Apply one step in place.
 
         Args:
-          value: the variable: contiguous floats; changed, unless `out` is given.
+          value: the variable, an array of contiguous floats. It is changed, unless `out` is given.
           grad: an array of the same shape; or some of its rows, with valid indices.
-          slots: from `slots`; changed.
-          step: number of this step for this variable, from 1.
-          out: receives the new value in place of `value`; same shape, only for a dense gradient.
+          slots: the arrays that the method `slots` has returned. They are changed.
+          step: the number of this step for this variable, from 1.
+          out: receives the new value in place of `value`. It has the same shape; only for a dense gradient.
         """
         if isinstance(grad, IndexedSlices):
             self.update_rows(value, *summed(grad), slots, step)
@@ -225,12 +225,12 @@ KINDS: Final[dict[str, type[Optimizer]]] = {"SGD": SGD, "Momentum": Momentum, "A
 
 
 def summed(grad: IndexedSlices) -> tuple[Array, Array]:
-    """Return indices and rows of a sparse gradient with unique indices: rows of the same index are added up."""
+    """Return the indices and rows of a sparse gradient with unique indices: rows of the same index are added up."""
     return summed_rows(np.asarray(grad.indices), np.asarray(grad.values))
 
 
 def summed_rows(indices: Array, rows: Array) -> tuple[Array, Array]:
-    """Return unique indices and the summed rows of each. As `summed`, for indices and rows."""
+    """Return the unique indices, and for each the sum of its rows, as `summed` does."""
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     new = np.ones(len(ordered), bool)

@@ -1,7 +1,7 @@
 """The number of shards of a variable: `partitioner(shape, dtype)` returns a list with one number for each axis.
 
 Rules
-    Only axis 0 is split, so all numbers but the first are 1: [2, 1] is a matrix in two shards. A scalar gives [].
+    Only axis 0 is split, so all numbers but the first are 1: [2, 1] is a matrix in two shards. For a scalar the list is empty.
     There are never more shards than rows, and always at least one, even for a variable without rows.
     A strategy accepts any callable with this signature, and calls it with `shape=` and `dtype=`.
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 SHARD_BYTES_MIN = 256 << 10
-"""Bytes: a smaller shard costs more by its message than it saves by being on another server."""
+"""Bytes. A smaller shard costs more by its message than it saves by being on another server."""
 
 
 class Partitioner:
@@ -28,8 +28,8 @@ class Partitioner:
         """Return the number of shards along each axis.
 
         Args:
-          shape: of the whole variable.
-          dtype: of its elements.
+          shape: the shape of the whole variable.
+          dtype: the dtype of its elements.
           axis: the axis to split; only 0 is supported.
 
         Raises:
@@ -43,7 +43,7 @@ class FixedShardsPartitioner(Partitioner):
     """Splits every variable into the same number of shards, or one for each row if it has fewer rows."""
 
     def __init__(self, num_shards: int) -> None:
-        """Raises ValueError: `num_shards` is not positive."""
+        """Raises ValueError if `num_shards` is not positive."""
         self._num_shards = _positive("num_shards", num_shards)
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
@@ -51,18 +51,18 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Splits into one shard for each `min_shard_bytes` of the variable, and at most into `max_shards`.
+    """Splits a variable into one shard for each `min_shard_bytes`, but at most into `max_shards`.
 
-    The number of shards is rounded up, as TensorFlow's is, so a shard can be smaller than `min_shard_bytes`.
+    The number of shards is rounded up, as TensorFlow does, so that a shard can be smaller than `min_shard_bytes`.
     """
 
     def __init__(self, min_shard_bytes: int = SHARD_BYTES_MIN, max_shards: int = 1, bytes_per_string: int = 16) -> None:
         """Set the bounds on shards.
 
         Args:
-          min_shard_bytes: bytes of one shard.
-          max_shards: shards of one variable; usually the number of parameter servers.
-          bytes_per_string: bytes to assume for an element whose dtype has no size.
+          min_shard_bytes: the bytes of one shard.
+          max_shards: the number of shards of one variable; usually the number of parameter servers.
+          bytes_per_string: the bytes to assume for an element whose dtype has no size.
 
         Raises:
           ValueError: one of them is not positive.
@@ -77,15 +77,15 @@ class MinSizePartitioner(Partitioner):
 
 
 class MaxSizePartitioner(Partitioner):
-    """Splits into as few shards of at most `max_shard_bytes` as possible. A row is never split, however large it is."""
+    """Splits a variable into as few shards of at most `max_shard_bytes` as possible. A row is never split, however large it is."""
 
     def __init__(self, max_shard_bytes: int, max_shards: int | None = None, bytes_per_string: int = 16) -> None:
         """Set the bounds on shards.
 
         Args:
-          max_shard_bytes: bytes of one shard.
-          max_shards: shards of one variable, even if they become larger than `max_shard_bytes`; None: no bound.
-          bytes_per_string: bytes to assume for an element whose dtype has no size.
+          max_shard_bytes: the bytes of one shard.
+          max_shards: the number of shards of one variable, even if they become larger than `max_shard_bytes`; None for no bound.
+          bytes_per_string: the bytes to assume for an element whose dtype has no size.
 
         Raises:
           ValueError: one of them is not positive.
@@ -103,7 +103,7 @@ class MaxSizePartitioner(Partitioner):
 
 def _along_axis_0(shape: Sequence[int], axis: int, shards: int) -> list[int]:
     if axis != 0:
-        raise ValueError(f"variables are cut along axis 0 only, not along axis {axis}")
+        raise ValueError(f"variables are split along axis 0 only, not along axis {axis}")
     if not len(shape):
         return []
     return [max(1, min(shards, int(shape[0]))), *[1] * (len(shape) - 1)]

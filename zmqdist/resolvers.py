@@ -1,6 +1,6 @@
-"""How a program finds its cluster: from arguments, from environment variables, from Slurm, mpirun or torchrun, from Kubernetes.
+"""Resolvers find the cluster of a program: in arguments, environment variables, Slurm, mpirun or torchrun, or Kubernetes.
 
-Each resolver has a file of its own. All have the same interface (`base.py`), so a program that takes a resolver runs anywhere. A
+Each resolver has a file of its own. All have the same interface (`base.py`), so that a program that accepts a resolver runs anywhere. A
 resolver of your own is a class with two methods; `zmqdist.testing.check_resolver` checks it.
 """
 

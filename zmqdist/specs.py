@@ -1,11 +1,11 @@
 """The expected shape and dtype of an array, and functions that declare what they take and return.
 
 Rules
-    A `TensorSpec` never changes. `function` attaches specs to a callable and does nothing else: no tracing, and no checks when it
-    is called. The code that sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
+    A `TensorSpec` never changes. `function` attaches specs to a callable and does nothing else: it does not trace the callable, and calls
+    are not checked. The code that sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
 
-    Python's numbers are weak: they have no dtype of their own and take that of the spec, if their value survives. Values with a
-      dtype are never cast.
+    Python's numbers are weak: they have no dtype of their own and take that of the spec, if it can represent their value. Values with a
+    dtype are never cast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zmqdist.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True, init=False)
 class TensorSpec:
-    """Shape, dtype and name that an array must have.
+    """The shape and dtype that an array must have, and a name.
 
     Attributes:
       shape: tuple of sizes, with None for any size; None for any number of dimensions.
@@ -41,7 +41,7 @@ class TensorSpec:
     name: str | None
 
     def __init__(self, shape: Any, dtype: DTypeLike = np.float32, name: str | None = None) -> None:
-        """Raises ValueError for a negative size or an object dtype, TypeError for an argument that is no shape or dtype."""
+        """Raises ValueError for a negative size or an object dtype, TypeError for an argument that is not a shape or dtype."""
         kept = np.dtype(dtype)
         if kept.hasobject:
             raise ValueError(f"dtype {kept} holds Python objects, which cannot be sent as arrays")
@@ -94,7 +94,7 @@ class Function:
       input_signature: structure of `TensorSpec`, one item for each argument; None if not given.
       output_signature: structure of `TensorSpec` in the form of the result; None if not given.
 
-    Both are private copies. It is pickled by name if its module has it under its name, else together with the function.
+    Both are private copies. A Function is pickled by name if its module has it under its name, otherwise together with the callable.
     """
 
     __name__: str
@@ -138,7 +138,7 @@ def function(
       output_signature: structure of `TensorSpec` in the form of the result.
 
     Returns:
-      A Function that calls `func`; the declaration is not checked at the call.
+      A Function that calls `func`. Its calls are not checked against the declaration.
 
     Raises:
       TypeError: a signature holds a value that is not a TensorSpec, or `func` is not callable.
@@ -146,7 +146,7 @@ def function(
     if func is None:
         return lambda func: function(func, input_signature, output_signature)
     if not callable(func):
-        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; signatures go by keyword")
+        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; pass signatures by keyword")
     if input_signature is not None and not isinstance(input_signature, (list, tuple)):
         raise TypeError(
             f"input_signature is a list or tuple with one item for each argument, not {type(input_signature).__name__}"
@@ -166,9 +166,9 @@ def _signature(name: str, signature: Any) -> Any:
 def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
     """Return `value` as the array that `spec` describes.
 
-    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, take the spec's dtype if their value
-    survives: an int that fits, a float that does not overflow (it is rounded), never a float for an int. All other values keep
-    the dtype that `np.asarray` finds.
+    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, are converted to the spec's dtype if it can
+    represent their value: an int that fits, a float that does not overflow (it is rounded), but never a float for an int. All other values
+    keep the dtype that `np.asarray` finds.
 
     Returns:
       An array that may share memory with `value`.
@@ -178,7 +178,7 @@ def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
     """
     array: NDArray[Any] | None
     if type(value) in (int, float) and (spec.shape is None or spec.shape == ()):
-        array = _weak_number(value, spec)  # the usual argument of small calls: a tenth of the general path's time
+        array = _weak_number(value, spec)  # the usual argument of small calls, in a tenth of the time
         if array is not None:
             return array
     if not isinstance(value, (np.ndarray, np.generic)) and _is_weak(value):
@@ -211,7 +211,7 @@ def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
 
 @functools.lru_cache(maxsize=64)
 def _int_bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return the smallest and the largest int of an integer dtype; for other dtypes an empty range."""
+    """Return the smallest and the largest int of an integer dtype. For other dtypes, return an empty range."""
     if dtype.kind not in "iu":
         return 1, 0
     bounds = np.iinfo(dtype)
@@ -261,7 +261,7 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
     if isinstance(leaf, (str, bytes)):
         return dtype.kind == ("U" if isinstance(leaf, str) else "S")
     rank = _DTYPE_RANKS.get(dtype.kind)
-    if rank is None and dtype.isbuiltin == 2:  # registered by another package: bfloat16 can hold 0.5, int4 cannot
+    if rank is None and dtype.isbuiltin == 2:  # a dtype of another package: bfloat16 can hold 0.5, int4 cannot
         rank = 2 if dtype.type(0.5) == 0.5 else 1
     return rank is not None and _WEAK_RANKS[type(leaf)] <= rank
 

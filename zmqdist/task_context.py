@@ -1,4 +1,4 @@
-"""What a running function can find out about itself: `zmqdist.cancelled()`, the worker it runs on, and the key of its next update.
+"""State that a running function can read: whether it is cancelled, the worker it runs on, and the key of its next update.
 
 The code that runs a function sets this state, for its thread or for its process. A worker is described by its index and the
 number of workers.
@@ -40,8 +40,9 @@ def leave() -> None:
 
 
 def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
-    """Set the state for the whole slot process, which runs one scheduled function at a time, so that threads of the function see it
-    as well.
+    """Set the state for the whole slot process, so that threads of the function see it, too.
+
+    A slot process runs one scheduled function at a time.
     """
     global _cancelled_of_process, _worker_of_process
     _cancelled_of_process = cancelled
@@ -51,8 +52,8 @@ def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
 def cancelled() -> bool:
     """Return whether the running function should end: its RemoteValue was cancelled, or its round has ended.
 
-    In a handler of an RPC server: the reply is no longer wanted, because the caller cancelled or disconnected, or the deadline
-    has passed.
+    In a handler of an RPC server, True means that the reply is no longer wanted, because the caller cancelled or disconnected, or the
+    deadline has passed.
 
     A function that runs for long may check this now and then and return early; its result is dropped. A function in a slot
     process that does not return is killed after `cancel_grace_s`. A function in a thread cannot be killed, so later work waits
@@ -73,7 +74,7 @@ def scheduled() -> bool:
 def get_current_worker_index() -> int:
     """Return the index of the worker that runs this function: 3 for "worker:3", also after that worker was restarted.
 
-    Call it in a scheduled function, or in one that creates a per-worker dataset or resource. If slots are processes, threads of
+    Call it in a scheduled function, or in a function that creates a per-worker dataset or resource. If slots are processes, threads of
     such a function may call it as well.
 
     Raises:
@@ -83,8 +84,9 @@ def get_current_worker_index() -> int:
 
 
 def get_num_workers() -> int:
-    """Return the number of workers at the time when the running function was sent to this worker. Indices may be higher after
-    workers have left.
+    """Return the number of workers at the time when the running function was sent to this worker.
+
+    Indices may be higher than this number after workers have left.
 
     Raises:
       RuntimeError: this thread does not run on a worker.
@@ -105,7 +107,7 @@ def _worker_position(function: str) -> tuple[int, int]:
 
 @contextmanager
 def under_construction(kind: str) -> Iterator[None]:
-    """Mark, for this thread, that an object of the worker is being created: "resource" or "dataset"."""
+    """Mark, for this thread, that an object of the worker is being created. `kind` is "resource" or "dataset"."""
     before, _of_thread.under_construction = resource_kind(), kind
     try:
         yield
@@ -114,12 +116,12 @@ def under_construction(kind: str) -> Iterator[None]:
 
 
 def resource_kind() -> str | None:
-    """Return what this thread is creating, as given to `under_construction`; None if nothing."""
+    """Return the kind of object that this thread is creating, as given to `under_construction`; None if it creates none."""
     return getattr(_of_thread, "under_construction", None)
 
 
 class _UpdateKey:
-    """A function whose updates count once, however often the function runs."""
+    """The key of a function whose updates are applied once, however often the function runs, and counters of its updates."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -128,7 +130,7 @@ class _UpdateKey:
 
 @contextmanager
 def update_key(key: str) -> Iterator[None]:
-    """Give the function in this thread the key `key`, the same in each attempt. In a slot process, threads of the function share it."""
+    """Set the key of the function in this thread, the same in each attempt. In a slot process, threads of the function share it."""
     global _update_key_of_process
     state = _of_thread.update_key = _UpdateKey(key)
     if _worker_of_process is not None:
@@ -140,12 +142,12 @@ def update_key(key: str) -> Iterator[None]:
 
 
 def key_of(subject: Hashable) -> str:
-    """Return a key for the next update of `subject`: the n-th update has the same key in each attempt; "" outside of `update_key`."""
+    """Return a key for the next update of `subject`: the n-th update has the same key in each attempt. "" outside of `update_key`."""
     state = getattr(_of_thread, "update_key", None) or _update_key_of_process
     return "" if state is None else f"{state.key}/{subject}.{next(state.numbers[subject])}"
 
 
 def inherit() -> Callable[[], None]:
-    """Return a function that gives a new thread the state of this one. Call it in the new thread."""
+    """Return a function that copies the state of this thread to a new thread. Call it in the new thread."""
     state = dict(_of_thread.__dict__)
     return lambda: _of_thread.__dict__.update(state)

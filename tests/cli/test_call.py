@@ -280,8 +280,8 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("answer nothing -o a.npy", "a NoneType does not go into a.npy: .npy takes an array"),
-        ("answer array -o a.bin", "a ndarray does not go into a.bin"),
+        ("answer nothing -o a.npy", "a NoneType cannot be saved as a.npy: .npy takes an array"),
+        ("answer array -o a.bin", "a ndarray cannot be saved as a.bin"),
         ("answer keys -o nowhere/a.json", "cannot write nowhere/a.json: No such file or directory"),
         ("answer endless -o a.json --json", "--output saves the answer and --json prints it"),
         ("ecko 1", "no method 'ecko' at {address} (did you mean echo?)"),
@@ -293,8 +293,8 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
         ("scale 1 2 3", "scale: expected 1 to 2 arguments, given 3"),
         ("scale [1] bye=2", "scale: got an unexpected keyword argument 'bye'"),
         ("echo a=1 a=2", "a is given twice"),
-        ("echo a=1 2", "'2' comes after an argument by name: put those last"),
-        ("echo out=1", "out= belongs to the client: give that argument of echo by its place"),
+        ("echo a=1 2", "'2' follows an argument by name: put arguments by name last"),
+        ("echo out=1", "out= is an argument of the client: pass that argument of echo by position"),
         ("echo [1", "'[1' is no JSON"),
         ("echo --jsn", "no such option: '--jsn'; to pass it as text, write it in JSON"),
         ("echo 1 --timeout -1", "Invalid value for '--timeout'"),
@@ -436,7 +436,7 @@ def test_a_stream_is_printed_item_by_item(streaming: str, capsys: pytest.Capture
     assert said.out.count("\n") == 3
     assert said.err == "zmqdist call: INVALID_ARGUMENT: ValueError: three\n"
     assert main(["call", streaming, "numbers", "2", "-o", "a.npy"]) == ExitCode.USAGE
-    assert "numbers streams, and --output takes one answer" in capsys.readouterr().err
+    assert "numbers is a streaming method, and --output saves a single answer" in capsys.readouterr().err
     assert main(["methods", streaming]) == 0
     assert "numbers(count) -> stream" in capsys.readouterr().out
 

@@ -132,11 +132,11 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "neither count nor tasks": (
         TOP + "jobs:\n  worker: {slots: 2}\n",
-        "c.yaml:4: jobs.worker: says neither count nor tasks (write for example count: 1)",
+        "c.yaml:4: jobs.worker: has neither count nor tasks (write for example count: 1)",
     ),
     "a worker with nothing after its colon": (
         TOP + "jobs:\n  worker:\n",
-        "c.yaml:4: jobs.worker: says neither count nor tasks (write for example count: 1)",
+        "c.yaml:4: jobs.worker: has neither count nor tasks (write for example count: 1)",
     ),
     "an empty list of tasks": (
         TOP + "jobs:\n  worker: {tasks: []}\n",
@@ -337,8 +337,11 @@ YAML: dict[str, tuple[str, str]] = {
     "a key without a colon": (TOP + "jobs\n", "c.yaml:4: (file): not YAML: could not find expected ':'"),
     "two documents": (TOP + "---\n" + TOP, "c.yaml:3: (file): not YAML: but found another document"),
     "a control character": (TOP + "jobs: é\x01\n", "c.yaml:3: (file): not YAML: it has a control character"),
-    "nothing": ("", "c.yaml:1: (file): is empty (zmqdist validate --schema says what belongs in it)"),
-    "only comments": ("# a\n# b\n", "c.yaml:1: (file): is empty (zmqdist validate --schema says what belongs in it)"),
+    "nothing": ("", "c.yaml:1: (file): is empty (zmqdist validate --schema prints the keys of a cluster file)"),
+    "only comments": (
+        "# a\n# b\n",
+        "c.yaml:1: (file): is empty (zmqdist validate --schema prints the keys of a cluster file)",
+    ),
     "a word for the whole file": (
         "hello\n",
         "c.yaml:1: (file): expected a mapping of keys to values, got 'hello'",
@@ -382,7 +385,7 @@ YAML: dict[str, tuple[str, str]] = {
         + "".join(
             f"{new}: &{new} [{','.join(['*' + old] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
         ),
-        "c.yaml:5: e: makes the file larger than 100000 values, aliases written out",
+        "c.yaml:5: e: makes the file larger than 100000 values when its aliases are expanded",
     ),
     "nesting without end": (TOP + "jobs: " + "[" * 100_000, "c.yaml:3: (file): is nested more than 64 levels deep"),
     "a file that is too large": (

@@ -55,12 +55,12 @@ def test_readers_are_sent_to_the_second_port_where_there_is_one(
         (
             {"data_transfer_protocol": "zmq", "data_transfer_port": 5, "processes": True},
             InvalidArgumentError,
-            "data_transfer_port goes with processes=False",
+            "data_transfer_port needs processes=False",
         ),
         (
             {"data_transfer_protocol": "zmq", "data_transfer_address": "a:1", "processes": True},
             InvalidArgumentError,
-            "data_transfer_address wants %dts_port% in it",
+            "data_transfer_address needs %dts_port% in it",
         ),
         ({"data_transfer_protocol": "zmq", "data_transfer_port": 70000}, InvalidArgumentError, "wants 0 to 65535"),
     ],

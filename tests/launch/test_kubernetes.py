@@ -333,7 +333,7 @@ REFUSED = {
     "slots of unknown cores": (
         TOP + "jobs: {worker: {count: 1, slots: auto}}\n" + IMAGE,
         (
-            "c.yaml:3: jobs.worker.slots: is auto, and nothing says how many cores a worker's pod has (write "
+            "c.yaml:3: jobs.worker.slots: is auto, but the file does not say how many cores a worker's pod has (write "
             "kubernetes.resources.worker.cpu, or a number of slots)"
         ),
     ),

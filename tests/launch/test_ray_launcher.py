@@ -54,13 +54,13 @@ def test_an_actor_asks_for_its_slots_as_cpus_unless_the_file_says_otherwise() ->
     [
         (
             FILE.replace("slots: 3", "slots: auto"),
-            "c.yaml:4: jobs.worker.slots: is auto, and Ray places a worker by its number (write for example 4)",
+            "c.yaml:4: jobs.worker.slots: is auto, but Ray needs the number of slots to place a worker (write for example 4)",
         ),
         (
             FILE + "ray: {address: 'ray://head:10001'}\n",
             (
-                "c.yaml:7: ray.address: names Ray's client, and the dispatcher has to run where the workers reach it (run launch on a "
-                "node of the Ray cluster, with auto)"
+                "c.yaml:7: ray.address: names a server of Ray's client, but the dispatcher must run where the workers can reach it (run "
+                "launch on a node of the Ray cluster, with auto)"
             ),
         ),
         (

@@ -90,7 +90,7 @@ def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_here(members
     member = join(membership, "a", asks(1, pid=100))
     code, text = refused(membership.handle(Heard("b", asks(2, pid=200)), 1.0))
     assert code == errors.ALREADY_EXISTS
-    assert "worker:0 is here already (pid 100 on host)" in text
+    assert "worker:0 is registered already (pid 100 on host)" in text
     assert membership.members == {("worker", 0): member}
     assert membership.by_peer == {"a": member}
 

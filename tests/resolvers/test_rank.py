@@ -124,7 +124,7 @@ def test_without_any_variable_all_are_named() -> None:
         (
             (0, 4, 0, 2),
             {},
-            "torchrun has started 4 processes, 2 of them here, and does not tell the names of the hosts",
+            "torchrun has started 4 processes, 2 of them on this host, and does not tell the names of the hosts",
         ),
         ((0, 4, 0, 2), {"hosts": ["a"]}, "the hosts (a: 2) have 2 processes together, but torchrun has started 4"),
         ((0, 2, 0, 2), {"jobs": {"ps": 2}}, "the jobs (chief: 1, ps: 2) have 3 tasks together, but torchrun has"),

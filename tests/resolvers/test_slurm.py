@@ -193,7 +193,7 @@ def test_a_task_gets_gpus_of_those_that_the_node_shows_us(slurm: Slurm) -> None:
 
 def test_more_gpus_than_a_node_has_is_a_runtime_error(slurm: Slurm) -> None:
     slurm.says(PROCID=0, STEP_NUM_TASKS=2, STEP_NODELIST="n1", STEP_TASKS_PER_NODE="2")
-    with pytest.raises(RuntimeError, match="2 tasks with 2 GPUs each want more than the 3 GPUs"):
+    with pytest.raises(RuntimeError, match="2 tasks with 2 GPUs each need more than the 3 GPUs"):
         SlurmClusterResolver(gpus_per_node=3, gpus_per_task=2)
 
 

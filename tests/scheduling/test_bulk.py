@@ -281,7 +281,7 @@ def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
     monkeypatch.setattr(fetch, "POLL_S", 0.01)
     monkeypatch.setattr(fetch, "STALLED_S", 0.05)
     store = hold(near=False)
-    with pytest.raises(errors.DeadlineExceededError, match=f"nothing has come from {store.address} for 0.05 s"):
+    with pytest.raises(errors.DeadlineExceededError, match=f"no bytes have arrived from {store.address} for 0.05 s"):
         fetcher.fetch(store.hold([ramp(LARGE)], shared=True))
 
 

@@ -1,6 +1,6 @@
 """Addresses as users write them: `host:port`, with IPv6 hosts in brackets (`[::1]:5050`).
 
-No function here queries a name server: only a connection shows whether a host exists.
+No function of this module queries a name server, so only a connection shows whether a host exists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def advertised_address(advertised: str, port: int | str) -> str:
-    """Return the address at which other processes reach a server: `advertised`, with this port if it has none.
+    """Return the address at which other processes reach a server: `advertised`, with `port` added if it has none.
 
     An IPv6 host may lack its brackets.
     """
@@ -56,7 +56,7 @@ def advertised_address(advertised: str, port: int | str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches the host, judging by its text. Of names, only localhost counts as loopback."""
+    """Return whether the text of a host names this host only. Of names, only localhost counts as loopback."""
     if host == "localhost":
         return True
     try:
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether the host means every interface, to which a server can bind but no client connect."""
+    """Return whether the host means every interface. A server can bind to it, but no client can connect to it."""
     return host in ("*", "0.0.0.0", "::")
 
 

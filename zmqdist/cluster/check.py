@@ -1,8 +1,8 @@
 """Conversion of plain dicts into sections, and the rules that involve several keys.
 
-Theory: the reader of a file knows lines but not meanings, this module knows meanings but not lines; the path of a key connects them. The
-first mistake is raised as a `Mistake`, in the order in which a user would correct them: unknown keys, missing keys, types and ranges, then
-the meaning of keys together.
+Theory: the reader of a file knows the lines but not the meanings of keys, and this module knows the meanings but not the lines; the path
+of a key connects the two. This module raises the first mistake as a `Mistake`. The order is that in which a user would correct mistakes:
+unknown keys, missing keys, types and ranges, then rules that involve several keys.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Path: TypeAlias = tuple[Any, ...]
 _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
 _KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-"""Names of Services begin with a letter; 40 characters leave room for the names of pods, which have 63."""
+"""Names of Services begin with a letter. 40 characters leave room for the names of pods, which may have 63."""
 
 
 class Mistake(Exception):
-    """A mistake at `path`; the caller that knows the file turns it into a ConfigError."""
+    """A mistake at `path`. The caller, which knows the file, turns it into a ConfigError."""
 
     def __init__(self, path: Path, problem: str, hint: str = "") -> None:
         super().__init__(path, problem, hint)
@@ -51,7 +51,7 @@ def dotted(path: Path) -> str:
 
 
 def displayed(value: object) -> str:
-    """Return a value as text for a sentence: short, one line, and in the words of YAML."""
+    """Return a value as text for a sentence: short, in one line, and in the words of YAML."""
     if value is None or isinstance(value, bool | dict | list):
         return _kind(value)
     try:
@@ -62,7 +62,7 @@ def displayed(value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """Return the kind of a value, for values that must not be repeated."""
+    """Return the kind of a value, for error texts that must not repeat the value."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -82,7 +82,7 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
       text_keys: whether indices may be text, as JSON writes them.
 
     Raises:
-      Mistake: the first one found. Rules that involve several keys are not checked: see `problems`.
+      Mistake: the first mistake found. Rules that involve several keys are not checked: see `problems`.
     """
     if not isinstance(raw, dict):
         raise Mistake(path, f"expected a mapping of keys to values, got {displayed(raw)}")
@@ -98,7 +98,7 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
         inner, value = _section_in(known[name].type), raw[name]
         if inner is None:
             values[name] = _leaf(known[name].type, value, (*path, name), text_keys)
-        else:  # YAML gives None for a section whose keys are all commented out: it has its defaults
+        else:  # None if all keys of a section are commented out: it has its defaults
             values[name] = build(inner, {} if value is None else value, (*path, name), text_keys=text_keys)
     return kind(**values)
 
@@ -113,7 +113,7 @@ def _section_in(hint: Any) -> type[Section] | None:
 
 
 def _nearest(key: Any, known: dict[str, Any]) -> str:
-    names = [name for name in known if name != "runtime"]  # only the launcher writes it, so it is no advice for a user
+    names = [name for name in known if name != "runtime"]  # only the launcher writes that key, so do not suggest it
     close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 
@@ -128,7 +128,7 @@ def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
 
 
 def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
-    """Return the text of the offending value, and its path: an item of a container, if that item alone does not fit either."""
+    """Return the text of the offending value and its path. If one item of a list or mapping is wrong by itself, that item is returned."""
     say = _kind if secret else displayed
     if isinstance(value, list):
         for index, item in enumerate(value):
@@ -152,7 +152,7 @@ def _fits(hint: Any, value: Any, text_keys: bool) -> bool:
 
 
 class Config(Protocol):
-    """The part of a ClusterConfig that the rules need."""
+    """The attributes of a ClusterConfig that the rules need."""
 
     @property
     def jobs(self) -> Any: ...
@@ -223,7 +223,7 @@ def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
     if job.count is not None and job.tasks is not None:
         yield Mistake((*path, "count"), "is given together with tasks", "leave one of them out")
     if job.count is None and job.tasks is None and not isinstance(job, SingleJob):
-        yield Mistake(path, "says neither count nor tasks", "write for example count: 1")
+        yield Mistake(path, "has neither count nor tasks", "write for example count: 1")
     if len(job.tasks or ()) > limits.WORKERS_MAX:
         yield Mistake((*path, "tasks"), f"has {len(job.tasks or ())} tasks, at most {limits.WORKERS_MAX} are allowed")
 
@@ -261,10 +261,11 @@ def _addresses_in(config: Config) -> Iterator[tuple[Path, str]]:
 
 
 def _on_hosts(config: Config) -> Iterator[Mistake]:
-    """Yield what a launcher that places roles on hosts cannot do."""
+    """Yield each setting with which a launcher that places roles on hosts cannot work."""
     for name in ("worker", "ps"):
         job = config.jobs.task_jobs().get(name)
-        if job is not None and job.tasks is not None and config.runtime is None:  # the launcher has filled them in
+        # If there is a `runtime`, the launcher has filled in the tasks.
+        if job is not None and job.tasks is not None and config.runtime is None:
             yield Mistake(
                 ("jobs", name, "tasks"),
                 f"launcher: {config.launcher} finds the addresses itself",
@@ -315,7 +316,7 @@ def _advertised(config: Config) -> Iterator[Mistake]:
 
 
 def _kubernetes(config: Config) -> Iterator[Mistake]:
-    """Yield what manifests need, and what has no meaning in a pod."""
+    """Yield each missing setting that the manifests need, and each setting that has no meaning in a pod."""
     section, jobs = config.kubernetes, config.jobs
     if not section.image:
         yield Mistake(("kubernetes", "image"), "required key is missing", "an image with zmqdist and the program in it")
@@ -333,7 +334,7 @@ def _kubernetes(config: Config) -> Iterator[Mistake]:
     if jobs.worker is not None and jobs.worker.slots == "auto" and section.resources.worker.cpu is None:
         yield Mistake(
             ("jobs", "worker", "slots"),
-            "is auto, and nothing says how many cores a worker's pod has",
+            "is auto, but the file does not say how many cores a worker's pod has",
             "write kubernetes.resources.worker.cpu, or a number of slots",
         )
 
@@ -343,12 +344,14 @@ def _ray(config: Config) -> Iterator[Mistake]:
     if "://" in config.ray.address:
         yield Mistake(
             ("ray", "address"),
-            "names Ray's client, and the dispatcher has to run where the workers reach it",
+            "names a server of Ray's client, but the dispatcher must run where the workers can reach it",
             "run launch on a node of the Ray cluster, with auto",
         )
     if worker is not None and worker.slots == "auto" and config.runtime is None:
         yield Mistake(
-            ("jobs", "worker", "slots"), "is auto, and Ray places a worker by its number", "write for example 4"
+            ("jobs", "worker", "slots"),
+            "is auto, but Ray needs the number of slots to place a worker",
+            "write for example 4",
         )
 
 
@@ -367,5 +370,5 @@ def _command(config: Config) -> Iterator[Mistake]:
 
 
 def split_command(program: str | list[str]) -> tuple[str, ...]:
-    """Return the words of a command line. Raises ValueError where a quote is not closed."""
+    """Return the words of a command line. Raises ValueError if a quote is not closed."""
     return tuple(shlex.split(program)) if isinstance(program, str) else tuple(program)

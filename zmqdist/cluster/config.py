@@ -1,9 +1,9 @@
-"""The cluster file: YAML in, one frozen `ClusterConfig` out, or a ConfigError that names file, line and key.
+"""The cluster file: reads YAML and returns one frozen `ClusterConfig`, or raises a ConfigError that names file, line and key.
 
 Rules
     This is the only module that imports yaml. It builds plain values from YAML's node tree, whose nodes know their lines, so a file cannot
     create objects of any other class. Bytes, nodes and depth are bounded, counting each use of an alias.
-    A program reads its config once, at its start; the modules below look nothing up in the environment.
+    A program reads its config once, at its start; the modules below do not read the environment.
 
 A parent process passes its resolved config (addresses filled in, `runtime` set) to its children as a file, whose path is in the environment
 variable `CONFIG_ENV`. A user may set that variable to JSON in the form of TF_CONFIG instead, which `zmqdist.resolvers` reads.
@@ -32,7 +32,7 @@ from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
 from zmqdist.files import read_regular
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml gives the same nodes ten times faster
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml builds the same nodes ten times faster
 _TAG = "tag:yaml.org,2002:"
 _TOO_DEEP = f"is nested more than {limits.DEPTH_MAX} levels deep"
 
@@ -40,7 +40,7 @@ _TOO_DEEP = f"is nested more than {limits.DEPTH_MAX} levels deep"
 class ClusterConfig(Section, frozen=True):
     """A whole cluster file.
 
-    Created by `load`, `from_dict` or `from_environment`, which check it; `msgspec.structs.replace` makes a changed copy.
+    `load`, `from_dict` and `from_environment` create it and check it; `msgspec.structs.replace` makes a changed copy, unchecked.
     """
 
     name: Annotated[
@@ -71,7 +71,7 @@ class ClusterConfig(Section, frozen=True):
     ] = None
     launcher: Annotated[
         LauncherName,
-        documented("What starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),
+        documented("The launcher, which starts the jobs; --on overrides it.", "local, ssh, slurm, kubernetes or ray"),
     ] = "local"
     ssh: Annotated[SshConfig, documented("Hosts that ssh reaches.", "a mapping")] = SshConfig()
     slurm: Annotated[SlurmConfig, documented("The job of Slurm.", "a mapping")] = SlurmConfig()
@@ -86,18 +86,18 @@ class ClusterConfig(Section, frozen=True):
         """Read and check a cluster file.
 
         Args:
-          launcher: in place of the file's own `launcher`.
+          launcher: replaces the file's own `launcher`.
           runtime_allowed: whether the file may be one that a launcher wrote for its roles, with the section `runtime`.
 
         Raises:
-          ConfigError: the file cannot be read, is not YAML, or has a mistake; the text describes the first one. Hosts that do not exist,
-            ports in use and a missing program are not checked: they show when the cluster starts.
+          ConfigError: the file cannot be read, is not YAML, or has a mistake; the text describes the first mistake. Not checked are
+            hosts that do not exist, ports in use and a missing program: they cause errors when the cluster starts.
         """
         return _load(os.fspath(path), runtime_allowed=runtime_allowed, launcher=launcher)
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
-        """Return the config that `launch` passed to this process; None without one (or for JSON, see the module).
+        """Return the config that `launch` passed to this process; None if it passed none, or if the variable is JSON.
 
         Raises:
           ConfigError: the variable names a file that cannot be read or has a mistake.
@@ -110,7 +110,7 @@ class ClusterConfig(Section, frozen=True):
         """Invert `to_dict`.
 
         Raises:
-          ConfigError: as `load`, with `(dict)` for the file and line 1.
+          ConfigError: as `load`, with `(dict)` in place of the file, and line 1.
         """
         try:
             return _checked(dict(data), text_keys=True)
@@ -118,7 +118,7 @@ class ClusterConfig(Section, frozen=True):
             raise _located(mistake, "(dict)", {}) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a new dict that JSON can hold, without defaults. It includes the values of `env`, which may be secret."""
+        """Return a new dict that JSON can represent, without defaults. It includes the values of `env`, which may be secret."""
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
 
@@ -134,7 +134,7 @@ class ClusterConfig(Section, frozen=True):
 
     @property
     def spec(self) -> ClusterSpec:
-        """The jobs with addresses: without jobs that have only a count, and without a dispatcher on port 0."""
+        """The jobs that have addresses: jobs with only a count are left out, and so is a dispatcher on port 0."""
         jobs: dict[str, dict[int, str]] = {}
         if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
             jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
@@ -165,7 +165,7 @@ class ClusterConfig(Section, frozen=True):
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
-    """Writes texts of several lines as blocks, and no aliases, so that people can read the result."""
+    """Writes texts of several lines as blocks, and no aliases, so that the result is readable."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -178,7 +178,7 @@ _Dumper.add_representer(
 
 
 def yaml_documents(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Return a YAML stream with one document for each mapping, the keys in their order; equal documents give equal texts."""
+    """Return a YAML stream with one document for each mapping, the keys in their order. Equal documents have equal texts."""
     text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=1_000_000)
     return text
 
@@ -198,7 +198,7 @@ def schema() -> dict[str, Any]:
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
         del job["default"]
-        if name in ("worker", "ps"):  # they need count or tasks, so null is not valid
+        if name in ("worker", "ps"):  # these jobs need count or tasks, so null is not valid
             job["anyOf"].remove({"type": "null"})
     for name in ("ServingJob", "WorkerJob"):
         defs[name]["oneOf"] = _COUNT_OR_TASKS
@@ -209,7 +209,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-_COUNT_OR_TASKS = [  # by their types, because null counts as absent
+_COUNT_OR_TASKS = [  # by the types of the keys, because null counts as absent
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
 ]
@@ -245,7 +245,7 @@ def _checked(raw: dict[str, Any], *, text_keys: bool) -> ClusterConfig:
 
 
 def _located(mistake: Mistake, path: str, lines: dict[Path, int]) -> ConfigError:
-    """Return the mistake with the line of the nearest enclosing key, because a missing key has no line of its own."""
+    """Return the ConfigError for a mistake, with the line of the nearest enclosing key, because a missing key has no line of its own."""
     place = mistake.path
     while place and place not in lines:
         place = place[:-1]
@@ -267,7 +267,7 @@ def _read(path: str) -> str:
 
 
 def _compose(text: str, path: str) -> yaml.Node:
-    """Return the node tree. Checks the depth on the flat stream of events first, because composing recurses, in C too."""
+    """Return the node tree. Checks the depth on the flat stream of events first, because composing recurses, in libyaml too."""
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):
@@ -282,12 +282,12 @@ def _compose(text: str, path: str) -> yaml.Node:
     except yaml.MarkedYAMLError as error:
         raise _not_yaml(error, text, path) from None
     if root is None:
-        raise ConfigError(path, 1, "(file)", "is empty", "zmqdist validate --schema says what belongs in it")
+        raise ConfigError(path, 1, "(file)", "is empty", "zmqdist validate --schema prints the keys of a cluster file")
     return root
 
 
 def _position(error: yaml.reader.ReaderError, text: str) -> int:
-    """Return the index of the bad character: libyaml and PyYAML count bytes or characters, but both name the character."""
+    """Return the index of the bad character. libyaml and PyYAML count in different units, but both name the character."""
     found = text.find(chr(error.character)) if isinstance(error.character, int) else -1
     return found if found >= 0 else int(error.position)
 
@@ -299,7 +299,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
         return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
-    if "nesting depth" in str(error.problem):  # libyaml reads ahead, so its own limit may come before the one here
+    if "nesting depth" in str(error.problem):  # libyaml reads ahead, so its own limit may be reached first
         return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
 
@@ -318,7 +318,9 @@ class _Nodes:
         if len(path) > limits.DEPTH_MAX:
             raise Mistake(path[:1], f"has an alias that makes it more than {limits.DEPTH_MAX} levels deep")
         if self._count > limits.CONFIG_NODES_MAX:
-            raise Mistake(path[:1], f"makes the file larger than {limits.CONFIG_NODES_MAX} values, aliases written out")
+            raise Mistake(
+                path[:1], f"makes the file larger than {limits.CONFIG_NODES_MAX} values when its aliases are expanded"
+            )
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node, path)
         if node.tag not in (_TAG + "map", _TAG + "seq"):
@@ -351,7 +353,8 @@ _PLAIN = {
     "int": _CONSTRUCTOR.construct_yaml_int,
     "float": _CONSTRUCTOR.construct_yaml_float,
 }
-_TEXTS = ("str", "timestamp", "value", "merge")  # YAML reads 2026-01-01 as a date, but no key here takes one
+# YAML reads 2026-01-01 as a date, but no key of a cluster file is a date.
+_TEXTS = ("str", "timestamp", "value", "merge")
 
 
 def _scalar(node: yaml.ScalarNode, path: Path) -> Any:

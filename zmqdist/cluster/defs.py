@@ -1,7 +1,7 @@
 """ClusterDef, JobDef, ServerDef, ClusterDeviceFilters: TensorFlow's protocol buffers of these names, as plain dataclasses.
 
-They are mutable, as in TensorFlow; `==` compares the content. They serialize to JSON with sorted keys, so equal content gives equal bytes
-that any tool can read. They check types only; `ClusterSpec` checks the meaning.
+They are mutable, as in TensorFlow; `==` compares the content. They serialize to JSON with sorted keys, so that equal content has equal
+bytes, which any tool can read. They check types only; `ClusterSpec` checks the meaning.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _D = TypeVar("_D", bound="_Def")
 
 
 class _Def:
-    """Copies, dicts and bytes for the dataclasses below."""
+    """Methods for the dataclasses below: they copy, and convert to and from dicts and bytes."""
 
     def copy(self: _D) -> _D:
-        """A deep copy."""
+        """Return a deep copy."""
         return copy.deepcopy(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a new dict that JSON and YAML can hold; the indices of tasks are text in it."""
+        """Return a new dict that JSON and YAML can represent; the indices of tasks are text in it."""
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
 
     @classmethod
     def from_dict(cls: type[_D], data: Mapping[str, Any]) -> _D:
-        """Invert `to_dict`; absent keys get their defaults. The result shares nothing with `data`.
+        """Invert `to_dict`; absent keys get their defaults. The result shares no object with `data`.
 
         Raises:
           ValueError: an unknown key, or a value of a wrong type; the text names the place.
@@ -46,15 +46,17 @@ class _Def:
         return made
 
     def SerializeToString(self) -> bytes:
-        """Return JSON as UTF-8; equal content gives equal bytes."""
+        """Return JSON as UTF-8. Equal content has equal bytes."""
         return msgspec.json.encode(self.to_dict(), order="deterministic")
 
     def ParseFromString(self, serialized: bytes) -> int:
-        """Replace the content by that of `serialized`, which `SerializeToString` wrote. Returns the number of bytes, as in protocol
-        buffers.
+        """Replace the content by that of `serialized`, which `SerializeToString` has returned.
+
+        Returns:
+          The number of bytes, as protocol buffers do.
 
         Raises:
-          ValueError: not such bytes; the content stays as before.
+          ValueError: `serialized` does not describe an object of this class; the content is unchanged.
         """
         try:
             parsed = type(self).from_dict(msgspec.json.decode(serialized))
@@ -66,7 +68,7 @@ class _Def:
 
 
 def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
-    """Raise ValueError for an unknown key, which is a typing error of the user's; msgspec ignores unknown keys of a dataclass."""
+    """Raise ValueError for an unknown key, which is probably a typing mistake; msgspec ignores unknown keys of a dataclass."""
     if isinstance(data, Mapping) and isinstance(kept, dict):
         for key, value in data.items():
             if str(key) not in kept:
@@ -79,7 +81,7 @@ def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
 
 @dataclass
 class JobDef(_Def):
-    """A named job and the addresses of its tasks by index; a sparse job leaves indices out."""
+    """A named job and the addresses of its tasks by index. A sparse job leaves indices out."""
 
     name: str = ""
     tasks: dict[int, str] = field(default_factory=dict)
@@ -96,8 +98,8 @@ class ClusterDef(_Def):
 class ClusterDeviceFilters(_Def):
     """Which other tasks a task sees.
 
-    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees itself and the tasks that match one of them;
-    a task without filters sees all tasks.
+    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees itself and the tasks that match at least one
+    filter; a task without filters sees all tasks.
     """
 
     jobs: dict[str, dict[int, list[str]]] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class ClusterDeviceFilters(_Def):
         """Replace the filters of one task.
 
         Raises:
-          AssertionError: a filter is no string (the class is TensorFlow's choice).
+          AssertionError: a filter is not a string (the class is TensorFlow's choice).
           ValueError: a filter is not of the form `/key:value/...`.
         """
         filters = list(device_filters)
@@ -143,8 +145,8 @@ class ServerDef(_Def):
     """One task of a cluster, as its own server sees it.
 
     Attributes:
-      port: if not 0, overrides the port of the task's address, of which only the host counts then.
-      default_session_config: options for sessions, as JSON can hold them.
+      port: if not 0, replaces the port in the task's address, so that only the host of that address is used.
+      default_session_config: options for sessions, which JSON can represent.
     """
 
     cluster: ClusterDef = field(default_factory=ClusterDef)
@@ -157,7 +159,7 @@ class ServerDef(_Def):
     replica: int = 0
 
     def own_address(self) -> str:
-        """Return `host:port` of this task as the cluster has it, unchecked; with `port` filled in if that is not 0.
+        """Return the `host:port` that the cluster has for this task, unchecked. If `port` is not 0, it replaces the port.
 
         Raises:
           InvalidArgumentError: the cluster has no such task.

@@ -16,7 +16,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True)
 class Device:
-    """A device, or all devices with these parts; None matches any."""
+    """A device, or all devices that have these parts. A part that is None matches any value."""
 
     job: str | None = None
     replica: int | None = None
@@ -26,7 +26,7 @@ class Device:
 
     @classmethod
     def parse(cls, name: str) -> Device:
-        """Return the Device of a name like `/job:ps/task:1`, `/device:CPU:0` or `/cpu:0`; the type in capitals.
+        """Return the Device with a name like `/job:ps/task:1`, `/device:CPU:0` or `/cpu:0`. The type is converted to capitals.
 
         Raises:
           ValueError: not the name of a device, or one part occurs twice.
@@ -63,7 +63,7 @@ class Device:
 
 
 def canonical_device(name: str) -> str:
-    """Return a name in its canonical form; equal forms name the same device. Raises ValueError as `Device.parse`."""
+    """Return a name in its canonical form. Two names of the same device have the same form. Raises ValueError as `Device.parse`."""
     return str(Device.parse(name).canonical())
 
 

@@ -1,11 +1,11 @@
-"""The environment variables that say which cluster a process belongs to."""
+"""The environment variables that tell a process which cluster it belongs to."""
 
 from __future__ import annotations
 
 from typing import Final
 
 CONFIG_ENV: Final = "ZMQDIST_CONFIG"
-"""The path of a cluster file; or JSON in the form of TF_CONFIG."""
+"""The path of a cluster file, or JSON in the form of TF_CONFIG."""
 
 TF_CONFIG_ENV: Final = "TF_CONFIG"
 """JSON: {"cluster": {job: addresses}, "task": {"type": job, "index": number}, "rpc_layer": ..., "session_master": ...}."""

@@ -1,4 +1,4 @@
-"""The sections of a cluster file that say where its jobs run: one for each launcher."""
+"""The sections of a cluster file about the hosts on which its jobs run: one section for each launcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ HostName = Annotated[str, Meta(min_length=1, max_length=255)]
 class SshHost(Section, frozen=True):
     """One host that ssh reaches."""
 
-    host: Annotated[HostName, documented("As ssh takes it: a name of its config, or user@host.", "a name of a host")]
+    host: Annotated[
+        HostName, documented("The host as ssh accepts it: a name in its config, or user@host.", "a name of a host")
+    ]
     slots: Annotated[
         SlotCount | None,
         documented("How many workers and ps may run there; null: no bound.", "a whole number above 0, or null"),
@@ -30,7 +32,7 @@ class SshConfig(Section, frozen=True):
     hosts: Annotated[
         list[str | SshHost],
         documented(
-            "The hosts; the next worker or ps goes to the first that has the fewest.",
+            "The hosts; each worker or ps is placed on the first host that has the fewest.",
             "a list of hosts, or of {host, slots}",
         ),
     ] = []
@@ -59,22 +61,22 @@ GpuCount = Annotated[int, Meta(ge=0, le=1024)]
 
 
 class PodResources(Section, frozen=True):
-    """What one pod of a job gets."""
+    """Resources that one pod of a job gets."""
 
     cpu: Annotated[
-        Cores | None, documented("Its cores, for example 0.5; null: not said.", "a number of cores, or null")
+        Cores | None, documented("Its cores, for example 0.5; null: not set.", "a number of cores, or null")
     ] = None
     memory: Annotated[
         MemorySize | None,
         documented(
-            "Its memory; a pod that takes more is ended. null: not said.", "a size such as 512Mi or 4Gi, or null"
+            "Its memory; a pod that takes more is ended. null: not set.", "a size such as 512Mi or 4Gi, or null"
         ),
     ] = None
     gpus: Annotated[GpuCount, documented("Its GPUs (nvidia.com/gpu).", "a whole number, 0 or more")] = 0
 
 
 class ResourcesConfig(Section, frozen=True):
-    """What the pods of each job get."""
+    """Resources that the pods of each job get."""
 
     dispatcher: Annotated[PodResources, documented("The dispatcher's pod.", "a mapping")] = PodResources()
     worker: Annotated[PodResources, documented("Each worker's pod.", "a mapping")] = PodResources()
@@ -84,7 +86,7 @@ class ResourcesConfig(Section, frozen=True):
 
 
 class KubernetesConfig(Section, frozen=True):
-    """What the manifests of `zmqdist launch --render` say beyond the jobs."""
+    """Settings of the manifests that `zmqdist launch --render` writes, in addition to the jobs."""
 
     image: Annotated[
         ImageName | None,
@@ -98,7 +100,9 @@ class KubernetesConfig(Section, frozen=True):
         Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$(?!\n)", max_length=63)],
         documented("The namespace of all objects.", "a name of at most 63 small letters, digits or '-'"),
     ] = "default"
-    resources: Annotated[ResourcesConfig, documented("What the pods of each job get.", "a mapping")] = ResourcesConfig()
+    resources: Annotated[ResourcesConfig, documented("Resources of the pods of each job.", "a mapping")] = (
+        ResourcesConfig()
+    )
     service_account: Annotated[
         str | None,
         documented(
@@ -118,7 +122,7 @@ RayAmount = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
 class RayRole(Section, frozen=True):
-    """What the actor of a role asks Ray for."""
+    """Resources that the actor of a role requests from Ray."""
 
     cpus: Annotated[
         RayAmount | None,
@@ -134,5 +138,5 @@ class RayConfig(Section, frozen=True):
     """A Ray cluster that runs already and places the workers and ps."""
 
     address: Annotated[str, documented("Where Ray is, as ray.init takes it.", "host:port, or auto")] = "auto"
-    worker: Annotated[RayRole, documented("What each worker asks for.", "a mapping")] = RayRole()
-    ps: Annotated[RayRole, documented("What each parameter server asks for.", "a mapping")] = RayRole()
+    worker: Annotated[RayRole, documented("Resources that each worker requests.", "a mapping")] = RayRole()
+    ps: Annotated[RayRole, documented("Resources that each parameter server requests.", "a mapping")] = RayRole()

@@ -1,8 +1,8 @@
-"""The meaning of job names in a cluster that trains: which task is chief, which count as workers, which one leads.
+"""The meaning of job names in a cluster that trains: which task is chief, which tasks count as workers, and which task leads.
 
 Rules
-    The jobs are chief, worker, ps, evaluator, and zmqdist's dispatcher, with at most one chief and one evaluator. The evaluator is apart
-    from the training: it is its own chief, does not count as a worker, and takes part in no collective.
+    The jobs are chief, worker, ps, evaluator, and zmqdist's dispatcher, with at most one chief and one evaluator. The evaluator does not
+    take part in the training: it is its own chief, does not count as a worker, and takes part in no collective.
 
 Each function depends on the spec only, so all tasks get the same result without communication. A job without tasks counts as absent, and in
 a sparse job the task with the lowest index takes the place of task 0. All functions but `coordination_leader` raise the ValueError of
@@ -18,11 +18,11 @@ from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.spec import ClusterSpec
 
 JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher")
-"""The allowed names of jobs. TensorFlow's strategies do not know the last one."""
+"""The allowed names of jobs. TensorFlow's strategies do not know the dispatcher."""
 
 Cluster: TypeAlias = "ClusterSpec | ClusterDef | Mapping[Any, Any]"
 Task: TypeAlias = tuple[str, int]
-"""(job, index)."""
+"""A task, as (job, index)."""
 
 
 def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> None:
@@ -30,11 +30,11 @@ def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_i
 
     Args:
       task_type: the job of the calling task; None checks the jobs only.
-      task_id: its index; None where only the job is known.
+      task_id: its index; None if only the job is known.
 
     Raises:
-      ValueError: a job of another name, more than one chief or evaluator, or the cluster does not have the task (which may be an evaluator
-        all the same: it runs beside the cluster). Or `cluster` describes none: see `ClusterSpec`.
+      ValueError: there is a job of another name, or more than one chief or evaluator. Or the task is not in the cluster; but an evaluator
+        need not be, because it runs beside the cluster. Or `cluster` describes no cluster: see `ClusterSpec`.
     """
     spec = ClusterSpec(cluster)
     for job in spec.jobs:
@@ -57,7 +57,7 @@ def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_i
 
 
 def is_chief(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> bool:
-    """Return whether this task does the work of one task only, such as writing checkpoints.
+    """Return whether this task does the work that only one task must do, such as writing checkpoints.
 
     True for the chief, for the evaluator, for the first worker of a cluster without a chief, and for a program without a cluster: an empty
     `cluster` and no `task_type`.
@@ -70,7 +70,7 @@ def is_chief(cluster: Cluster, task_type: str | None = None, task_id: int | None
 
 
 def worker_count(cluster: Cluster, task_type: str) -> int:
-    """Return how many tasks train together with this one: chief and workers; for an evaluator, the evaluators.
+    """Return how many tasks train together with a task of this type: chief and workers; for an evaluator, the evaluators.
 
     Raises:
       ValueError: also for a task that does not train, such as a ps.
@@ -85,8 +85,9 @@ def worker_count(cluster: Cluster, task_type: str) -> int:
 
 
 def id_in_cluster(cluster: Cluster, task_type: str, task_id: int) -> int:
-    """Return the rank of this task among those that train, from 0: the chief, then the workers by index. Evaluators have ranks of their
-    own.
+    """Return the rank of this task, from 0, among those that train: the chief, then the workers by index.
+
+    Evaluators have ranks of their own.
 
     Raises:
       ValueError: also for a task that does not train, such as a ps.
@@ -103,9 +104,9 @@ def id_in_cluster(cluster: Cluster, task_type: str, task_id: int) -> int:
 
 
 def collective_leader(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> Task | None:
-    """Return the task that leads the collectives of this one: the chief, else the first worker.
+    """Return the task that leads the collectives in which this task takes part: the chief or, without a chief, the first worker.
 
-    None for an evaluator, which takes part in none, and for a cluster with neither.
+    None for an evaluator, which takes part in no collective, and for a cluster with neither chief nor worker.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)
@@ -115,7 +116,7 @@ def collective_leader(cluster: Cluster, task_type: str | None = None, task_id: i
 def coordination_leader(cluster: Cluster) -> Task | None:
     """Return the task that keeps barriers, keys and the states of tasks: the first ps, else the chief, else the first worker.
 
-    In a cluster whose jobs have other names, the first task of the job whose name sorts first. None for a cluster without tasks; a
+    In a cluster whose jobs have other names, it is the first task of the job whose name sorts first. None for a cluster without tasks; a
     dispatcher does not count.
     """
     spec = ClusterSpec(cluster)

@@ -1,8 +1,8 @@
 """The sections of a cluster file, as frozen structs.
 
-Each key has three things in one place: its type with the allowed range, its description (editors show that, through the JSON Schema), and
-the expectation that an error text quotes. Rules that involve several keys are in `check.py`. Folders and files are relative to the working
-directory of the command. A null for a folder means "none".
+The type annotation of a key has three things: its type with the allowed range, its description (editors show that, through the JSON
+Schema), and the expectation that an error text quotes. Rules that involve several keys are in `check.py`. Folders and files are relative
+to the working directory of the command. A null for a folder means "none".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 
 
 def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
-    """Return the metadata of a key: its description, and the expectation for error texts, which do not repeat the value of a secret key."""
+    """Return the metadata of a key: its description, and the expectation for error texts. Error texts do not repeat a secret value."""
     return Meta(description=description, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
 
 
@@ -43,7 +43,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class DispatcherJob(Section, frozen=True):
-    """The dispatcher: workers, queue, leases. A cluster has one; without this section the coordinator hosts it."""
+    """The dispatcher, which queues the work and knows the workers. A cluster has one; without this section the coordinator hosts it."""
 
     address: Annotated[
         str,
@@ -110,7 +110,7 @@ class DispatcherJob(Section, frozen=True):
     queue_bytes_max: Annotated[
         Bytes | None,
         documented(
-            "Bytes of arguments that one coordinator holds for unfinished work; null: a quarter of its machine's memory.",
+            "Bytes of arguments that one coordinator holds for unfinished work; null: a quarter of its host's memory.",
             "a whole number of bytes above 0, or null",
         ),
     ] = None
@@ -144,13 +144,13 @@ class Job(Section, frozen=True):
     ] = {}
 
     def addresses(self) -> dict[int, str]:
-        """Return the addresses by index; empty where only a count is given."""
+        """Return the addresses by index; empty if only a count is given."""
         if isinstance(self.tasks, list):
             return dict(enumerate(self.tasks))
         return dict(self.tasks or {})
 
     def indices(self) -> list[int]:
-        """Return the indices of the tasks, sorted, with or without addresses."""
+        """Return the sorted indices of the tasks, with or without addresses."""
         return sorted(self.addresses()) if self.tasks is not None else list(range(self.count or 0))
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class Job(Section, frozen=True):
 
 
 class SingleJob(Job, frozen=True):
-    """A job of one task, which needs neither count nor tasks."""
+    """A job of one task. Neither count nor tasks need be given."""
 
     def indices(self) -> list[int]:
         return super().indices() or [0]
@@ -202,7 +202,10 @@ class ServingJob(Job, frozen=True):
     ] = None
 
     def advertised_at(self, index: int) -> str | None:
-        """Return the address at which other processes reach a task; "%port%" stands for a port that it takes. None: where it binds."""
+        """Return the address at which other processes reach a task; None if that is the address that it binds.
+
+        "%port%" in the result stands for a port that the task chooses when it starts.
+        """
         address = self.addresses().get(index)
         if address is not None:
             return address if self.host is not None else None
@@ -222,7 +225,7 @@ class WorkerJob(ServingJob, frozen=True):
     threads_per_slot: Annotated[
         Amount | None,
         documented(
-            "Threads of BLAS and OpenMP in each slot; null: the cores of the host, shared out among the slots there.",
+            "Threads of BLAS and OpenMP in each slot; null: the cores of the host, divided among the slots of that host.",
             "a whole number above 0, or null",
         ),
     ] = None
@@ -262,7 +265,7 @@ class JobsConfig(Section, frozen=True):
 
 
 class SecurityConfig(Section, frozen=True):
-    """Which peers may connect. On loopback the user's token decides; elsewhere CURVE keys."""
+    """Which peers may connect. On loopback the user's token decides, on other addresses CURVE keys."""
 
     curve: Annotated[
         bool | Literal["auto"],
@@ -277,7 +280,7 @@ class SecurityConfig(Section, frozen=True):
     results: Annotated[
         Literal["any", "safe"],
         documented(
-            "Types that functions may return: any, which unpickles what workers answer, or safe, which takes a closed set of types.",
+            "Types that functions may return: any, which unpickles the results of workers, or safe, which accepts a closed set of types.",
             "any or safe",
         ),
     ] = "any"

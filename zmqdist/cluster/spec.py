@@ -28,12 +28,12 @@ class ClusterSpec:
         ClusterSpec. Names and addresses may be bytes (UTF-8). Indices are converted by `int()`.
 
     Raises:
-      TypeError: another type, or a name, address or list of tasks of a wrong type; the text names the job.
-      ValueError: an index is no number, negative, above int32 or listed twice; a job is listed twice. Not raised for bad addresses: see
-        `validate`.
+      TypeError: `cluster`, or a name, address or list of tasks in it, has a wrong type; the text names the job.
+      ValueError: an index is not a number, negative, above int32 or listed twice; or a job is listed twice. Bad addresses do not raise it:
+        see `validate`.
     """
 
-    __hash__ = None  # type: ignore[assignment]  # equal to plain dicts, so it must be as unhashable as they are
+    __hash__ = None  # type: ignore[assignment]  # it equals plain dicts, so it must be unhashable, as they are
 
     def __init__(self, cluster: Mapping[Any, Any] | ClusterDef | ClusterSpec) -> None:
         self._jobs: dict[str, dict[int, str]] = {}
@@ -46,7 +46,7 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs: in the order of the dict, or sorted when built from a ClusterDef or ClusterSpec."""
+        """The names of the jobs, in the order of the dict; sorted if the spec was built from a ClusterDef or ClusterSpec."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
@@ -67,7 +67,7 @@ class ClusterSpec:
     def job_tasks(self, job_name: str) -> list[str | None]:
         """Return the addresses by index, None where a sparse job has no task; [] for an empty job.
 
-        The list is as long as the highest index requires: do not call this where indices go into the millions.
+        The list is as long as the highest index requires, so do not call this if indices may be in the millions.
 
         Raises:
           ValueError: unknown job.
@@ -76,11 +76,11 @@ class ClusterSpec:
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Tasks]:
-        """Return a new dict: a dense job as a list, a sparse one as a dict, an empty one as {}."""
+        """Return a new dict: a dense job as a list, a sparse job as a dict, an empty job as {}."""
         return {job: _dense_or_sparse(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """Return the ClusterDef, sorted by job and index: the same object each time, so copy it before you change it."""
+        """Return the ClusterDef, sorted by job and index. It is the same object each time, so copy it before you change it."""
         return self._def
 
     def validate(self) -> list[str]:

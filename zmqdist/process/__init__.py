@@ -1,1 +1,1 @@
-"""Child processes: the zygote that forks them, how they are reaped, and the pipe to each of them."""
+"""Child processes: the zygote that forks them, the code that reaps them, and the pipe to each of them."""

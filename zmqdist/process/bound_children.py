@@ -1,9 +1,10 @@
 """Children that are bound to a worker's zygote (zygote.py), from the worker's side: slots of functions, and tasks of the data service.
 
-One object owns the zygote and its control socket. Each child has its own descriptors, and a pipe for standard error: its lines are
-passed on, and the last ones are kept for the error that reports the child's death.
+One object owns the zygote and its control socket. Each child has its own descriptors, and a pipe for standard error. The worker writes the
+lines of that pipe to its own standard error, and keeps the last ones for the error that reports the child's death.
 
-Everything here runs in the loop's thread. Not here: the messages to and from children (slots.py, data/service/worker/task_process.py).
+The code of this module runs in the loop's thread. Not here: the messages to and from children (slots.py,
+data/service/worker/task_process.py).
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.scheduling")
 
 SPAWNS_AT_ONCE = 32
-"""Bound on children that are ordered before the zygote reports their birth, because the kernel bounds descriptors on the way."""
+"""Bound on children that are ordered before the zygote has reported their birth, because the kernel bounds descriptors in transit."""
 
 Exited = Callable[[int], None]
-"""Gets the exit code, negative for a signal; SILENT if the zygote ended the child because this process did not run."""
+"""Called with the exit code, negative for a signal; SILENT if the zygote ended the child because this process did not run."""
 
 
 SpawnChild: TypeAlias = "Callable[[Sequence[int], Exited], BoundChild]"
-"""Forks a child that runs a certain module. The descriptors go to the child and are closed here."""
+"""Forks a child that runs a certain module. The child gets the descriptors, and they are closed in this process."""
 
 
 class BoundChild:
-    """One child process, or its order while it is not forked yet.
+    """One child process, or the order for it until it is forked.
 
     Attributes:
       pid: 0 until it was forked.
       ticket: its number at the zygote; 0 until it was ordered.
-      killed: it must end, even if it was not forked yet.
+      killed: whether it must end, even if it was not forked yet.
     """
 
     def __init__(self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited) -> None:
@@ -60,7 +61,7 @@ class BoundChild:
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """Kill the child, and all that it has started, with SIGKILL. `exited` is called as after any end."""
+        """Kill the child, and all processes that it has started, with SIGKILL. `exited` is called as after any other end."""
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
@@ -72,15 +73,16 @@ class BoundChild:
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def take_order(self, ticket: int) -> list[int]:
-        """Return the descriptors of the order for the zygote. The caller closes them, so that the end of the child's standard error is
-        noticed.
+        """Return the descriptors of the order for the zygote.
+
+        The caller must close them, because the end of the child's standard error is noticed only when no other process has it open.
         """
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []
         return [Order("", self._module, [], None, [2], ticket).to_memfd(), *theirs]
 
     def close(self) -> None:
-        """Close the descriptors that this process has of the child. Idempotent."""
+        """Close this process's descriptors for the child. Idempotent."""
         if not self._closed:
             self._read_errors()  # its last lines arrive with its exit, and this process passes them on
             self._closed = True
@@ -104,7 +106,7 @@ class BoundChild:
 
 
 class BoundChildren:
-    """The children of one zygote; see the module's docstring.
+    """The children of one zygote; the module's docstring has the rules.
 
     Attributes:
       on_lost: functions, called with the zygote's exit code if the zygote was killed. `exited` of each child was called before.
@@ -136,7 +138,7 @@ class BoundChildren:
         """Fork a child that runs `main` of a module with these descriptors. Returns before the child exists.
 
         Args:
-          descriptors: for the child; they are closed here when it has them.
+          descriptors: for the child; they are closed in this process once the child has them.
           exited: called once when the child has ended; not after `close`.
         """
         child = BoundChild(self, module, descriptors, exited)
@@ -167,7 +169,7 @@ class BoundChildren:
         self._zygote.close()
 
     def _order_next(self) -> None:
-        """Order the next children from the zygote, up to SPAWNS_AT_ONCE."""
+        """Order the next children from the zygote, so that at most SPAWNS_AT_ONCE are ordered but not born."""
         while self._unordered and self._being_forked < SPAWNS_AT_ONCE and not self._lost:
             child = self._unordered.popleft()
             ticket = next(self._tickets)
@@ -211,7 +213,7 @@ class BoundChildren:
                 data = self._control.recv(CONTROL_RECORD.size)
             except BlockingIOError:
                 return
-            except OSError:  # the zygote ended with unread messages: the same as its end
+            except OSError:  # the zygote ended with unread messages: treat this as its end
                 data = b""
             if not data:
                 self._zygote_died()
@@ -230,12 +232,12 @@ class BoundChildren:
         child.close()
 
     def _zygote_died(self) -> None:
-        """Report the end of all children: the zygote was killed, and they ended with it."""
+        """Report the end of all children, because the zygote was killed and they ended with it."""
         self._lost = True
         self._drop_unsent()
         code = self._zygote.wait(1.0)
         self.loop.remove_fd(self._control.fileno())
-        log.error("the process from which slots are forked ended with %s; this worker cannot go on", code)
+        log.error("the process from which slots are forked ended with %s; this worker cannot continue", code)
         for ticket in list(self._children):
             self._exited(ticket, -int(signal.SIGKILL))
         for callback in self.on_lost:

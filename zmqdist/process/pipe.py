@@ -1,18 +1,19 @@
-"""Messages between a process and its children, over a socket pair, with one framing for all.
+"""Messages between a process and its children over a socket pair. All pipes have the same framing.
 
 A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part: u64]*[message][part]*`. A codec translates messages to bytes
-and back; parts are buffers, and travel as they are.
+and back; parts are buffers, and are sent unchanged.
 
 The reader's promises
     A part is read directly into memory of its own, which belongs to the receiver.
-    Without memory for the parts of a message, their bytes are skipped, and the receiver gets the message with an error in their place.
+    If there is no memory for the parts of a message, their bytes are skipped, and the receiver gets the message with an error in their
+    place.
     If the other process ends in the middle of a frame, the incomplete frame is dropped without an error.
 
-Both ends use the same frames. They are two classes because they wait differently: `BlockingPipe` is for a thread that has nothing else
-to do until the next message, in a child or in a parent with one thread for each child; `LoopPipe` is for a parent whose loop has
-thousands of children, and never waits.
+Both ends use the same frames. They are two classes because they wait differently. `BlockingPipe` is for a thread that has no other work
+until the next message: in a child, or in a parent with one thread for each child. `LoopPipe` is for a parent whose loop has thousands of
+children; it never waits.
 
-Only a process and its own children use this, so it has no version, and trusts what it reads.
+Only a process and its own children use a pipe, so the format has no version, and the reader trusts its input.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from zmqdist.errors import ResourceExhaustedError
 from zmqdist.transport.memory_limits import memory_exhausted
 
-if TYPE_CHECKING:  # it comes with ZeroMQ, which a child may not need
+if TYPE_CHECKING:  # it imports ZeroMQ, which a child may not need
     from zmqdist.transport.loop import Loop
 
 M = TypeVar("M")
 
 Parts: TypeAlias = "list[bytearray] | ResourceExhaustedError"
-"""The parts of a message, which belong to the receiver; or the error if there was no memory for them."""
+"""The parts of a message, which belong to the receiver; or an error if there was no memory for them."""
 
 RECEIVE_BYTES: Final = 256 * 1024
-"""Bytes received at a time, into memory that is used again: fresh memory of this size would be mapped and unmapped for each message."""
+"""Bytes received at a time, into memory that is reused, because new memory of this size would be mapped and unmapped for each message."""
 
 READS_PER_TURN: Final = 16
 """How often a pipe is read before other descriptors of the loop have their turn."""
@@ -55,7 +56,7 @@ class PipeCodec(Generic[M]):
     """How the messages of a pipe become bytes.
 
     Attributes:
-      parts: what the parts are, for the error if there is no memory for them.
+      parts: a name for the parts of a message, for the error if there is no memory for them.
     """
 
     encode: Callable[[M], bytes]
@@ -68,7 +69,7 @@ BYTES: Final[PipeCodec[bytes]] = PipeCodec(bytes, bytes)
 
 
 def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
-    """Return a frame without its parts, which the caller sends after it."""
+    """Return the beginning of a frame, up to its parts. The caller sends the parts after it."""
     lengths = _LENGTHS.pack(len(message), len(parts))
     if not parts:
         return lengths + message
@@ -76,24 +77,24 @@ def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Turns bytes into messages, without a socket: the caller reads into `room()`, and reports with `received` how many bytes came."""
+    """Turns bytes into messages, without a socket: the caller reads into `room()`, and tells `received` how many bytes it has read."""
 
     def __init__(self, codec: PipeCodec[M]) -> None:
         self._codec = codec
-        # Mapped, not allocated, because only touched pages of a mapping use memory: so thousands of pipes cost little.
+        # Mapped, not allocated, because only the touched pages of a mapping use memory, so that thousands of pipes cost little.
         self._room = memoryview(mmap.mmap(-1, RECEIVE_BYTES))
         self._buffer = bytearray()
         """The beginning of an incomplete frame."""
         self._unfilled: deque[memoryview] = deque()
-        """The unread rest of the parts of a message."""
+        """The memory for the bytes of a message's parts that were not read yet."""
         self._filling: list[tuple[M, Parts]] = []
-        """The message to which these parts belong, if any."""
+        """The message to which the unread parts belong; empty if there is none."""
         self._skip = 0
-        """Bytes that are still to come of parts for which there was no memory."""
+        """The number of bytes still to be read and dropped, of parts for which there was no memory."""
 
     @property
     def in_parts(self) -> bool:
-        """Whether more bytes of a message's parts are to come."""
+        """Whether more bytes of a message's parts are to be read."""
         return bool(self._unfilled)
 
     def room(self) -> memoryview:
@@ -101,7 +102,7 @@ class FrameReader(Generic[M]):
         return self._unfilled[0] if self._unfilled else self._room
 
     def received(self, count: int) -> Iterator[tuple[M, Parts]]:
-        """Yield the messages that are complete with `count` more bytes in `room()`."""
+        """Yield the messages that are complete with the `count` bytes that were read into `room()`."""
         if self._unfilled:
             rest = self._unfilled.popleft()[count:]
             if rest:
@@ -137,7 +138,7 @@ class FrameReader(Generic[M]):
             yield message, parts
 
     def _begin_parts(self, sizes: Sequence[int]) -> Parts:
-        """Allocate the parts, and copy into them what came together with the message."""
+        """Allocate the parts, and copy into them the bytes that arrived together with the message."""
         try:
             parts = [bytearray(size) for size in sizes]
         except MemoryError:
@@ -156,7 +157,7 @@ class BlockingPipe(Generic[M]):
     """An end of a pipe whose calls block. Any thread may send; one thread at a time receives.
 
     Args:
-      fd: of a stream socket. The pipe owns it from now on, and children do not inherit it.
+      fd: the descriptor of a stream socket. The pipe owns it from now on, and child processes do not inherit it.
     """
 
     def __init__(self, fd: int, codec: PipeCodec[M]) -> None:
@@ -169,7 +170,7 @@ class BlockingPipe(Generic[M]):
 
     @classmethod
     def pair(cls, codec: PipeCodec[M]) -> tuple[BlockingPipe[M], int]:
-        """Return one end, and the descriptor of the other."""
+        """Return one end as a pipe, and the other end as a descriptor."""
         ours, theirs = socket.socketpair()
         return cls(ours.detach(), codec), theirs.detach()
 
@@ -194,7 +195,7 @@ class BlockingPipe(Generic[M]):
         return self._whole.popleft()
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait `timeout_s` at most; return whether there is something to receive, or the other end is closed."""
+        """Wait at most `timeout_s`; return whether `receive` would return or raise without waiting for the first byte."""
         if self._whole:
             return True
         poll = select.poll()
@@ -202,7 +203,7 @@ class BlockingPipe(Generic[M]):
         return bool(poll.poll(math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
-        """Close this end. Idempotent. No thread may be receiving, because this does not wake it."""
+        """Close this end. Idempotent. No thread may be receiving, because closing does not wake it."""
         self._socket.close()
 
 
@@ -210,7 +211,8 @@ class LoopPipe(Generic[M]):
     """The parent's end, used in the loop's thread only.
 
     Args:
-      on_message: gets each message with its parts. It is not called when the child ends: the code that has forked the child notices that.
+      on_message: called with each message and its parts. It is not called when the child ends: the code that has forked the child notices
+        the end.
 
     Attributes:
       theirs: the descriptor for the child. The code that forks the child closes it in this process.
@@ -227,11 +229,11 @@ class LoopPipe(Generic[M]):
         self._out: deque[memoryview] = deque()
         self._blocked = self._ending = self._closed = False
         self._finished = False
-        """The child has ended, or this end is closed: no byte is read or written any more."""
+        """Whether the child has ended, or this end is closed, so that no byte is read or written any more."""
         loop.add_fd(self._socket.fileno(), self._read, self._write)
 
     def send(self, message: M) -> None:
-        """Queue a message; it leaves at once if the socket takes it. Does nothing if the child has ended."""
+        """Queue a message; it is sent at once if the socket has room. Does nothing if the child has ended."""
         if self._finished or self._ending:
             return
         self._out.append(memoryview(frame(self._codec.encode(message))))
@@ -239,7 +241,7 @@ class LoopPipe(Generic[M]):
             self._write()
 
     def end(self) -> bool:
-        """Close the sending direction after the queued messages, so that the child reads an end. Return False if this end is closed."""
+        """Close the sending direction after the queued messages, so that the child reads the end. Return False if this end is closed."""
         if self._closed:
             return False
         self._ending = True
@@ -252,7 +254,7 @@ class LoopPipe(Generic[M]):
             pass
 
     def close(self) -> None:
-        """Close this end and drop the queue. Idempotent."""
+        """Close this end and drop the queued messages. Idempotent."""
         if not self._closed:
             self._closed = self._finished = True
             self._loop.remove_fd(self._socket.fileno())
@@ -265,7 +267,7 @@ class LoopPipe(Generic[M]):
                 sent = self._socket.send(out[0])
             except BlockingIOError:
                 break
-            except OSError:  # the child has ended: _read notices that
+            except OSError:  # the child has ended, and _read notices that
                 out.clear()
                 break
             if sent == len(out[0]):
@@ -276,7 +278,8 @@ class LoopPipe(Generic[M]):
             with contextlib.suppress(OSError):  # the child has ended
                 self._socket.shutdown(socket.SHUT_WR)
         blocked = bool(out)
-        if blocked != self._blocked and not self._finished:  # most messages leave at once, without a call to the loop
+        # Most messages are sent at once, without a call to the loop.
+        if blocked != self._blocked and not self._finished:
             self._blocked = blocked
             self._loop.watch_writable(self._socket.fileno(), blocked)
 
@@ -287,7 +290,7 @@ class LoopPipe(Generic[M]):
                 return  # the socket is empty
 
     def _read_some(self) -> int:
-        """Return how many bytes were read; 0 if there are none now, or none will come."""
+        """Read once; return the number of bytes read. 0 means that there are none now, or that the child has ended."""
         if self._finished:
             return 0
         try:

@@ -1,6 +1,6 @@
 """Reaping of child processes in two steps: first read the exit code, later release the process id.
 
-Between the steps the number still belongs to the dead child, so that a signal to it or to its group cannot reach another process.
+Between the two steps the process id still belongs to the dead child, so that a signal to it or to its group cannot reach another process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def exit_code(pid: int) -> int:
 
 
 def end_group(pid: int) -> None:
-    """Kill a child that leads a process group, and all that it has started there. An ended child must not have been reaped yet."""
+    """Kill a child that leads a process group, and all processes in that group. A child that has ended must not have been reaped yet."""
     os.killpg(pid, signal.SIGKILL)
 
 
@@ -29,7 +29,7 @@ def reap(pid: int) -> None:
 
 
 def wait_and_reap(pid: int, timeout_s: float) -> int | None:
-    """Wait `timeout_s` at most for the end of a child; return its exit code, or None if it still runs."""
+    """Wait at most `timeout_s` for the end of a child. Return its exit code, or None if it still runs."""
     pidfd = os.pidfd_open(pid)
     try:
         poll = select.poll()

@@ -1,29 +1,29 @@
-"""The zygote: a process with the imports done, from which another process forks its children in milliseconds.
+"""The zygote: a process that has done its imports, from which another process forks its children in milliseconds.
 
 Importing Python, NumPy and zmqdist costs each process half a second of CPU; forking a process that has imported them takes a few
 milliseconds. The zygote has one thread and no ZeroMQ context, so that a fork is safe. A launcher has a zygote for its workers and
 servers (zygote_client.py is its side), a worker has one for its slots and its tasks of the data service (bound_children.py). Below, the
-launcher or worker is the starting process.
+launcher or worker is called the starting process.
 
 The zygote's promises
-    A child gets the environment, working directory, standard streams and descriptors of its order, leads a session of its own, and
+    A child gets the environment, working directory, standard streams and descriptors of its order. It leads a session of its own, and
     draws its own random numbers. It has none of the zygote's descriptors open.
-    An ended child keeps its process id until its exit code was reported; a child with a status socket, also until that is closed.
+    A child that has ended keeps its process id until its exit code was reported; a child with a status socket, also until that is closed.
     The zygote ends when the starting process ends or closes the control socket, for any reason, and not by SIGINT or SIGTERM.
     A child is bound or unbound.
-        An unbound child outlives the zygote; its lifeline is a pipe of the starting process. An order that cannot be carried out is
-        refused: the zygote closes its status socket without a record, and the starting process runs a command instead.
-        A bound child ends with the zygote, however that ends. The zygote also ends it when the starting process has been silent for
-        longer than its watch: the work of a stopped process (SIGSTOP) has been handed to others, so its children must not go on. When
-        a bound child has ended, so has all that it started in its group.
+        An unbound child outlives the zygote; its lifeline is a pipe of the starting process. If an order cannot be carried out, the
+        zygote refuses it: it closes the status socket without a record, and the starting process runs a command instead.
+        A bound child ends with the zygote, however the zygote ends. The zygote also ends it when the starting process has been silent
+        for longer than its watch: the work of a stopped process (SIGSTOP) was handed to other processes, so its children must not
+        continue. When a bound child has ended, all processes that it has started in its group have ended, too.
 
 Messages to the control socket (SOCK_SEQPACKET)
     JSON [module, arguments]: import what this module needs with these arguments;
-    SPAWN with descriptors: a memfd with the order (JSON), the status socket and the working directory if the child is unbound, and
+    SPAWN with descriptors: a memfd with the order (JSON); the status socket and the working directory if the child is unbound; and
     the descriptors of the order;
-    KILL ticket, for a bound child; BEAT: the starting process runs, and its next beat comes within that many milliseconds.
-The zygote reports BORN pid and ENDED exit-code of each child with its ticket: of a bound child on the control socket, of an unbound one
-on its status socket, and there with its pidfd.
+    KILL ticket, for a bound child; BEAT: the starting process runs, and it will send the next BEAT within that many milliseconds.
+The zygote reports BORN pid and ENDED exit-code of each child with its ticket: of a bound child on the control socket, of an unbound child
+on its status socket, with its pidfd.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ SILENT = 256
 """An exit code that no process can have: the zygote ended the child because the starting process did not run."""
 
 NAME = "zmqdist-zygote"
-"""The name in `ps -o comm` of a launcher's zygote; its children have other names."""
+"""The name of a launcher's zygote in `ps -o comm`; its children have other names."""
 
 SLOTS_NAME = "zmqdist-slots"
-"""The name in `ps -o comm` of a worker's zygote and of its children."""
+"""The name of a worker's zygote and of its children in `ps -o comm`."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -77,12 +77,12 @@ class Order:
     """A child to be forked.
 
     Attributes:
-      name: its name in `ps -o comm`; empty for the zygote's.
+      name: its name in `ps -o comm`; if empty, it keeps the zygote's name.
       module: a module of this package. Its `main` gets the descriptors that have no number, with `sys.argv[1:]` = `arguments`, and returns
         the exit code.
-      environment: the complete environment. None for that of the zygote, and then also for its directory and module path.
+      environment: the complete environment. None: the child has the zygote's environment, working directory and module path.
       numbers: the numbers that the first descriptors get in the child.
-      ticket: of a bound child; 0 for an unbound one.
+      ticket: the ticket of a bound child; 0 for an unbound one.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Order:
     ticket: int = 0
 
     def to_memfd(self) -> int:
-        """Write the order into a memfd for the zygote; return its descriptor, which the caller closes."""
+        """Write the order into a memfd for the zygote. Return its descriptor, which the caller must close."""
         payload = os.memfd_create("zmqdist-order", os.MFD_CLOEXEC)
         with open(payload, "wb", closefd=False) as file:
             file.write(json.dumps(asdict(self)).encode())
@@ -101,18 +101,18 @@ class Order:
 
 
 def name_process(name: str) -> None:
-    """Set the name of the calling thread in `ps -o comm`: the first 15 bytes of `name`."""
+    """Set the name of the calling thread in `ps -o comm` to the first 15 bytes of `name`."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 @dataclass
 class _Child:
-    """A child that runs, or one with a status socket that has ended.
+    """A child that runs, or a child with a status socket that has ended.
 
     Attributes:
       ticket: 0 for an unbound child.
       report_to: the socket for its records: the control socket, or its status socket.
-      silenced: the zygote has ended it because the starting process was silent.
+      silenced: whether the zygote has ended it because the starting process was silent.
     """
 
     pid: int
@@ -138,23 +138,23 @@ class Zygote:
         for descriptor in (control.fileno(), starter):
             os.set_inheritable(descriptor, False)
         self._children: dict[int, _Child] = {}
-        """All running children by pidfd."""
+        """All running children, by pidfd."""
         self._bound: dict[int, _Child] = {}
-        """The bound ones among them, by ticket."""
+        """The running children that are bound, by ticket."""
         self._ended: dict[int, _Child] = {}
-        """Ended children whose exit code was not read yet, by status socket."""
+        """Children that have ended and whose exit code was not read yet, by status socket."""
         self._watch_s: float | None = None
         self._silent_at = 0.0
         self._python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
         self._own_path = [folder for folder in sys.path if folder not in self._python_path]
-        # A signal to a whole group of processes is meant for the starting process, which ends its children itself.
+        # A signal to a whole group of processes is for the starting process, which ends its children itself.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(starter, select.POLLIN)
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork children until the starting process has ended. Return None then, and in each child the function that it must run."""
+        """Fork children until the starting process has ended, then return None. In each child, return the function that it must run."""
         while True:
             ready = self._poll.poll(self._silence_left_ms())
             if not ready:
@@ -174,7 +174,7 @@ class Zygote:
                         return run
 
     def _silence_left_ms(self) -> int | None:
-        """Return for how long the starting process may still be silent; None for any time."""
+        """Return how many milliseconds the starting process may still be silent; None if there is no limit."""
         if self._watch_s is None or not self._bound:
             return None
         return max(0, math.ceil((self._silent_at - time.monotonic()) * 1000))
@@ -201,7 +201,7 @@ class Zygote:
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # an order that needs the module is refused later
+            with contextlib.suppress(Exception):  # a later order that needs the module is refused
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
@@ -225,7 +225,7 @@ class Zygote:
                 module = _imported(order.module, order.arguments)
                 path = None if directory is None else self._path(order, os.readlink(f"/proc/self/fd/{directory}"))
                 pid = self._fork(bool(order.ticket))
-            except Exception:  # refused: the command that the starting process runs instead reports the error
+            except Exception:  # refuse: the starting process then runs a command, which reports the error
                 if status is None:
                     raise
                 return None
@@ -242,9 +242,7 @@ class Zygote:
             return partial(_run_bound, main) if order.ticket else main
 
     def _fork(self, bound: bool) -> int:
-        """As `os.fork`, but return only when the child leads a session and is bound: a signal to its group before that would reach no
-        process.
-        """
+        """Fork, as `os.fork`, but return only when the child leads a session and is bound, so that a signal to its group reaches it."""
         leads, led = os.pipe()
         zygote = os.getpid()
         try:
@@ -253,7 +251,7 @@ class Zygote:
                 os.setsid()
                 if bound:
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                    if os.getppid() != zygote:  # the zygote was killed before the line above, so no signal will come
+                    if os.getppid() != zygote:  # the zygote was killed before the line above, so it sends no signal
                         os._exit(1)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler or signal.SIG_DFL)
@@ -265,8 +263,9 @@ class Zygote:
         return pid
 
     def _path(self, order: Order, directory: str) -> list[str]:
-        """Return the module path of a child. Raises ImportError if one of its folders has another module by a name that is imported
-        already.
+        """Return the module path of a child.
+
+        Raises ImportError if a folder in it has another module under a name that is imported already.
         """
         folders = _folders((order.environment or {}).get("PYTHONPATH", ""), directory)
         imported = {name.partition(".")[0] for name in sys.modules} | {"sitecustomize", "usercustomize"}
@@ -299,10 +298,10 @@ class Zygote:
         else:
             self._ended[child.report_to.fileno()] = child
             child.report(ENDED, code)
-            self._poll.register(child.report_to, 0)  # poll reports the closing of the other end without any flag
+            self._poll.register(child.report_to, 0)  # without flags, poll reports only that the other end was closed
 
     def _reap(self, fd: int) -> None:
-        """Reap a child, because the starting process has read its exit code, or does not want it."""
+        """Reap a child, because the starting process has read its exit code or does not need it."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()
@@ -311,7 +310,7 @@ class Zygote:
     def _set_up_child(
         self, order: Order, directory: int | None, path: list[str] | None, descriptors_in: Sequence[int]
     ) -> None:
-        """Set up this forked child as a process that was started with this order: its descriptors, folder and variables."""
+        """Give this forked child the descriptors, working directory and environment of its order."""
         self._control.close()
         os.close(self._starter)
         for pidfd in self._children:
@@ -331,8 +330,9 @@ class Zygote:
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Move the first descriptors to their numbers. First all move above these, because a number may be that of a descriptor to move
-    later.
+    """Move the first descriptors to their numbers.
+
+    All are first moved above these numbers, because a number may belong to a descriptor that is moved later.
     """
     import fcntl
 
@@ -346,12 +346,12 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _settle_in(order: Order) -> None:
-    """Redo the part of Python's start that depends on what is different in the child."""
+    """Redo the parts of Python's start that depend on the child's own name, environment and streams."""
     if order.name:
         name_process(order.name)
     time.tzset()
     if (tempfile := sys.modules.get("tempfile")) is not None:
-        vars(tempfile)["tempdir"] = None  # the child may have another TMPDIR
+        vars(tempfile)["tempdir"] = None  # the child may have another TMPDIR than the zygote
     if (generators := sys.modules.get("numpy.random")) is not None:
         generators.seed()  # else all children would draw the same numbers; `random` reseeds itself after a fork
     sys.argv = [order.module, *order.arguments]
@@ -361,12 +361,12 @@ def _settle_in(order: Order) -> None:
             # A bound child writes whole lines, also with PYTHONUNBUFFERED, because all bound children write to the same pipe.
             stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
     if bound:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides what Ctrl-C ends
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides which children Ctrl-C ends
         faulthandler.enable(all_threads=False)  # a segfault in the program's code leaves a traceback for the error text
 
 
 def _run_bound(main: Callable[[], int]) -> int:
-    """Run a bound child and end it at once: the program's threads could hold up the normal end of a Python process. Does not return."""
+    """Run a bound child and end it at once, because threads of the program could delay the normal end of Python. Does not return."""
     code = 1
     try:
         code = main()
@@ -377,7 +377,7 @@ def _run_bound(main: Callable[[], int]) -> int:
 
 
 def _imported(module: str, arguments: list[str]) -> ModuleType:
-    """Import a module, and what it needs with these arguments; the module's function `prepare` says that, if it has one."""
+    """Import a module, and have its function `prepare`, if it has one, import what it needs with these arguments."""
     found = importlib.import_module(module)
     if (prepare := getattr(found, "prepare", None)) is not None:
         prepare(*arguments)
@@ -385,7 +385,7 @@ def _imported(module: str, arguments: list[str]) -> ModuleType:
 
 
 def _folders(python_path: str, directory: str) -> list[str]:
-    """Return the folders of a PYTHONPATH, relative ones as seen from `directory`."""
+    """Return the folders of a PYTHONPATH; relative ones are taken relative to `directory`."""
     return [os.path.join(directory, folder) for folder in python_path.split(os.pathsep)] if python_path else []
 
 
@@ -398,7 +398,7 @@ def main() -> int:
     if modules:
         add_working_directory()
     else:
-        os.chdir("/")  # so that the zygote keeps no folder busy
+        os.chdir("/")  # so that the zygote does not keep a file system from being unmounted
     gc.collect()
     gc.freeze()  # so that the collector does not write into pages that the children share
     run = Zygote(socket.socket(fileno=int(control)), int(starter)).serve()

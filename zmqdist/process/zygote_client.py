@@ -1,9 +1,9 @@
-"""A launcher's side of its zygote (zygote.py): `fork` gives a child, or None if it must be started by command.
+"""A launcher's side of its zygote (zygote.py). `fork` returns a child, or None if the caller must start the child by command.
 
 There is one zygote for each set of inherited facts that no order can change: user, limits, ignored signals, and the variables that
-Python, NumPy and the C library read when they start. These variables are this process's, except that an order may set its own for the
-threads of BLAS. `prepare` or the first child starts the zygote, and it ends with this process. If a zygote was killed, the next child gets
-a new one; its children go on, but their exit codes are lost: they count as killed.
+Python, NumPy and the C library read when they start. The values of these variables are this process's, except that an order may set its
+own for the threads of BLAS. `prepare` or the first child starts the zygote, and the zygote ends with this process. If a zygote was killed,
+the next child gets a new one. Children of the killed zygote continue, but their exit codes are lost: they count as killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zmqdist.process.zygote_process import CLOSE_S, start_zygote
 log = logging.getLogger("zmqdist.launch")
 
 BIRTH_S = 30.0
-"""Seconds that a zygote may take for its imports and a child, on a busy machine with a slow disk."""
+"""Seconds that a zygote may take to import modules and fork a child, on a busy host with a slow disk."""
 
 ZYGOTES_MAX = 4
 
@@ -56,11 +56,11 @@ InheritedState = tuple[object, ...]
 
 
 class ForkedProcess:
-    """A child of the zygote, with the part of a `subprocess.Popen` that `Child` needs, and its pidfd.
+    """A child of the zygote, with those parts of the interface of `subprocess.Popen` that `Child` needs, and a pidfd.
 
     Attributes:
       pid: reserved for the child until `wait` has returned.
-      stdout: its output, if a pipe was requested.
+      stdout: the child's output, if a pipe was requested.
       returncode: None until `wait` has returned.
     """
 
@@ -72,13 +72,13 @@ class ForkedProcess:
         self._status = status
 
     def wait(self) -> int:
-        """Wait for its end, and return its exit code, negative for a signal."""
+        """Wait for the end of the child and return its exit code, negative for a signal."""
         if self.returncode is None:
             try:
                 word = self._status.recv(CONTROL_RECORD.size)
             except OSError:
                 word = b""
-            # Without a record the zygote was killed, so that no process knows how this child ended.
+            # If there is no record, the zygote was killed, so that no process knows how this child ended.
             self.returncode = CONTROL_RECORD.unpack(word)[2] if word else -int(signal.SIGKILL)
             self._status.close()
             os.close(self.pidfd)
@@ -89,7 +89,7 @@ class _Zygote:
     """One zygote process.
 
     Attributes:
-      has_forked: it has forked a child, so that it works with these facts.
+      has_forked: whether it has forked a child, which shows that it works with these facts.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -101,11 +101,11 @@ class _Zygote:
         return self._control.fileno()
 
     def request_import(self, module: str, arguments: Sequence[str]) -> None:
-        with contextlib.suppress(OSError):  # the zygote is dead: the next order notices that
+        with contextlib.suppress(OSError):  # the zygote has ended, and the next order notices that
             self._control.send(json.dumps([module, list(arguments)]).encode())
 
     def order(self, order: Order, descriptors: Sequence[int]) -> tuple[int, int, socket.socket] | None:
-        """Have a child forked; return its pid, pidfd and status socket. None if the zygote refuses or is dead."""
+        """Have the zygote fork a child; return its pid, pidfd and status socket. None if the zygote refuses or has ended."""
         payload = order.to_memfd()
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -127,7 +127,7 @@ class _Zygote:
         return CONTROL_RECORD.unpack(word)[2], pidfds[0], status
 
     def exit_code_soon(self) -> int | None:
-        """Return the zygote's exit code; None if it is not about to end. A killed process closes its descriptors before it ends."""
+        """Return the zygote's exit code, waiting if its socket is closed, because a process closes that before it ends; None if it runs."""
         with contextlib.suppress(OSError):
             self._control.settimeout(0.0)
             try:
@@ -141,28 +141,28 @@ class _Zygote:
         return self._process.wait(CLOSE_S)
 
     def close(self) -> None:
-        """End the zygote and wait for its end. Its children go on."""
+        """End the zygote and wait for its end. Its children continue."""
         self._process.close()
 
     def forget(self) -> None:
-        """Drop the zygote in a process that was forked from the starting one, which owns it."""
+        """Release the zygote without ending it, in a process that was forked from the one that owns it."""
         self._process.forget()
 
 
 _lock = threading.Lock()
 _zygotes: dict[InheritedState, _Zygote | None] = {}
-"""None for facts with which a zygote could not fork a child: there children are started by command."""
+"""The zygote for each set of facts; None if a zygote could not fork a child with these facts, so that children are started by command."""
 
 
 def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
     """Start the zygote, unless it runs, and have it import what a module needs. Returns at once.
 
-    Call it when it is certain that children will follow, so that the imports run meanwhile.
+    Call it as soon as it is certain that children will follow, so that the zygote imports while this process continues.
 
     Args:
       module: the module whose `main` the children will run.
-      arguments: those of `module.prepare`.
-      environment: the children's. Only its variables for the threads of BLAS count.
+      arguments: the arguments for `module.prepare`.
+      environment: the children's environment. Only its variables for the threads of BLAS are used.
     """
     zygote = _zygote(environment)
     if zygote is not None:
@@ -170,11 +170,11 @@ def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.en
 
 
 def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = None) -> ForkedProcess | None:
-    """Have a child forked. None if the caller must start it by command.
+    """Have the zygote fork a child. Return None if the caller must start the child by command.
 
     Args:
-      descriptors: those of the child, including standard output and error; it gets them under `order.numbers`.
-      stdout: the other end of its standard output, for the ForkedProcess.
+      descriptors: the child's descriptors, including standard output and error; it gets them under `order.numbers`.
+      stdout: the other end of the child's standard output, for the ForkedProcess.
     """
     environment = order.environment or {}
     if _start_variables(environment) != _start_variables(os.environ):
@@ -197,7 +197,7 @@ def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = No
 
 
 def control_descriptors() -> set[int]:
-    """Return the descriptors of this process that lead to its zygotes and stay open as long as it lives."""
+    """Return the descriptors of this process that lead to its zygotes and stay open as long as this process runs."""
     with _lock:
         return {zygote.fileno() for zygote in _zygotes.values() if zygote is not None}
 
@@ -227,9 +227,9 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
 
 
 def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
-    """Drop a zygote that has forked no child, if it is dead."""
+    """Drop a zygote that has ended. If it had forked no child, start no other zygote for these facts."""
     code = zygote.exit_code_soon()
-    if code is None:  # it runs, and has refused this order
+    if code is None:  # the zygote runs, and has refused this order
         return
     with _lock:
         if _zygotes.get(facts) is not zygote:
@@ -243,7 +243,7 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
 
 
 def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
-    """Return the facts that a zygote for children with this environment inherits, and its children from it."""
+    """Return the facts that a zygote for children with this environment inherits from this process, and the children from the zygote."""
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)
@@ -252,8 +252,9 @@ def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
 
 
 def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Python, NumPy and the C library read when they start, without those that each child has of its own:
-    PYTHONPATH and `_thread_variables`.
+    """Return the variables that Python, NumPy and the C library read when they start.
+
+    PYTHONPATH and the variables for threads are left out, because each child has its own.
     """
     own = {"PYTHONPATH", *VARIABLES}
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in own}

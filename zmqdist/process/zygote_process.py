@@ -1,7 +1,7 @@
 """The zygote (zygote.py) from the side of the process that starts it: its start, its control socket, its end.
 
-A zygote starts in one of two ways. By command: any process may do that, whatever its threads do, and it costs half a second of CPU. By a
-fork of this process, while it has one thread and no ZeroMQ context: the zygote then has the imports that this process has done.
+A zygote is started in one of two ways. Any process can start it by command, whatever its threads do; that costs half a second of CPU. A
+process with one thread and no ZeroMQ context can fork it; the zygote then has the imports that this process has done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zmqdist.process.reaper import wait_and_reap
 from zmqdist.process.zygote import NAME, SLOTS_NAME, Zygote, name_process
 
 CLOSE_S = 5.0
-"""Seconds that a zygote may take to end; then it is killed."""
+"""Seconds that a zygote may take to end; after that it is killed."""
 
 
 class ZygoteProcess:
@@ -42,18 +42,18 @@ class ZygoteProcess:
         return self._ended
 
     def close(self) -> None:
-        """End the zygote, and with it the children that are bound to it; the others go on. Idempotent."""
+        """End the zygote, and with it the children that are bound to it; unbound children continue. Idempotent."""
         self.control.close()
         try:
             ended = self.wait(CLOSE_S) is not None
-        except KeyboardInterrupt:  # one more Ctrl-C while this program ends: kill the zygote at once
+        except KeyboardInterrupt:  # the user pressed Ctrl-C again: kill the zygote at once
             ended = False
         if not ended:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(CLOSE_S)
 
     def forget(self) -> None:
-        """Drop the zygote in a process that was forked from the starting one, which owns it."""
+        """Release the zygote without ending it, in a process that was forked from the one that owns it."""
         self.control.close()
         self._ended = 0
 
@@ -61,27 +61,27 @@ class ZygoteProcess:
 def start_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
     """Start a zygote by command, for unbound children.
 
-    Its output is discarded: if it does not work, children are started by command, and they report the error.
+    Its output is discarded, because children are started by command if the zygote does not work, and these report the error.
     """
     return _start(NAME, (), environment, subprocess.DEVNULL)
 
 
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:
-    """Start a zygote by command, for bound children. They get its environment, and this process's output.
+    """Start a zygote by command, for bound children. They get the zygote's environment, and this process's output.
 
     Args:
-      modules: what the children run; imported before the first child.
+      modules: the modules that children run; the zygote imports them before it forks the first child.
     """
     return _start(SLOTS_NAME, modules, environment, None)
 
 
 def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
-    """Fork a zygote off this process, for bound children, with all that this process has imported.
+    """Fork a zygote from this process, for bound children, with all modules that this process has imported.
 
     Call it only while this process has one thread and no ZeroMQ context.
 
     Args:
-      environment: added to this process's environment, for the children.
+      environment: variables that are added to this process's environment, for the children.
     """
     assert threading.active_count() == 1, "a fork would copy the locks of threads that are not in the child"
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -114,7 +114,7 @@ def _start(
     starter = os.pidfd_open(os.getpid())
     try:
         with theirs:
-            # In a session of its own, because Ctrl-C at a terminal is for the starting process, which ends its children in good order.
+            # The zygote gets a session of its own, because Ctrl-C at a terminal is for this process, which ends its children in good order.
             process = subprocess.Popen(
                 child_command("zmqdist.process.zygote", str(theirs.fileno()), str(starter), name, *modules),
                 pass_fds=[theirs.fileno(), starter],
@@ -129,5 +129,5 @@ def _start(
         raise
     finally:
         os.close(starter)
-    process.returncode = 0  # ZygoteProcess waits for it; without a code Popen would warn
+    process.returncode = 0  # ZygoteProcess waits for the process; without a code, Popen would warn
     return ZygoteProcess(process.pid, control)

@@ -1,10 +1,11 @@
 """The base of all cluster resolvers: the cluster, this process's task, the master's URL, the accelerators.
 
 Rules
-    A resolver has no notifications: `cluster_spec` looks the cluster up at each call. A user may set `task_type` and `task_id`; these
-    values take precedence. An address becomes a URL with `<rpc_layer>://` in front, if there is an rpc_layer; an empty address stays "".
+    A resolver does not report changes: each call of `cluster_spec` looks the cluster up again. A user may set `task_type` and `task_id`;
+    these values take precedence. An address becomes a URL with `<rpc_layer>://` in front, if there is an rpc_layer; an empty address
+    stays "".
 
-A resolver of the user's own needs `cluster_spec` and `master`, and need not call `__init__` of this class.
+A resolver that a user writes must have `cluster_spec` and `master`, and need not call `__init__` of this class.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, or of the cluster's master if none is named; "" where there is no server to connect to.
+        """Return the URL of a task, or of the cluster's master if no task is named; "" if there is no server to connect to.
 
         Raises:
           ValueError: the cluster has no such task.
         """
 
     def _task_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
-        """Return the URL of that task, by default of this process's own; "" where that is not known."""
+        """Return the URL of that task, by default of this process's own task; "" if the task is not known."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -62,7 +63,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None where it is not known."""
+        """The job of this process; None if it is not known."""
         return self._task_type
 
     @task_type.setter
@@ -71,7 +72,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None where it is not known."""
+        """The index of this process in its job; None if it is not known."""
         return self._task_id
 
     @task_id.setter
@@ -80,7 +81,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The scheme of a master's URL, before `://`; None or "" for addresses alone."""
+        """The scheme of a master's URL, before `://`; None or "" for addresses without a scheme."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -93,8 +94,9 @@ class ClusterResolver(abc.ABC):
         """Return how many accelerators of each type there are, as {"GPU": 4}; {} on a host with CPUs only.
 
         Args:
-          task_type, task_id: if both are given, count those of that task only. The devices of other tasks are not known here: {}.
-          config_proto: {"device_count": {"GPU": 2}} is returned without a look at the host.
+          task_type, task_id: if both are given, count only the accelerators of that task. Those of tasks other than this process's are not
+            known: the result is {}.
+          config_proto: if it has {"device_count": {"GPU": 2}}, that is returned, and the host is not examined.
         """
         if config_proto is not None and "device_count" in config_proto:
             return {kind: count for kind, count in config_proto["device_count"].items() if kind != "CPU" and count}
@@ -104,10 +106,10 @@ class ClusterResolver(abc.ABC):
         return {kind: count for kind, count in found.items() if kind != "CPU"}
 
     def validate(self) -> list[str]:
-        """Return one sentence for each problem with the cluster and with this task's place in it; an empty list if there is none.
+        """Return one sentence for each problem with the cluster and with this process's task in it; an empty list if there is none.
 
-        Checks the names of jobs, the one chief, the one evaluator, this task, and addresses; connects to no task. A chief or an evaluator
-        may run beside the cluster, without an address.
+        Checks the names of jobs, that there is at most one chief and one evaluator, this task, and addresses; connects to no task. A chief
+        or an evaluator may run beside the cluster, without an address.
         """
         try:
             spec = self.cluster_spec()
@@ -125,7 +127,7 @@ class ClusterResolver(abc.ABC):
         return problems + spec.validate()
 
     def _device_names(self) -> list[str]:
-        """Return the known devices, as `/job:worker/task:0/device:GPU:1`: those of this host, which belong to this task."""
+        """Return the known devices, as `/job:worker/task:0/device:GPU:1`: the devices of this host, which belong to this task."""
         known = self.task_type is not None and self.task_id is not None
         own = f"/job:{self.task_type}/task:{self.task_id}" if known else ""
         return [f"{own}/device:GPU:{index}" for index in range(len(devices.gpus()))]

@@ -1,11 +1,12 @@
-"""The base of resolvers for systems that number their processes: each process has a rank, and from it follows its task.
+"""The base of resolvers for systems that number their processes: the rank of a process determines its task.
 
 Rules
     Every process computes the same list of addresses: the hosts in order, and on each host one port for each of its processes, from
     `port_base` on. The jobs divide that list in the order of their names, and the rank is the position of a process in it.
 
-    In a process that `zmqdist launch` started, the launcher has decided which tasks there are and which of them this process is. The
-    ranks of that process then say nothing about the cluster, so the resolver gives the launcher's answer and does not read them.
+    In a process that `zmqdist launch` started, the launcher has decided which tasks the cluster has and which task this process is. The
+    ranks that the system gives to that process say nothing about the cluster, so the resolver does not read them, and returns the
+    launcher's cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ResolverByRank(ClusterResolver):
         self._per_node: dict[str, int] = {}
 
     def _place(self, rank: int, jobs: Mapping[str, int], per_node: Mapping[str, int]) -> None:
-        """Set the rank of this process, how many tasks each job has, and how many each host has, in order. Does not check them."""
+        """Set the rank of this process, the number of tasks of each job, and the number of tasks on each host, in order. Checks nothing."""
         self._rank = rank
         self._jobs = dict(jobs)
         self._per_node = dict(per_node)
@@ -49,10 +50,10 @@ class ResolverByRank(ClusterResolver):
         return ClusterSpec(cluster)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own; "" if the task has no address."""
+        """Return the URL of that task, by default of this process's own task; "" if the task has no address."""
         own_job = task_type is None or task_type == self.task_type
         if self._launched is not None and own_job and self.task_type not in self.cluster_spec().jobs:
-            return ""  # a program, or a worker of a file that says a count, to which processes do not connect
+            return ""  # a program, or a worker of a file that has a count: no process connects to it
         return self._task_master(task_type, task_id, rpc_layer)
 
     @property
@@ -66,7 +67,7 @@ class ResolverByRank(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job, as `task_type`."""
+        """The index of this process in its job; a value that was set takes precedence, as for `task_type`."""
         return self._own_task()[1]
 
     @task_id.setter
@@ -91,7 +92,7 @@ class ResolverByRank(ClusterResolver):
 
 
 def _launched_cluster() -> TFConfigClusterResolver | None:
-    """Return a resolver of the cluster in which `zmqdist launch` started this process; None if it did not."""
+    """Return a resolver of the cluster in which `zmqdist launch` started this process; None if it did not start it."""
     path = os.environ.get(CONFIG_ENV)
     if not path or is_json(path) or TF_CONFIG_ENV not in os.environ:
         return None

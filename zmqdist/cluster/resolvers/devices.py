@@ -15,13 +15,13 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus() -> list[str]:
-    """Return their ids, in the form of CUDA_VISIBLE_DEVICES; [] on a host without GPUs."""
+    """Return the ids of the GPUs, in the form of CUDA_VISIBLE_DEVICES; [] on a host without GPUs."""
     named = os.environ.get(CUDA)
     return _listed() if named is None else visible(named)
 
 
 def visible(named: str) -> list[str]:
-    """Return the ids in a text like `0,2` or `GPU-8932f937,1`. As in CUDA, the ids after a bad one (such as -1) do not count."""
+    """Return the ids in a text like `0,2` or `GPU-8932f937,1`. As in CUDA, ids after an invalid one (such as -1) do not count."""
     ids: list[str] = []
     for each in map(str.strip, named.split(",")):
         if not each or each.startswith("-"):

@@ -3,7 +3,7 @@
     hosts     n1,n[1-3,7],n[0001-0003]-ib,rack[1-2]n[1-4]      a list; each [...] stands for its numbers, the last one varies fastest
     tasks     3(x2),2,1                                        3, 3, 2, 1
 
-Order and leading zeros are kept. A text that does not follow this grammar is a ValueError that quotes it.
+Order and leading zeros are kept. For a text that does not follow this grammar, the functions raise a ValueError that quotes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     """Return the hosts of a list: `["n1", "n2", "m5", "o3", "o4"]` for `"n[1-2],m5,o[3-4]"`.
 
     Raises:
-      ValueError: no host list, or one of more than `limits.WORKERS_MAX` hosts.
+      ValueError: the text is not a host list, or has more than `limits.WORKERS_MAX` hosts.
     """
     hosts: list[str] = []
     for text in _split(hostlist):
@@ -39,7 +39,7 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
     """Return the number of tasks on each node: `[3, 3, 2, 1]` for `"3(x2),2,1"`.
 
     Raises:
-      ValueError: another form, or more than `limits.WORKERS_MAX` nodes.
+      ValueError: the text has another form, or more than `limits.WORKERS_MAX` nodes.
     """
     counts: list[int] = []
     for text in tasks.split(","):
@@ -74,7 +74,7 @@ def _hosts(text: str, hostlist: str) -> Iterator[str]:
 
 
 def _numbers(inside: str, hostlist: str) -> list[str]:
-    """Return the numbers of a bracket, as text: 1, 2, 3, 07 for `1-3,07`."""
+    """Return the numbers in a bracket, as text: 1, 2, 3, 07 for `1-3,07`."""
     found: list[str] = []
     for text in inside.split(","):
         match = _RANGE.fullmatch(text)
@@ -89,7 +89,7 @@ def _numbers(inside: str, hostlist: str) -> list[str]:
 
 
 def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
-    """Return the items, at most as many as a cluster may have, because a short text can stand for billions."""
+    """Return the items; raise ValueError if a cluster may not have so many, because a short text can stand for billions."""
     room = limits.WORKERS_MAX - before
     taken = list(itertools.islice(items, room + 1))
     if len(taken) > room:

@@ -1,9 +1,9 @@
 """The cluster that the labels of pods describe. Needs the package `kubernetes` (extra `kubernetes`), or a client from the caller.
 
 Rules
-    A job is a list of label selectors. Its tasks are the pods of the first selector by name, then those of the second, and so on. A number
-    at the end of a name counts as one, so that the pods of a StatefulSet have the indices that it gave them (worker-2 before worker-10).
-    All of them must be running, or `cluster_spec` raises: if a pod were left out, its index would go to another pod.
+    A job is a list of label selectors. Its tasks are the pods of the first selector, sorted by name, then those of the second, and so on.
+    A number at the end of a name is compared as a number, so that each pod of a StatefulSet gets its index in that set (worker-2 before
+    worker-10). All pods must be running, or `cluster_spec` raises: if it left a pod out, another pod would get its index.
 
 No method waits unless `wait_timeout` is set, and each request to the API server has a time-out of its own.
 """
@@ -25,9 +25,9 @@ class ExecutableLocation(enum.Enum):
     """Where the program runs, which decides how it finds the API server."""
 
     WITHIN_CLUSTER = 0
-    """In a pod: by the pod's service account."""
+    """In a pod: it uses the pod's service account."""
     OFF_CLUSTER = 1
-    """Elsewhere: by the user's kubeconfig."""
+    """Elsewhere: it uses the user's kubeconfig."""
 
 
 class _NotYet(Exception):
@@ -44,9 +44,9 @@ class KubernetesClusterResolver(ClusterResolver):
       executable_location: WITHIN_CLUSTER or OFF_CLUSTER; not used with `override_client`.
       address_type: "host_ip", the node's address, which is right for pods with `hostNetwork`; "pod_ip"; or "dns", the name that a pod of a
         StatefulSet keeps when it is restarted (its headless service must exist).
-      namespace: the pods' namespace; None searches all, which a pod rarely has the right to.
+      namespace: the pods' namespace. None searches all namespaces, which pods rarely have the right to do.
       wait_timeout: how many seconds `cluster_spec` waits for pods that are not running yet; 0 does not wait.
-      num_tasks: {job: number} of pods that must exist, so that a cluster that is starting does not pass for complete.
+      num_tasks: {job: number} of pods that must exist, so that a cluster that is still starting is not taken for complete.
 
     Raises:
       ImportError: the package is not installed.
@@ -82,11 +82,11 @@ class KubernetesClusterResolver(ClusterResolver):
             raise ValueError(f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}")
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the pods as they are now.
+        """Return the tasks of the pods as they are now.
 
         Raises:
-          RuntimeError: a pod is not running or has no address, or pods are missing, also after `wait_timeout`; or this process has no right
-            to list pods. A pod that has ended is not waited for. Other exceptions of the client pass through.
+          RuntimeError: after `wait_timeout`, a pod is still not running or has no address, or pods are missing. At once: a pod has ended,
+            or this process has no right to list pods. Other exceptions of the client are not caught.
         """
         until = time.monotonic() + float(self._wait_timeout)
         while True:
@@ -100,7 +100,7 @@ class KubernetesClusterResolver(ClusterResolver):
             time.sleep(min(left, limits.POD_POLL_S))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own where it was set; else ""."""
+        """Return the URL of that task, by default of this process's own task if it was set; otherwise ""."""
         return self._task_master(task_type, task_id, rpc_layer)
 
     def _addresses(self, job: str) -> list[str]:
@@ -146,7 +146,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def _order(name: str) -> tuple[str, int]:
-    """Return what pods are sorted by: the name without the number at its end, and that number."""
+    """Return the sort key of a pod: the name without the number at its end, and that number."""
     front, dash, number = name.rpartition("-")
     return (front, int(number)) if dash and number.isascii() and number.isdecimal() else (name, -1)
 

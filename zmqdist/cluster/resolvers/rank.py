@@ -3,11 +3,11 @@
 Rules
     The rules of by_rank.py hold. Rank 0 is the chief.
 
-    Three families of variables are known: torchrun's, Open MPI's, and PMI's, which MPICH, Intel MPI and Cray's launchers set. Where several
+    Three families of variables are known: torchrun's, Open MPI's, and PMI's, which MPICH, Intel MPI and Cray's launchers set. If several
     families are complete, the resolver prefers torchrun's, because mpirun or mpiexec often starts torchrun itself.
 
-    None of these systems tells a process the names of all hosts. The argument `hosts` gives them, or else the Slurm job in which the
-    processes run; where all processes are on one host, no names are needed.
+    None of these systems tells a process the names of all hosts. They are taken from the argument `hosts`, or else from the Slurm job in
+    which the processes run. If all processes are on one host, no names are needed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NODELIST: Final = "SLURM_JOB_NODELIST"
 
 
 class _Family(NamedTuple):
-    """The variables of one system, for each the names under which its versions set it.
+    """The variables of one system; for each variable, the names under which versions of the system set it.
 
     Attributes:
-      rank, size: number of this process among all, and how many there are.
+      rank, size: the number of this process among all processes, and how many processes there are.
       local_rank, local_size: the same among the processes of its host.
     """
 
@@ -68,10 +68,10 @@ class RankClusterResolver(ResolverByRank):
     In a job of `zmqdist launch` it describes the launcher's cluster, and the arguments have no effect.
 
     Args:
-      jobs: how many tasks each job has beside the chief; by default all of them are workers. The jobs take the ranks from 1 on, in the
-        order of their names.
-      hosts: the hosts in the order in which ranks fill them: a list, in which each has as many processes as this one; or {host: number}.
-        By default those of the Slurm job around it, or 127.0.0.1 where all processes are on one host.
+      jobs: the number of tasks of each job besides the chief; by default all of them are workers. The jobs take the ranks from 1 on, in
+        the order of their names.
+      hosts: the hosts in the order in which ranks fill them: a list, in which each host has as many processes as this one; or
+        {host: number}. By default the hosts of the Slurm job in which this process runs, or 127.0.0.1 if all processes are on one host.
       port_base: port of the first process of each host; further processes have the next ports.
 
     Raises:
@@ -102,7 +102,7 @@ class RankClusterResolver(ResolverByRank):
         self._check_tasks(family.system, size)
 
     def validate(self) -> list[str]:
-        """As the base class; also checks that the ranks fill one host after the other, as the addresses do."""
+        """Check as the base class, and also that the ranks fill one host after the other, as the addresses do."""
         problems = super().validate()
         if self._launched is None:
             host, index = self._places()[self._rank]
@@ -127,7 +127,7 @@ class RankClusterResolver(ResolverByRank):
 
 
 def _with_chief(jobs: Mapping[str, int]) -> dict[str, int]:
-    """Return the jobs with the chief, whose name sorts before those of workers and ps, as rank 0 does."""
+    """Return the jobs and the chief, which has rank 0 because its name sorts before those of workers and ps."""
     if jobs.get("chief", 1) != 1 or any(job < "chief" for job in jobs):
         raise RuntimeError(f"rank 0 is the one chief, so jobs cannot be {dict(jobs)}")
     return {"chief": 1, **{job: count for job, count in jobs.items() if count}}
@@ -142,7 +142,7 @@ def _hosts(family: _Family, size: int, local_size: int) -> list[str]:
         except ValueError as error:
             raise RuntimeError(f"{NODELIST}: {error}") from None
     raise RuntimeError(
-        f"{family.system} has started {size} processes, {local_size} of them here, and does not tell the names of the hosts: "
+        f"{family.system} has started {size} processes, {local_size} of them on this host, and does not tell the names of the hosts: "
         "pass hosts=[...], in the order in which ranks fill them"
     )
 

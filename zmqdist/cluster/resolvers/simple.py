@@ -17,7 +17,7 @@ class SimpleClusterResolver(ClusterResolver):
       num_accelerators: the result of `num_accelerators`, for any task.
 
     Raises:
-      TypeError: `cluster_spec` is no ClusterSpec (a dict is not accepted), or `master` no text.
+      TypeError: `cluster_spec` is not a ClusterSpec (a dict is not accepted), or `master` is not text.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task if both are given, else of the master. The task of this process has no influence."""
+        """Return the URL of that task if both job and index are given; otherwise of the master, whatever the task of this process."""
         named = task_type is not None and task_id is not None
         address = self._spec.task_address(task_type, task_id) if named else self._master  # type: ignore[arg-type]
         return master_url(address, rpc_layer or self._rpc_layer)

@@ -1,12 +1,13 @@
 """The cluster of a Slurm job step: its nodes, the tasks on each, and this process's task.
 
 Rules
-    Those of by_rank.py: every task of the step reads Slurm's variables, and SLURM_PROCID is its rank.
+    The rules of by_rank.py hold: every task of the step reads Slurm's variables, and SLURM_PROCID is its rank.
 
-    In place of an absent variable of the step, the one of the job is read (SLURM_JOB_NODELIST for SLURM_STEP_NODELIST), so that the
+    If a variable of the step is absent, the variable of the job is read instead (SLURM_JOB_NODELIST for SLURM_STEP_NODELIST), so that the
     resolver also works in a script of `sbatch` without `srun`.
 
-Not here: the components of a heterogeneous job. Slurm gives each component its own nodes only; pass `jobs` and a dict for `tasks_per_node`.
+Not here: the components of a heterogeneous job. Slurm tells each component only its own nodes; pass `jobs`, and a dict for
+`tasks_per_node`.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ class SlurmClusterResolver(ResolverByRank):
     """The cluster of a Slurm job step. The constructor reads Slurm's variables; `cluster_spec` assigns the GPUs of this process.
 
     `task_type` and `task_id` are known at once. `get_task_info` and `master` know the task of this process only after the first call of
-    `cluster_spec`, as in TensorFlow, unless it was set. In a job of `zmqdist launch` all of them describe the launcher's cluster, and the
-    arguments have no effect.
+    `cluster_spec`, as in TensorFlow, unless the task was set. In a job of `zmqdist launch` all of them describe the launcher's cluster, and
+    the arguments have no effect.
 
     Args:
-      jobs: how many tasks each job has; by default all tasks are workers.
+      jobs: the number of tasks of each job; by default all tasks are workers.
       port_base: port of the first task of each host; further tasks have the next ports.
-      gpus_per_node: by default the number in CUDA_VISIBLE_DEVICES, or of nvidia-smi; 0 on hosts without GPUs.
+      gpus_per_node: by default the number in CUDA_VISIBLE_DEVICES, or the number that nvidia-smi lists; 0 on hosts without GPUs.
       gpus_per_task: by default the GPUs of a node, divided by the largest number of tasks on a node.
       tasks_per_node: a number for all nodes, or {host: number}; by default Slurm's numbers.
       auto_set_gpu: whether `cluster_spec` sets CUDA_VISIBLE_DEVICES of this process to its GPUs. Without GPUs it changes nothing.
-      order: hosts by "name", which puts n10 before n9; or as in Slurm's "nodelist", by which Slurm itself numbers tasks unless a user
-        changes their distribution. `validate` reports if this process is on another host than its address.
+      order: "name" sorts hosts by name, which puts n10 before n9. "nodelist" uses Slurm's order, by which Slurm itself numbers tasks
+        unless a user changes their distribution. `validate` reports if this process is on another host than its address.
 
     Raises:
-      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks disagree, this process is none of the
+      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks disagree, this process is not one of the
         tasks, or the tasks of a node need more GPUs than it has.
     """
 
@@ -77,7 +78,7 @@ class SlurmClusterResolver(ResolverByRank):
         self._share_gpus(gpus_per_node, gpus_per_task)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster. Also sets CUDA_VISIBLE_DEVICES with `auto_set_gpu`."""
+        """Return the cluster. With `auto_set_gpu` it also sets CUDA_VISIBLE_DEVICES."""
         self._asked = True
         if self._launched is None and self._auto_set_gpu and self._gpus_per_task:
             _, index = self._places()[self._rank]
@@ -91,7 +92,7 @@ class SlurmClusterResolver(ResolverByRank):
         return (self.task_type, self.task_id) if known else (None, None)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own; "" where `get_task_info` does not know it."""
+        """Return the URL of that task, by default of this process's own task; "" if `get_task_info` does not know that yet."""
         own_type, own_id = self.get_task_info()
         task_type = own_type if task_type is None else task_type
         task_id = own_id if task_id is None else task_id
@@ -106,7 +107,7 @@ class SlurmClusterResolver(ResolverByRank):
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     def validate(self) -> list[str]:
-        """As the base class; also checks that this process runs on the host of its address."""
+        """Check as the base class, and also that this process runs on the host of its address."""
         problems = super().validate()
         if self._launched is not None:
             return problems
@@ -125,7 +126,7 @@ class SlurmClusterResolver(ResolverByRank):
         return _number("SLURM_PROCID")
 
     def _resolve_num_tasks(self) -> int:
-        """Return how many tasks there are."""
+        """Return the number of all tasks."""
         return _number(*_NUM_TASKS)
 
     def _resolve_hostlist(self) -> list[str]:
@@ -137,7 +138,7 @@ class SlurmClusterResolver(ResolverByRank):
             raise RuntimeError(f"{variable}: {error}") from None
 
     def _resolve_task_configuration(self) -> dict[str, int]:
-        """Return how many tasks each host has."""
+        """Return the number of tasks of each host."""
         hosts = self._resolve_hostlist()
         text, variable = _variable(*_TASKS_PER_NODE)
         try:
@@ -172,9 +173,9 @@ class SlurmClusterResolver(ResolverByRank):
         self._gpus_per_task = per_node // most if per_task is None else per_task
         if most * self._gpus_per_task > per_node:
             raise RuntimeError(
-                f"{most} tasks with {self._gpus_per_task} GPUs each want more than the {per_node} GPUs that a node has"
+                f"{most} tasks with {self._gpus_per_task} GPUs each need more than the {per_node} GPUs that a node has"
             )
-        # CUDA_VISIBLE_DEVICES may give this process some of the node's GPUs, under their own numbers.
+        # CUDA_VISIBLE_DEVICES may assign only some of the node's GPUs to this process, under their own numbers.
         self._gpus = named if len(named) >= per_node else [str(index) for index in range(per_node)]
 
 

@@ -2,8 +2,8 @@
 
 Rules
     TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}; every key may be
-    absent. ZMQDIST_CONFIG has the same form, or is the path of a cluster file, which has no task. If both are set, only TF_CONFIG counts:
-    `zmqdist launch` sets both, and only TF_CONFIG has the task. Without either the cluster is empty.
+    absent. ZMQDIST_CONFIG has the same form, or is the path of a cluster file, which has no task. If both are set, only TF_CONFIG is read:
+    `zmqdist launch` sets both, and only TF_CONFIG has the task. If neither is set, the cluster is empty.
 
     Arguments and attributes of the resolver take precedence over both. Each call reads the environment again.
 """
@@ -27,8 +27,8 @@ class TFConfigClusterResolver(ClusterResolver):
       task_type, task_id, rpc_layer, environment: override the values in the variable.
 
     Raises (from every method and attribute):
-      json.JSONDecodeError: the variable is no JSON; an empty TF_CONFIG is none either.
-      ValueError, TypeError: the JSON does not describe a cluster, or an index is no number.
+      json.JSONDecodeError: the variable is not JSON; an empty TF_CONFIG is not JSON either.
+      ValueError, TypeError: the JSON does not describe a cluster, or an index is not a number.
       ConfigError: the variable names a cluster file that cannot be read or has a mistake.
     All texts name the variable or the file.
     """
@@ -46,7 +46,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the `cluster` of the variable; empty where it has none."""
+        """Return the `cluster` of the variable; an empty one if it has none."""
         variable, config = _read()
         cluster = config.get("cluster", {})
         try:
@@ -55,8 +55,9 @@ class TFConfigClusterResolver(ClusterResolver):
             raise type(error)(f"{variable}: cluster: {error}") from None
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return `session_master` unchanged where the variable has one; "" for a cluster of at most one task; else the URL of that task, by
-        default of this process's own.
+        """Return the URL of that task, by default of this process's own task.
+
+        If the variable has a `session_master`, return that unchanged. Otherwise, for a cluster of at most one task, return "".
 
         Raises:
           ValueError: the cluster has no such task, or it has several and none is named.
@@ -125,7 +126,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return those of a task, by default of this process's own."""
+        """Return the accelerators of a task, by default of this process's own task."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         return super().num_accelerators(task_type, task_id, config_proto)
@@ -140,7 +141,7 @@ def _task() -> dict[str, Any]:
 
 
 def _read() -> tuple[str, dict[str, Any]]:
-    """Return the variable that counts, and its content."""
+    """Return the name of the variable that is read, and its content."""
     text = os.environ.get(TF_CONFIG_ENV)
     if text is not None:
         return TF_CONFIG_ENV, _parsed(TF_CONFIG_ENV, text)
@@ -162,7 +163,7 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
 
 
 def _of_file() -> dict[str, Any]:
-    """Return a cluster file in the form of TF_CONFIG."""
+    """Return the cluster file in the form of TF_CONFIG."""
     from zmqdist.cluster import ClusterConfig  # YAML takes 20 ms to import
 
     config = ClusterConfig.from_environment()

@@ -11,14 +11,13 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 
 
 class UnionResolver(ClusterResolver):
-    """A resolver with the jobs of several. For everything else the first resolver counts, unless an argument overrides it.
+    """A resolver with the jobs of several resolvers. All other values are those of the first resolver, unless an argument overrides them.
 
-    Where several resolvers have the same job, their lists of tasks are concatenated; if one of them is sparse, all indices stay as they
-    are.
+    If several resolvers have the same job, their lists of tasks are concatenated. But if one of them is sparse, all indices stay unchanged.
 
     Raises:
       ValueError: no resolver, or an unknown keyword.
-      TypeError: an argument is no resolver.
+      TypeError: an argument is not a resolver.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({job: _merged(job, parts) for job, parts in found.items()})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task of the union if both are given, else the first resolver's master."""
+        """Return the URL of that task of the union if both its job and index are given; otherwise the first resolver's master."""
         rpc_layer = rpc_layer or self.rpc_layer
         if task_type is not None and task_id is not None:
             return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer)
@@ -91,7 +90,7 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return those of the first resolver."""
+        """Return the accelerators that the first resolver reports."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 

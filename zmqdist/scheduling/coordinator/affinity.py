@@ -1,14 +1,14 @@
 """Options of work items, and the workers that pinned work waits for: the part of closures.py that plain work does not use.
 
 Theory of operation
-    A coordinator that watches the members gets from the dispatcher each worker that joins or is lost (Members), and after each
-    CoordinatorRegistered a complete list. Changes are computed as the difference to the members known before, so they are right
-    whichever dispatcher reports.
-    A worker is missed from the moment it is known to be absent while work is pinned to it: when it leaves, or when work is pinned to
+    A coordinator that watches the members gets a Members message from the dispatcher for each worker that joins or is lost. The first
+    Members after each CoordinatorRegistered is a complete list. This module computes changes as the difference from the members known
+    before, so that they are right even after another dispatcher has taken over.
+    A worker is missed while it is absent and work is pinned to it: from the moment when it leaves, or when work is pinned to
     an absent worker. While there is no worker at all, none counts as missed, because another limit applies (closures P6); the clocks
-    start again with the first worker.
+    start again when the first worker joins.
 
-Not here: what becomes of work whose worker is missed for too long (closures.py).
+Not here: how work ends whose worker is missed for too long (closures.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Left: TypeAlias = "tuple[str, int, str]"
 
 
 class WorkOptions(NamedTuple):
-    """How to schedule a work item that is not plain; `messages.Submit` defines the fields.
+    """The options of a work item that is not plain; `messages.Submit` defines the fields.
 
-    Work that is `detached` belongs to no round: it takes no room in the queue, its error fails no round, and no round's end cancels it.
+    Work that is `detached` belongs to no round: it takes no room in the queue, its error fails no round, and the end of a round does not
+    cancel it.
     """
 
     worker: str = ""
@@ -42,11 +43,11 @@ PLAIN: Final = WorkOptions()
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The program scheduled work items: (work, fn, payload), with growing work numbers.
+    """The program scheduled work items, each (work, fn, payload), with growing work numbers.
 
     Attributes:
       keep: the items whose values stay with their workers.
-      options: the options of items that are not plain, by number.
+      options: the options of items that are not plain, by work number.
     """
 
     items: list[tuple[int, int, bytes]]
@@ -66,8 +67,8 @@ class WorkerAffinity:
     """The options of unfinished work, and the workers that are present or missed.
 
     Attributes:
-      recovery_limit_s: how long a worker may be missed; None where members are not watched, so that none is ever missed.
-      options: the options of unfinished work items that are not plain, by number.
+      recovery_limit_s: how long a worker may be missed; None if members are not watched, so that no worker is ever missed.
+      options: the options of unfinished work items that are not plain, by work number.
       detached: the unfinished work items that belong to no round.
       members_known: whether a dispatcher has reported the members.
       members: the workers that are present, by name.
@@ -80,10 +81,10 @@ class WorkerAffinity:
         self.recovery_limit_s = recovery_limit_s
         self._pinned: dict[str, set[int]] = {}
         self._missing_since: dict[str, float] = {}
-        """Since when each absent worker with pinned work is missed. Invariant: its keys are keys of `_pinned`, and not of `members`."""
+        """When each missed worker was first missed. Invariant: its keys are keys of `_pinned`, and not of `members`."""
         self.members_known = False
         self._next_is_complete = True
-        """Whether the next Members lists all workers."""
+        """Whether the next Members message lists all workers."""
 
     @property
     def deadline(self) -> float | None:
@@ -128,18 +129,21 @@ class WorkerAffinity:
         return groups.items()
 
     def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
-        """Return the unsent work that may be sent if the dispatcher may have at most `width` items. Detached work is not counted."""
+        """Return the unsent work to send now, so that the dispatcher has at most `width` items, not counting detached work."""
         first = dict.fromkeys(sorted(self.detached & unsent.keys()))
         room = width - (unfinished - len(self.detached)) + (len(unsent) - len(first))
         first.update(islice(((work, None) for work in unsent if work not in self.detached), max(0, room)))
         return first
 
     def expect_all_members(self) -> None:
-        """Take the next Members for a complete list."""
+        """Take the next Members message for a complete list of workers."""
         self._next_is_complete = True
 
     def update_members(self, members: Members, now: float) -> MembersChanged | None:
-        """Apply a Members message and return what has changed; None for nothing, except that the first message always returns a change."""
+        """Apply a Members message and return the workers that joined and left.
+
+        Returns None if there are none, except that the first message always returns a MembersChanged.
+        """
         before = self.members
         after = {} if self._next_is_complete else dict(before)
         departures = {name: (incarnation, reason) for name, incarnation, reason in members.left}

@@ -1,12 +1,13 @@
 """The bounds of a coordinator's queue: checks of the arguments, and the count of bytes held for unfinished work.
 
 Rules
-    The count includes packed arguments, and the large arrays held beside them or beside a function's pickle, from `schedule` until the
-    work has ended, because they take memory here even while the work runs. Data that several work items share counts once.
-    A single work item larger than the bound fits when nothing else is counted; otherwise it would wait for ever.
-    Data that outlives its work is not counted: per-worker resources, and the inputs that a lineage remembers.
+    The count includes packed arguments, and the large arrays held beside them or beside a function's pickle. They count from
+    `schedule` until the work has ended, because they take memory of this process even while the work runs. Data that several work
+    items share counts once.
+    A work item that is larger than the bound is scheduled when no other is counted, because otherwise it would wait for ever.
+    Data that outlives its work is not counted: per-worker resources, and the inputs of work with a lineage.
 
-Everything here runs with the coordinator's lock held.
+The code of this module runs with the coordinator's lock held.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 def checked_queue_max(queue_max: int) -> int:
-    """Return the bound on waiting work items. Raises ValueError for a negative one."""
+    """Return the bound on waiting work items; a very large one for 0. Raises ValueError if it is negative."""
     if queue_max < 0:
         raise ValueError(f"queue_max is {queue_max}, wants 1 or more, or 0 for no bound")
     if queue_max == 0:
@@ -39,14 +40,14 @@ def checked_queue_max(queue_max: int) -> int:
 
 
 def check_seconds(**durations: float) -> None:
-    """Raise InvalidArgumentError for a duration that is negative or not a number."""
+    """Raise InvalidArgumentError if a duration is negative or not a number."""
     for name, seconds in durations.items():
         if not seconds >= 0:  # also refuses NaN
             raise InvalidArgumentError(f"{name} is {seconds}, wants 0 s or more")
 
 
 def checked_bytes_max(bytes_max: int | None) -> int:
-    """Return the bound in bytes; for None a share of the memory of this machine or control group. Raises ValueError for a negative one."""
+    """Return the bound in bytes; for None, a share of the memory of this host or control group. Raises ValueError if it is negative."""
     if bytes_max is None:
         return usable_bytes() // limits.QUEUE_MEMORY_SHARE
     if bytes_max < 0:
@@ -64,7 +65,7 @@ class QueueBytes:
       size_of: returns the bytes of a large part, by its number in the coordinator's store.
 
     Attributes:
-      held: bytes counted now. Invariant: the sum of the packed bytes in `works` and of each part's size once.
+      held: the bytes counted now. Invariant: the sum of the packed bytes in `works` and of the sizes of all parts, each part once.
       works: for each counted work item its packed bytes and its parts.
     """
 
@@ -78,13 +79,13 @@ class QueueBytes:
         self._warned_idle = False
 
     def fits(self, nbytes: int, parts: Sequence[int]) -> bool:
-        """Return whether a work item with so many packed bytes and these parts may be scheduled."""
+        """Return whether a work item with `nbytes` of packed arguments and these parts may be scheduled now."""
         if not self.bytes_max or not self.held or (nbytes <= SMALL_BYTES_MAX and not parts):
             return True
         return self.held + self.needed(nbytes, parts) <= self.bytes_max
 
     def needed(self, nbytes: int, parts: Sequence[int]) -> int:
-        """Return by how much `held` would grow."""
+        """Return the number of bytes by which such a work item would increase `held`."""
         return nbytes + sum(self._size_of(part) for part in set(parts) if part not in self._parts)
 
     def begin(self, work: int, nbytes: int, parts: Sequence[int]) -> None:
@@ -112,7 +113,7 @@ class QueueBytes:
             self.works = {}  # a new one, because a dict never shrinks
 
     def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
-        """Log once if `schedule` waits because of this bound while `idle` workers have no work."""
+        """Log once that `schedule` waits because of this bound while `idle` workers have no work."""
         if self._warned_idle or idle <= 0 or self.fits(nbytes, parts):
             return
         self._warned_idle = True

@@ -1,7 +1,8 @@
 """Errors of an Executor's Futures when the function itself is not at fault: each is a BrokenProcessPool of the standard library.
 
-This module is loaded with the first such error, because the standard library's class imports all of multiprocessing. That import fails
-while the program ends; BrokenExecutor then stands in, because a program that has not imported BrokenProcessPool cannot catch it by name.
+This module is imported with the first such error, because the standard library's class imports all of multiprocessing. That import fails
+while the program ends. BrokenExecutor then replaces the class, because a program that has not imported BrokenProcessPool cannot catch it
+by name.
 """
 
 from __future__ import annotations

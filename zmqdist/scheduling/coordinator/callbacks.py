@@ -1,8 +1,8 @@
-"""The program's callbacks, run one after the other in a thread of their own, because they may wait and the loop must not.
+"""The thread that runs the program's callbacks, one after the other, because callbacks may wait and the loop must not.
 
 Rules
-    The thread starts when a callback is registered, in the program's thread, which gets the error if no thread can be started. The
-    loop, which hands in the calls, therefore never has to start one.
+    The program's thread that registers the first callback starts the callback thread, and gets the error if no thread can be started.
+    The loop, which queues the calls, therefore never has to start a thread.
     Exceptions of a callback are logged, SystemExit included, because the thread serves all values of its coordinator.
 """
 
@@ -28,13 +28,13 @@ class Callbacks:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call it before registering a callback. RuntimeError: the process cannot start more threads."""
+        """Start the thread unless it runs. Call this before registering a callback. Raises RuntimeError if no thread can be started."""
         if self._queue is None:
             with self._lock:
                 self._started()
 
     def put(self, calls: Calls) -> None:
-        """Have the thread call each function with its value. Any thread. Raises as `start` if the thread does not run yet."""
+        """Have the thread call each function with its value. Any thread. Raises as `start` if the callback thread does not run yet."""
         if not calls:
             return
         with self._lock:
@@ -45,7 +45,7 @@ class Callbacks:
                 self._end()
 
     def close(self) -> None:
-        """End the thread once it has made all calls handed in so far. Later calls get a short-lived thread."""
+        """End the thread once it has made all queued calls. A later `put` starts a thread for its own calls only."""
         with self._lock:
             self._closed = True
             self._end()
@@ -54,7 +54,7 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name="zmqdist-callbacks", daemon=True).start()
-            self._queue = calls  # only once the thread runs, because calls in a queue without a thread are never made
+            self._queue = calls  # not earlier: calls in a queue without a thread would never be made
         return self._queue
 
     def _end(self) -> None:
@@ -70,4 +70,4 @@ def _serve(calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None])
             fn(value)
         except BaseException:
             log.exception("a done callback of %r failed", value)
-        del call, fn, value  # so that the waiting thread keeps nothing alive
+        del call, fn, value  # so that this thread keeps no value alive while it waits

@@ -1,29 +1,29 @@
 """The coordinator's record of scheduled work: submission, results, lost starts and the end of a round; no I/O.
 
 Theory of operation
-    The coordinator owns its work; the dispatcher's queue is a copy. On each connection to a dispatcher it submits all unfinished work
-    from scratch, under attempt numbers that no earlier submission has used, and with the starts lost so far. It accepts one result
-    of each work item, while that is unfinished, and discards later ones.
+    The coordinator owns its work; the dispatcher's queue is a copy. On each new connection to a dispatcher it submits all unfinished
+    work again, under attempt numbers that no earlier submission has used, and with the number of starts lost so far. It accepts one
+    result of each work item, while the work item is unfinished, and discards later results.
     When the program waits for the end of a round, the coordinator sends EndRound. It cancels the remaining work once the dispatcher
-    reports that none of it can be executing. In messages each round has a higher number than the one before.
+    reports that none of this work can be executing. In messages each round has a higher number than the one before.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
     P1  each scheduled work item is resolved exactly once
-    P2  a bulk result is resolved when it has arrived here, not before
+    P2  a bulk result is resolved when it has arrived in this process, not earlier
     P3  after RoundSettled no work scheduled before it can be executing
     P4  after a reconnect exactly the unfinished work is submitted again, oldest first
-    P5  lost starts are counted over all dispatchers: work that crashes its process fails after `attempts_max` of them
+    P5  lost starts are counted over all dispatchers: work that crashes its process fails after `attempts_max` lost starts
     P6  without a dispatcher, or without any worker, for `lost_limit_s` all unfinished work is resolved as unavailable
-    P7  all parties forget a function once no unfinished work uses it and the cache has dropped it
+    P7  all parties drop a function once no unfinished work uses it and the cache has dropped it
     P8  a bulk result that is to be kept is resolved by its reference, and released when the program has dropped it
     P9  each dispatcher gets work with the options that it was scheduled with
-    P10 detached work is not queued, its error does not end a round, and the end of a round does not end it
+    P10 detached work takes no room in the queue, its error does not end a round, and the end of a round does not end it
     P11 work pinned to a worker that is absent for `recovery_limit_s`, while others are present, is resolved as unavailable
-    P12 MembersChanged reports each worker that joined and each that left once, in that order and starting from none, whichever
-        dispatcher is connected
+    P12 MembersChanged reports each worker that joined and each that left exactly once, in that order, whichever dispatcher is
+        connected; before the first report no worker is present
     P13 with a width the dispatcher has at most that many work items at a time, the oldest first
-    P14 work to be taken back unless it has begun is resolved as cancelled, reported in WorkBegun, or resolved as usual; it is resolved
-        as cancelled if the connection to the dispatcher is lost first
+    P14 work to be taken back unless it has begun is either resolved as cancelled, or reported in WorkBegun, or resolved as usual; it
+        is resolved as cancelled if the connection to the dispatcher is lost first
     P15 the coordinator does not request the end of a round that is over or has not begun
 
 Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
@@ -84,24 +84,24 @@ DISPATCHER: Final = "dispatcher"
 """The only peer of this machine."""
 
 CANCEL_MAX = 100_000
-"""Work numbers in one message: far below the limit of a header."""
+"""Maximum of work numbers in one message, so that its header stays far below the limit."""
 
 SUBMISSION_SHIFT = 16
-"""Each submission of a work item opens a new range of 65,536 attempt numbers."""
+"""Each submission of a work item begins a new range of 65,536 attempt numbers."""
 
 
 class Closures:
     """The state of all scheduled work; the module's docstring has the rules.
 
-    An unfinished work item is the tuple that is sent and nothing else, because there may be a million of them.
+    An unfinished work item is stored as the tuple that is sent, without any other object, because there may be a million of them.
 
     Args:
       coordinator: the coordinator's number in the cluster.
       queue_max: the bound of the dispatcher's queue for this coordinator.
-      cancel_grace_s: how long cancelled work may go on before its slot is killed.
-      lost_limit_s, recovery_limit_s: the time limits of P6 and P11; without `recovery_limit_s` members are not watched.
-      starts: whether the dispatcher reports the work that workers begin (P14).
-      width: how many work items the dispatcher may have (P13); None for no bound.
+      cancel_grace_s: how long a cancelled function may go on running before its slot is killed.
+      lost_limit_s, recovery_limit_s: the time limits of P6 and P11; if `recovery_limit_s` is None, members are not watched.
+      starts: whether the dispatcher reports which work workers have begun (P14).
+      width: the number of work items that the dispatcher may have (P13); None for no bound.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Closures:
         self._watch_members = recovery_limit_s is not None
         self._report_starts, self._width = starts, width
         self._take_backs: set[int] = set()
-        """Work that the dispatcher was requested to take back unless it has begun. May include work that has ended."""
+        """Work that the dispatcher was asked to take back unless it has begun. It may include work that has ended."""
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
@@ -131,16 +131,16 @@ class Closures:
         self._lost_starts: dict[int, tuple[LostStart, ...]] = {}
         """The lost starts of unfinished work items that have any."""
         self._unsent: dict[int, None] = {}
-        """Unfinished work that the present dispatcher has not been sent, in order; `_submitted` counts the rest."""
+        """Unfinished work that was not sent to the present dispatcher, in order. `_submitted` counts the work that was sent."""
         self._to_keep: set[int] = set()
         """Unfinished work whose value is to stay with its worker."""
         self._kept: dict[int, int] = {}
-        """Values held by their workers: work -> attempt. The dispatcher forgets them when the connection is lost."""
+        """Values that workers keep: work -> attempt. The dispatcher forgets them when the connection is lost."""
         self._functions: dict[int, bytes] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._to_forget: list[int] = []
-        """Numbers to be forgotten everywhere that have not been sent to a dispatcher."""
+        """Numbers that all slots must forget and that were not sent to a dispatcher yet."""
         self._registered = False
         self._submitted_before = False
         self._may_run_unseen = False
@@ -158,17 +158,17 @@ class Closures:
         return work in self._works
 
     def lost_starts(self, work: int) -> int:
-        """Return how many starts this unfinished work item has lost."""
+        """Return how many starts of this unfinished work item were lost."""
         return len(self._lost_starts.get(work, ()))
 
     def wants(self, work: int, attempt: int) -> bool:
-        """Return whether its work item still waits for the bulk result of this attempt. Any thread may call this."""
+        """Return whether the work item still waits for the bulk result of this attempt. Any thread may call this."""
         item = self._works.get(work)
         return item is not None and item[1] == attempt
 
     @property
     def kept(self) -> int:
-        """How many values their workers hold."""
+        """The number of values that workers keep."""
         return len(self._kept)
 
     @property
@@ -177,7 +177,7 @@ class Closures:
 
     @property
     def queued(self) -> int:
-        """An upper bound of the work items in the queue, from the dispatcher's reports so far."""
+        """An upper bound of the number of work items in the dispatcher's queue, computed from the dispatcher's latest report."""
         unsent = 0 if self.ending else len(self._unsent)
         if unsent and self.affinity.detached:
             unsent -= len(self._unsent.keys() & self.affinity.detached)
@@ -185,7 +185,7 @@ class Closures:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         if self._without_cluster_since is None:
             return self.affinity.deadline if self.affinity.options else None
         since = self.without_cluster_since
@@ -193,7 +193,7 @@ class Closures:
 
     @property
     def without_cluster_since(self) -> float | None:
-        """When unfinished work began to be without a dispatcher or any worker; None while both are present or nothing waits for them."""
+        """When unfinished work began to lack a dispatcher or any worker; None while it lacks neither, or if there is no such work."""
         return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -248,7 +248,7 @@ class Closures:
                 self._may_run_unseen = lost and not for_good
                 self._kept.clear()
                 self._start_lost_clock(now)
-                # P14: the reply is lost with the connection, and submitting this work again would run it after all.
+                # P14: the reply was lost with the connection, and work that is submitted again would run although it was cancelled.
                 unanswered, self._take_backs = sorted(self._take_backs & self._works.keys()), set()
                 effects = self._resolve(_ended_alike(unanswered, CANCELLED)) if unanswered else []
                 effects += self._round_ended() if for_good and self.ending else []
@@ -266,7 +266,7 @@ class Closures:
 
     def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         if not self._works and self._without_cluster_since is not None:
-            self._without_cluster_since = now  # P6: the time without a cluster counts only while there is work
+            self._without_cluster_since = now  # P6: time without a cluster counts only while there is work
         works, uses, unsent = self._works, self._uses, self._unsent
         for work, fn, payload in items:
             works[work] = (work, 0, 0, fn, payload)
@@ -301,7 +301,7 @@ class Closures:
         self.ending = True
         if self._registered:
             return [self._end_round()]
-        # P3: a lost worker executes until it has missed the dispatcher in turn, and only a dispatcher knows when that is over.
+        # P3: a lost worker goes on executing until it notices that it has lost the dispatcher, and only a dispatcher knows when that is.
         return [] if self._may_run_unseen or len(self._works) > len(self.affinity.detached) else self._round_ended()
 
     def _end_round(self) -> Send:
@@ -314,7 +314,7 @@ class Closures:
         self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        self._submitted_before = bool(self._works)  # P10: detached work goes on
+        self._submitted_before = bool(self._works)  # P10: detached work continues
         return [*effects, RoundSettled(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
@@ -337,7 +337,7 @@ class Closures:
                 return []
             case Members():
                 changed = self.affinity.update_members(message, now)
-                # A worker that left without a Goodbye may still execute work, until it misses the dispatcher in turn (P3).
+                # A worker that left without a Goodbye may still execute work, until it notices that it has lost the dispatcher (P3).
                 left = changed.left if changed else []
                 self._may_run_unseen |= any(reason != SAID_GOODBYE for _, _, reason in left)
                 return [changed] if changed else []
@@ -361,14 +361,14 @@ class Closures:
         effects += self._define(list(self._functions.items()))
         effects += self._forget_everywhere() if self._to_forget else []
         if self._submitted_before:
-            # New ranges of attempt numbers fence off late results of earlier submissions.
+            # New ranges of attempt numbers, so that late results of earlier submissions are not accepted.
             for work, attempt, lost, fn, payload in self._works.values():
                 again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
                 self._works[work] = (work, again, lost, fn, payload)
         return [*effects, self._end_round()] if self.ending else effects
 
     def _resolve(self, items: list[Result]) -> list[Effect]:
-        """Resolve the unfinished work among these results. A second result for a work item is discarded (P1)."""
+        """Resolve the unfinished work items among these results. A second result of a work item is discarded (P1)."""
         resolved: list[tuple[int, int, bytes]] = []
         effects: list[Effect] = []
         freed: list[int] = []
@@ -380,7 +380,7 @@ class Closures:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                # The dispatcher has released the value with the round: the work is cancelled with its round.
+                # The dispatcher has released the value together with the round, so this work ends as cancelled with its round.
                 if self.ending and work not in affinity.detached:
                     continue
                 kind = KEPT
@@ -410,7 +410,7 @@ class Closures:
         if kept:
             effects.append(Send(DISPATCHER, ResultReceived(kept, keep=True)))
         if not works:
-            self._works, self._unsent = {}, {}  # new ones, because a dict never shrinks
+            self._works, self._unsent = {}, {}  # new dicts, because a dict never shrinks
             self._take_backs.clear()
         if resolved:
             effects.append(Resolve(resolved, (), detached_ended))
@@ -418,7 +418,7 @@ class Closures:
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
         item = self._works.get(work)
-        if item is None:  # resolved meanwhile: the receipt lets the worker free the value
+        if item is None:  # resolved meanwhile: the receipt has the worker free the value
             return Send(DISPATCHER, ResultReceived([(work, attempt)]))
         self._works[work] = (work, attempt, *item[2:])
         return Fetch(work, attempt, reference)
@@ -429,7 +429,7 @@ class Closures:
             item = self._works.get(work)
             if item is None:
                 continue
-            # P5: the work item carries its count of lost starts, so the next dispatcher goes on counting from there.
+            # P5: the work item carries its count of lost starts, so that the next dispatcher continues the count.
             starts = (*self._lost_starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
             self._lost_starts[work] = starts
             _, submitted, _, fn, payload = item
@@ -450,13 +450,14 @@ class Closures:
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
-            return []  # a result of an earlier attempt: its worker was lost, and the work runs again
+            return []  # an earlier attempt: its worker was lost, and the work runs again
         return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
     def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
         """Insert the receipt for a bulk result after its Resolve.
 
-        It must precede a Forget of the function: the dispatcher could otherwise assign the work again without having the function.
+        The receipt must precede a Forget of the function, because otherwise the dispatcher could assign the work again after it has dropped
+        the function.
         """
         receipt: list[Effect] = [Send(DISPATCHER, ResultReceived([(work, attempt)]))] if self._registered else []
         return resolved[:1] + receipt + resolved[1:]
@@ -471,7 +472,7 @@ class Closures:
         missing = "any worker" if self._registered else "a dispatcher"
         problem = f"the cluster was without {missing} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
-        if self._registered:  # the dispatcher must not give this work to a worker that comes later
+        if self._registered:  # the dispatcher must not assign this work to a worker that joins later
             effects.append(self._end_round())
             effects += self._cancel_at_dispatcher([work for work in self.affinity.detached if work not in self._unsent])
         was_ending = self.ending
@@ -483,7 +484,7 @@ class Closures:
         return effects
 
     def _give_up_missed(self, now: float) -> list[Effect]:
-        """P11: resolve the work pinned to workers that were missed for too long."""
+        """Resolve as unavailable the work pinned to workers that were missed for too long (P11)."""
         effects: list[Effect] = []
         for worker, works in self.affinity.overdue(now):
             sent = [work for work in works if work not in self._unsent]

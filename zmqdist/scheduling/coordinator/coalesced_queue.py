@@ -1,4 +1,4 @@
-"""A queue of numbers that any thread, or a finalizer, hands to the loop, and that the loop takes all at once."""
+"""A queue for numbers: any thread, or a finalizer, puts numbers into it, and the coordinator's loop takes all of them at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class CoalescedQueue:
-    """Takes no lock, because a finalizer runs in any thread, whichever locks that thread holds.
+    """Numbers on their way to the loop. It takes no lock, because a finalizer may run in a thread that holds any lock.
 
     Args:
       call_in_loop: has the loop call a function.
-      take: called in the loop with the numbers put since its last call; never with an empty list.
+      take: called in the loop with the numbers that were put since its last call; the list is never empty.
     """
 
     def __init__(self, call_in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
@@ -24,7 +24,7 @@ class CoalescedQueue:
         return len(self._numbers)
 
     def put(self, number: int) -> None:
-        """Add a number and schedule a call of `take`."""
+        """Add a number, and have the loop call `take` soon."""
         self._numbers.append(number)
         self._call_in_loop(self._take_all)
 

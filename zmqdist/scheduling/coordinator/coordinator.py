@@ -1,9 +1,9 @@
 """`ClusterCoordinator`: schedule functions on a dispatcher's workers and get their results.
 
-This is the class that users call. runtime.py has the loop that talks to the dispatcher, machine.py the decisions.
+This is the class that users call. runtime.py has the loop that talks to the dispatcher; machine.py makes the decisions.
 
-Two locks of the runtime meet here. `schedule_lock` admits one `schedule` or `join` at a time, so that `join` waits for exactly the work
-scheduled before it. `lock` guards state and is held for microseconds.
+The methods take two locks of the runtime. `schedule_lock` admits one `schedule` or `join` at a time, so that `join` waits for exactly the
+work scheduled before it. `lock` guards state and is held for microseconds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
 
 REQUEST_MS = 20_000
-"""Time limit of one request to the dispatcher, connecting included."""
+"""Time limit of one request to the dispatcher, including the time to connect."""
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -55,15 +55,15 @@ class ClusterCoordinator:
 
     Args:
       target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a `local_cluster`, "host:port" or "zmq://host:port".
-        None: the cluster that `zmqdist launch` has put into the environment.
-      queue_max: how many work items may wait for a worker before `schedule` blocks; 0 for no bound. None: what the cluster file says, or
+        None: the cluster that `zmqdist launch` has named in the environment.
+      queue_max: how many work items may wait for a worker before `schedule` blocks; 0 for no bound. None: the value in the cluster file, or
         2**20.
-      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks; 0: no bound. Data that several work
-        items share counts once. A larger item waits until it is the only one. None: as the file says, or a quarter of memory.
-      cancel_grace_s: how long a running function may continue after it was cancelled, before its slot is killed. None: by the file, or 5.
+      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks; 0 for no bound. Data that several
+        work items share counts once. A single larger item is scheduled when no other is unfinished. None: as in the file, or 1/4 of memory.
+      cancel_grace_s: how long a cancelled function may go on running before its slot is killed. None: as in the file, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
-      results: "safe" takes only the types that RPC has, and unpickles nothing of the workers. None: what the cluster file says, or "any".
+      results: "safe": accept only values of the types that RPC accepts, and unpickle no bytes of workers. None: as in the file, or "any".
 
     The constructor does not wait for the dispatcher. Close the coordinator, or use it in a with-statement. Otherwise the garbage collector
     closes it, once the program holds neither the coordinator nor any of its pending or kept values. Any thread may use it; a process forked
@@ -76,16 +76,16 @@ class ClusterCoordinator:
     """
 
     _rounds = True
-    """Whether a failure ends the round."""
+    """Whether a failed function ends the round."""
 
     _width: int | None = None
-    """How many work items the dispatcher may have at a time; None for no bound."""
+    """The number of work items that the dispatcher may have at a time; None for no bound."""
 
     def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        coordinator: ClusterCoordinator = allocate(target)  # a strategy has exactly one, of its own class
+        coordinator: ClusterCoordinator = allocate(target)  # of the strategy's own class, and the only one
         return coordinator
 
     def __init__(
@@ -145,29 +145,29 @@ class ClusterCoordinator:
 
         Blocks while the queue is full, while another thread is in `join`, and while a failed round ends.
 
-        Arguments, and what the function captures, are pickled before this returns, so the program may change them afterwards. The function
-        runs at least once, because it runs again when its worker is lost; exactly one result is accepted.
+        Arguments, and the variables that `fn` captures, are pickled before this returns, so the program may change them afterwards. The
+        function may run more than once, because it runs again when its worker is lost; exactly one result is accepted.
 
         RemoteValues of this coordinator may be among the arguments at any depth, or captured. The function then waits for them and gets
         their values, private to that run. It fails with ClosureInputError if one of them has no value.
 
         Args:
-          fn: any callable that can be pickled, lambdas and closures included. A function of an importable module travels by name.
+          fn: any callable that can be pickled, lambdas and closures included. A function of an importable module is sent by name.
           args: positional arguments, any iterable.
           kwargs: keyword arguments.
           worker: pin the function to this worker, as 1 or "worker:1". That worker runs it before work that any worker may run; if the
             worker is absent, the function waits for it.
-          priority: among waiting functions a higher priority goes first, and within one priority the oldest. Functions that a worker
-            already has are not overtaken.
-          keep: leave the return value with its worker for other functions, which fetch it from there. If the worker is lost, they fail with
-            UnavailableError.
+          priority: waiting functions begin in order of priority, highest first; within one priority, oldest first. Functions that a
+            worker has already received are not overtaken.
+          keep: leave the return value with its worker; other functions fetch it from that worker. If the worker is lost, they fail
+            with UnavailableError.
           retries: how often to run the function again with the same arguments after it raised. Crashes of workers are counted separately.
-          timeout: seconds from now. A function that has not ended by then is cancelled and ends with DeadlineExceededError.
-          lineage: as `keep`; a lost value is recomputed when it is needed, together with those of its lost inputs that have a lineage.
+          timeout: seconds from now. A function that has not ended by then is cancelled, and its error is DeadlineExceededError.
+          lineage: as `keep`, but a lost value is recomputed when it is needed, after those of its lost inputs that have a lineage.
 
         Raises:
-          Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has given the error to the
-            program. The error is raised here as `join` would raise it, and this call schedules nothing.
+          Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has shown the error to the
+            program. This call raises the error as `join` would, and schedules no function.
           TypeError: `fn` is not callable, or `args` is text or not iterable.
           ValueError: `worker` is not the name of a worker; `priority` does not fit 32 bits; `retries` or `timeout` is out of range; or a
             RemoteValue of another coordinator is among the arguments.
@@ -232,7 +232,7 @@ class ClusterCoordinator:
                 elif keep:
                     payload = KEEP + payload
                 with runtime.lock:
-                    # In a forked child `room` is 0 (runtime.py), so that this check finds the fork without a call of getpid.
+                    # In a forked child `room` is 0 (runtime.py): `_wait_for_room` then finds the fork, and other calls need no getpid.
                     if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
                         self._wait_for_room(len(payload), bulks)
                     work = next(self._works)
@@ -245,11 +245,11 @@ class ClusterCoordinator:
                 raise
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
-        """Return the arguments in a form that the worker unpacks to (args, kwargs)."""
+        """Pack the arguments so that the worker unpacks them as (args, kwargs)."""
         return trusted.pack_call(args, kwargs)
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
-        """Schedule `fn(item)` for each item; return the RemoteValues in order. `fn` and what it captures are pickled once, now."""
+        """Schedule `fn(item)` for each item; return the RemoteValues in order. `fn` and its captured variables are pickled once, now."""
         snapshot = self._snapshot_of(fn)
         return [self.schedule(snapshot, (item,)) for item in iterable]
 
@@ -264,12 +264,12 @@ class ClusterCoordinator:
         """Wait until all scheduled functions have ended.
 
         Raises:
-          Exception: a function of this round failed. It is the first error that the program has not seen yet or, if it has seen all of
-            them, the first error (as in TensorFlow, even after `get` has raised it). It is raised once, with all errors of the round as
-            its `failures`. By then no function of the round is executing: functions that had not begun were dropped; running ones were
-            asked to stop, and killed after `cancel_grace_s` (where slots are threads, they were waited for). The RemoteValues of all these
-            raise CancelledError. The coordinator can be used again.
-          DeadlineExceededError: not all functions ended within `timeout` seconds. They go on; if one has failed, the others have been
+          Exception: a function of this round failed. This is the first error that the program has not seen or, if it has seen all of
+            them, the first error (as in TensorFlow, even after `get` has raised it). It is raised once; its attribute `failures` has all
+            errors of the round. When it is raised, no function of the round is executing: waiting functions were dropped; running ones
+            were asked to stop, and killed after `cancel_grace_s` (where slots are threads, `join` waited for them). The RemoteValues of
+            all these raise CancelledError. The coordinator can be used again.
+          DeadlineExceededError: not all functions ended within `timeout` seconds. They go on; but if one has failed, the others have been
             asked to stop, and the next `join` raises its error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
@@ -289,9 +289,9 @@ class ClusterCoordinator:
             schedule_lock.release()
 
     def done(self, timeout: float | None = None) -> bool:
-        """Return whether all scheduled functions have ended, waiting for that at most `timeout` seconds (None: not at all).
+        """Return whether all scheduled functions have ended. If `timeout` is given, wait for that, at most so many seconds.
 
-        After a failure, end the round and raise its error, as `join` does.
+        If a function has failed, end the round and raise its error, as `join` does.
         """
         self._check_open()
         runtime = self._runtime
@@ -307,24 +307,24 @@ class ClusterCoordinator:
 
     @property
     def failures(self) -> list[BaseException]:
-        """The errors of the round that ended last, oldest first, at most 100; fresh copies.
+        """The errors of the round that ended last, oldest first, at most 100; each access returns new copies.
 
-        The exception that `join` raised has the same list as its attribute `failures`, if it takes attributes.
+        The exception that `join` raised has the same list as its attribute `failures`, if its class allows new attributes.
         """
         return [make_error() for make_error in self._error_factories]
 
     def fetch(self, val: Any) -> Any:
         """Return the structure `val` (lists, tuples, dicts) with each RemoteValue replaced by its result. Waits for all of them.
 
-        Raises: what `RemoteValue.fetch` raises.
+        Raises: the errors that `RemoteValue.fetch` raises.
         """
         return nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
 
     def as_completed(self, values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
-        """Yield each value once, in the order in which they end.
+        """Yield each value once, in the order in which their functions end.
 
         Raises:
-          DeadlineExceededError: not all values have ended `timeout` seconds after the first `next`.
+          DeadlineExceededError: not all functions have ended `timeout` seconds after the first `next`.
         """
         return in_order_of_completion(values, timeout)
 
@@ -353,9 +353,9 @@ class ClusterCoordinator:
         return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
 
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S) -> None:
-        """Have a worker finish what it runs within `grace_s` and leave. Returns once the dispatcher has sent the worker this request.
+        """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has asked the worker to do so.
 
-        Functions that the worker has not begun go to other workers; pinned ones wait for another worker of its name.
+        Functions that the worker has not begun go to other workers; pinned functions wait for another worker of the same name.
 
         Raises:
           ValueError: `worker` is not the name of a worker.
@@ -366,7 +366,7 @@ class ClusterCoordinator:
         self._call_dispatcher("drain", job, int(number), float(grace_s))
 
     def _call_dispatcher(self, method: str, *args: Any) -> Any:
-        """Call a method of the dispatcher over a connection of its own and return the reply."""
+        """Call a method of the dispatcher over a new connection and return the reply."""
         address = self._runtime.address
         security = self.credentials.client(address, "submit")
         with closing(ZmqClient(address, "", True, REQUEST_MS, security=security)) as client:
@@ -377,14 +377,14 @@ class ClusterCoordinator:
     ) -> PerWorkerValues:
         """Have each worker call `fn(*args, **kwargs)` once and keep the result. Does not wait for the workers.
 
-        Give the returned PerWorkerValues to scheduled functions, as an argument at any depth or captured: each function gets the value of
+        Pass the returned PerWorkerValues to scheduled functions, as an argument at any depth or captured: each function gets the value of
         the worker that runs it.
 
         A worker that joins later builds the resource as well. A worker that was lost builds it again after its restart, before it runs a
-        function that uses it; so does a slot process that was killed. If slots are processes, each has a resource of its own. All workers
-        drop the resource once the program holds none of these values and no unfinished work uses them.
+        function that uses the resource; so does a slot process that was killed. If slots are processes, each has a resource of its own. All
+        workers drop the resource once the program holds none of these values and no unfinished work uses them.
 
-        An error of `fn` is the error of the RemoteValues. It does not fail the round by itself; a function that uses the resource fails
+        The RemoteValues raise an error of `fn`. That error does not fail the round by itself; a function that uses the resource fails
         with ClosureInputError.
 
         Args:
@@ -394,25 +394,25 @@ class ClusterCoordinator:
         Raises:
           TypeError: `fn` is not callable, or `args` not iterable.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
-          UnavailableError: no worker came for `cluster_lost_limit_s`.
+          UnavailableError: no worker was present for `cluster_lost_limit_s`.
           FailedPreconditionError: the coordinator has been closed.
         """
         self._check_open()
         return per_worker_resource(self._resources, fn, args, kwargs)
 
     def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
-        """Return a dataset that each worker has for itself; its `iter()` gives PerWorkerValues of iterators for scheduled functions.
+        """Return a dataset that each worker reads for itself; its `iter()` returns PerWorkerValues of iterators for scheduled functions.
 
         Args:
           dataset_fn: a function without parameters that returns a Dataset or another iterable (it may be a generator); each worker calls it
             for each `iter`. Or a Dataset or another iterable, which is pickled now.
-          shard: True: the n workers that are present at an `iter` share the elements; each has every n-th. A worker that was lost begins
-            its share again when it is back. If each element must come exactly once in spite of that, let the data service distribute the
-            elements (`zmqdist.data.service.distribute`). False: each worker has all elements, in an order of its own if they are shuffled
-            without a seed.
+          shard: True: the n workers that are present when `iter` is called share the elements; each reads every n-th. A worker that was
+            lost begins its share again when it is back. If each element must be read exactly once in spite of that, have the data service
+            distribute the elements (`zmqdist.data.service.distribute`). False: each worker reads all elements, in an order of its own if
+            they are shuffled without a seed.
 
         Raises:
-          ValueError: `dataset_fn` is none of these.
+          ValueError: `dataset_fn` is neither a function nor an iterable that can be read again.
           TypeError: it is a function that needs parameters.
           InvalidArgumentError: it cannot be pickled.
           FailedPreconditionError: the coordinator has been closed.
@@ -421,7 +421,7 @@ class ClusterCoordinator:
         return per_worker_dataset(self._resources, dataset_fn, shard)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", those of `zmqdist status` by worker.
+        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", the rows of `zmqdist status` by worker.
 
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
@@ -441,11 +441,11 @@ class ClusterCoordinator:
 
     @property
     def credentials(self) -> Credentials:
-        """Where to read the secret for the dispatcher. Code that takes a coordinator as an address (the data service) uses it."""
+        """Where to read the secret for the dispatcher. Code that accepts a coordinator as an address (the data service) uses it."""
         return self._runtime.credentials
 
     def close(self) -> None:
-        """Leave the dispatcher: cancel unfinished work and kill what runs. Idempotent; does not raise; does nothing in a forked child."""
+        """Cancel all work, kill running functions and leave the dispatcher. Idempotent; never raises; does nothing in a forked child."""
         if self._runtime.pid == os.getpid():
             self._runtime.give_up()
 
@@ -456,12 +456,12 @@ class ClusterCoordinator:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a ClusterCoordinator stays in its process: scheduled functions cannot use that of the program")
+        raise TypeError("a ClusterCoordinator stays in its process: scheduled functions cannot use the program's")
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def _wait_for_room(self, nbytes: int, bulks: list[int]) -> None:
-        """Wait until the queue has room for arguments of this size; raise the round's error if one arrives. With the lock held."""
+        """Wait until the queue has room for arguments of this size, or raise the round's error if a function fails. With the lock held."""
         runtime = self._runtime
         self._check_open()
         while not runtime.has_room(nbytes, bulks):
@@ -475,7 +475,7 @@ class ClusterCoordinator:
             finally:
                 runtime.waiting_for_room -= 1
             self._check_open()
-            # Even if there is room by now: the caller must see the error before it schedules more.
+            # Check this even if there is room by now, because the caller must see the error before it schedules more.
             if runtime.failures.unseen:
                 runtime.lock.release()
                 try:
@@ -487,7 +487,7 @@ class ClusterCoordinator:
         return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
-        """Wait until `ready()`, with the lock held. Ends at the latest when the machine fails all work of a lost cluster (closures P6)."""
+        """Wait until `ready()`, with the lock held. The machine bounds the wait: it fails all work of a lost cluster (closures P6)."""
         runtime = self._runtime
         runtime.waiting += 1
         try:
@@ -502,13 +502,13 @@ class ClusterCoordinator:
             runtime.waiting -= 1
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
-        """Raise the round's error once none of its functions can be executing. If several threads call this, one of them raises."""
+        """Raise the round's error once none of its functions can be executing. If several threads call this, only one of them raises."""
         runtime = self._runtime
         with runtime.lock:
             failed, scheduled, before = runtime.failures.round, runtime.scheduled, -1
             if failed is None:
                 return
-            # Work scheduled while a round was ending may belong to the next round, which must then end as well.
+            # Work scheduled while a round was ending may belong to the next round; then that round must end as well.
             while before < 0 or (runtime.resolved < scheduled and not runtime.closed):
                 before = runtime.rounds_ended
                 runtime.end_round()
@@ -533,12 +533,12 @@ class ClusterCoordinator:
 
 
 class _Alive:
-    """A token that the coordinator and its pending or kept values share; when the last of them is collected, the runtime gives up."""
+    """A token that the coordinator and its pending or kept values share. When it is collected, the runtime gives up its work."""
 
     __slots__ = ("__weakref__", "_target")
 
     def __init__(self, target: Any) -> None:
-        self._target = target  # a server stops when its object is collected
+        self._target = target  # keep it alive: a server stops when its object is collected
 
 
 def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
@@ -546,20 +546,20 @@ def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
 
 
 def _give_up(runtime: CoordinatorRuntime) -> None:
-    """Have the loop close the runtime. Runs in the garbage collector, in a thread that may hold any lock, so it takes none itself."""
+    """Have the loop close the runtime. The garbage collector calls this in a thread that may hold any lock, so it takes none itself."""
     if runtime.pid == os.getpid():
         runtime.call_in_loop(runtime.give_up)
 
 
 def _options(worker: int | str | None, priority: int) -> WorkOptions:
-    """Return the options of a work item. Raises ValueError for a name that no worker can have."""
+    """Return the options of a work item. Raises ValueError if `worker` or `priority` is invalid."""
     if not -(2**31) <= index(priority) < 2**31:
         raise ValueError(f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1")
     return WorkOptions("" if worker is None else worker_name(worker), index(priority))
 
 
 def worker_name(worker: int | str) -> str:
-    """Return a worker's name, as "worker:1". Raises ValueError: `worker` is neither an index nor the name of a worker."""
+    """Return a worker's name, as "worker:1". Raises ValueError if `worker` is neither an index nor the name of a worker."""
     name = worker if isinstance(worker, str) else f"worker:{index(worker)}"
     if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
         raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')

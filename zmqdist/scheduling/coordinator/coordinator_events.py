@@ -1,4 +1,4 @@
-"""Events of the coordinator's machine (machine.py); those of its plans are in dependencies_and_retries.py."""
+"""Events of the coordinator's machine (machine.py), except those that dependencies_and_retries.py defines for plans."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Planned, Val
 
 @dataclass(frozen=True, slots=True)
 class FunctionsDefined:
-    """Functions that further work may use: (fn, pickled)."""
+    """The program has defined functions for further work, each (fn, pickled)."""
 
     functions: list[tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionsDropped:
-    """No further work will use these functions."""
+    """The program will schedule no more work with these functions."""
 
     functions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """The program no longer needs what slots hold under these numbers, on any worker (`Forget.everywhere`)."""
+    """The program no longer needs the objects that slots of any worker hold under these numbers (`Forget.everywhere`)."""
 
     numbers: list[int]
 
@@ -38,35 +38,35 @@ class DispatcherUp:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDown:
-    """The connection is lost. `for_good`: there will be no other connection, so no round waits for one."""
+    """The connection is lost. `for_good`: the runtime will not connect again, so a round that is ending must not wait for a dispatcher."""
 
     for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """The program cancelled this work."""
+    """The program cancelled these work items."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeBackRequested:
-    """The program cancels this work unless a worker has begun it. Only for a machine with `report_starts`."""
+    """The program cancels these work items unless a worker has begun them. Only for a machine that was made with `starts`."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class EndRoundRequested:
-    """A thread waits to raise the error of this round: end it. Ignored for any other round than the present one."""
+    """A thread waits to raise the error of this round, so the round must end. Ignored unless it is the present round."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class BulkArrived:
-    """A bulk result is in this process, or no RemoteValue needs it any more."""
+    """A bulk result has arrived in this process, or no RemoteValue needs it any more."""
 
     work: int
     attempt: int
@@ -75,14 +75,14 @@ class BulkArrived:
 
 @dataclass(frozen=True, slots=True)
 class KeptDropped:
-    """The program no longer needs these values, which their workers keep."""
+    """The program no longer needs these values, which workers keep."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class BulkUnreachable:
-    """The holder of a bulk result is alive but cannot be reached from here."""
+    """The worker that holds a bulk result is alive, but this process cannot reach it."""
 
     work: int
     attempt: int
@@ -91,7 +91,7 @@ class BulkUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPacked:
-    """The runtime's reply to HandIn: the packed attempt."""
+    """The runtime's reply to HandIn: the payload of the attempt."""
 
     attempt: int
     payload: bytes
@@ -99,7 +99,7 @@ class AttemptPacked:
 
 @dataclass(frozen=True, slots=True)
 class PackingFailed:
-    """A plan was scheduled whose inputs cannot be packed: it ends with this error."""
+    """The inputs of a scheduled plan cannot be packed, so the plan ends with this error."""
 
     work: int
     error: bytes
@@ -107,14 +107,14 @@ class PackingFailed:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRefused:
-    """The dispatcher refuses this coordinator with this packed error."""
+    """The dispatcher refuses this coordinator. `error` is packed."""
 
     error: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedFailed:
-    """All unfinished work ends with this packed error."""
+    """All unfinished work must end with this packed error."""
 
     error: bytes
 

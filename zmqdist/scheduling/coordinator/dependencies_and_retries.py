@@ -1,24 +1,24 @@
-"""Decisions about work with inputs, retries, a timeout or a lineage, before and after the dispatcher; no I/O.
+"""Decisions about work with inputs, retries, a timeout or a lineage: when it is handed in and how it ends; no I/O.
 
 Theory of operation
     A work item with one of these is a *plan*; other work bypasses this module. A plan waits for its inputs, which are other work
-    items. It is then handed in as an *attempt*: a work item for closures.py, with a number of its own. The end of the attempt decides
-    about the plan: the plan ends, or another attempt begins.
+    items. It is then handed in as an *attempt*: a work item for closures.py, with a number of its own. When the attempt ends, either
+    the plan ends or another attempt begins.
     A plan with a lineage remains after its success, as long as its value can be used. If the value is lost, another attempt
     recomputes it, after its lost inputs have been recomputed.
 
 Promises, checked by tests/machines/test_graph.py with random events, and tests/sim
-    G1  each plan ends exactly once; with its round at the latest
+    G1  each plan ends exactly once, at the latest when its round ends
     G2  an attempt is handed in only when all inputs of its plan are available
-    G3  a plan with a failed input fails for that reason and is not handed in any more
-    G4  at most 1 + retries attempts end with an error of the function; apart from these only lost work is tried again
+    G3  a plan with a failed input fails for that reason, and no attempt of it is handed in after that
+    G4  at most 1 + retries attempts end with an error of the function; further attempts begin only because a value was lost
     G5  between the request for the end of a round and that end no attempt is handed in
-    G6  a plan that is not done at its `until` ends then, and its attempt is cancelled
+    G6  a plan that has not ended by its `until` ends then, and its attempt is cancelled
     G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times; then the waiting requests are served
-    G8  a function is dropped once no plan can be handed in with it any more, and not before
+    G8  a function is dropped as soon as no plan can be handed in with it any more, and not earlier
     G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
 
-Not here: payloads, and the values that the program holds (task_specs.py).
+Not here: payloads, and the RemoteValues that the program holds (task_specs.py).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Scheduled, WorkOptions
 
 LOST: Final = 10
-"""Kind of an end: every start was lost."""
+"""How work can end: each of its starts was lost."""
 UNAVAILABLE: Final = 11
-"""Kind of an end: no dispatcher or no worker for too long, or the result cannot be reached."""
+"""How work can end: there was no dispatcher or no worker for too long, or its result cannot be reached."""
 INPUT_FAILED: Final = 12
-"""Kind of an end: an input has failed."""
+"""How work can end: an input has failed."""
 TIMED_OUT: Final = 13
-"""Kind of an end: `until` has passed."""
+"""How work can end: its `until` has passed."""
 
 FIRST_ATTEMPT: Final = 1 << 48
-"""The first number of an attempt; the numbers of the program's work items stay below."""
+"""The first number of an attempt; all numbers of the program's work items are lower."""
 
 DUE_SPARE: Final = 64
-"""How many obsolete entries the heap of due times may have before it is rebuilt."""
+"""The number of obsolete entries above which the heap of deadlines is rebuilt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Planned:
     """The program scheduled a plan.
 
     Attributes:
-      inputs: the work items it needs that are pending or have a lineage. Inputs whose values are available for good are left out.
+      inputs: the needed work items that are pending or have a lineage. Inputs whose values are available for good are left out.
       failed: an input that has failed already; 0 for none.
-      retries: how many errors of the function are followed by another attempt.
+      retries: the number of errors of the function after which there is another attempt.
       until: seconds on the machine's clock.
-      lineage: whether its worker keeps the value and a lost value is recomputed.
+      lineage: whether the worker keeps the value, and the plan recomputes it when it is lost.
       keep, options: as in Scheduled, for each attempt.
     """
 
@@ -75,7 +75,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that its worker could not get; 0 for none."""
+    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that its worker could not fetch; 0 for none."""
 
     number: int
     kind: int
@@ -84,7 +84,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class ValueLost:
-    """The program requests the value of an attempt, and the value is no longer where it was kept."""
+    """The program requests the value of an attempt, but its worker no longer holds that value."""
 
     work: int
     attempt: int
@@ -92,14 +92,14 @@ class ValueLost:
 
 @dataclass(frozen=True, slots=True)
 class ValueDropped:
-    """The value of this attempt can no longer be used by anything."""
+    """The program and all other work have released the value of this attempt."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlansCancelled:
-    """The program cancelled these work items; those that are not plans are ignored."""
+    """The program cancelled these work items. The machine ignores those that are not plans."""
 
     works: list[int]
 
@@ -113,7 +113,7 @@ class FunctionsUnused:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnding:
-    """A thread waits to raise the round's error."""
+    """A thread of the program waits to raise the error of the round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """All plans stop; unfinished ones end with the error that the sender of this event has."""
+    """All plans are given up; unfinished ones end with the error that the sender of this event has."""
 
 
 Event: TypeAlias = (
@@ -142,7 +142,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class HandIn:
-    """Schedule this plan under the number of an attempt."""
+    """Pack this plan and schedule it as an ordinary work item under the number of the attempt."""
 
     work: int
     attempt: int
@@ -150,10 +150,10 @@ class HandIn:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A plan has ended; or one that had succeeded has lost its value for good (`had_succeeded`).
+    """A plan has ended; or, with `had_succeeded`, a plan that ended earlier with success has lost its value for good.
 
     Attributes:
-      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often); None: as the attempt that has just ended.
+      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often). None: the kind of the attempt that has just ended.
       cause: the failed input, for INPUT_FAILED.
       had_succeeded: whether the plan had succeeded before.
     """
@@ -166,7 +166,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """The value of a plan is available again: from the attempt that has just ended (`new`), or it is newer than the requested one."""
+    """The value of a plan is available again: the attempt that has just ended computed it (`new`), or the requested value was outdated."""
 
     work: int
     new: bool
@@ -200,13 +200,13 @@ class _Plan:
     """One plan.
 
     Attributes:
-      inputs, missing: the inputs as planned, and those of them that it waits for.
+      inputs, missing: the inputs as planned, and the inputs that the plan waits for.
       attempt: the attempt in progress; 0 for none.
-      value_attempt: the attempt that computed its value; 0 before the first success.
-      recomputations: how often its lost value was recomputed.
-      used: for each input with a lineage, the attempt whose value the present attempt got.
-      wanted: whether its value was requested and must be recomputed when the round is over.
-      dropped: whether its old value can no longer be used by anything.
+      value_attempt: the attempt that computed the value; 0 before the first success.
+      recomputations: how often the lost value was recomputed.
+      used: for each input with a lineage, the attempt that computed the value which the present attempt got.
+      wanted: whether the program has requested the value, so that it must be recomputed when the round is over.
+      dropped: whether the program and all other work have released the value that was lost.
     """
 
     __slots__ = (
@@ -250,11 +250,11 @@ class Dependencies:
     """All plans of a coordinator; the module's docstring has the rules.
 
     Args:
-      recomputations_max: how often a lost value is recomputed.
+      recomputations_max: how often the lost value of one plan is recomputed.
       first: the number of the first attempt.
 
     Attributes:
-      waiting: how many plans have neither ended nor been handed in.
+      waiting: the number of plans that have neither ended nor an attempt in progress.
     """
 
     def __init__(self, *, recomputations_max: int, first: int = FIRST_ATTEMPT) -> None:
@@ -265,11 +265,11 @@ class Dependencies:
         self._by_value: dict[int, _Plan] = {}
         """Plans with a lineage that have succeeded, by the attempt that computed their value."""
         self._awaited: dict[int, dict[int, None]] = {}
-        """The plans that wait for an input, in order of arrival."""
+        """For each awaited input the plans that wait for it, in order of arrival."""
         self._lost: set[int] = set()
-        """Plans that have succeeded, whose value is lost and is not being recomputed."""
+        """Plans that have succeeded, whose value is lost and is not being recomputed yet."""
         self._followups: deque[tuple[int, bool | None]] = deque()
-        """What follows from an event: (work, whether it succeeded; None: recompute it). A queue, because recursion could be too deep."""
+        """Consequences to handle: (work, True: it succeeded, False: it failed, None: recompute it). A queue, to avoid deep recursion."""
         self._due: list[tuple[float, int]] = []
         self._uses: dict[int, int] = {}
         self._unused: set[int] = set()
@@ -280,16 +280,16 @@ class Dependencies:
         return len(self._plans)
 
     def awaits(self, work: int) -> bool:
-        """Return whether plans must learn of the end of this work item."""
+        """Return whether a plan depends on the end of this work item or attempt."""
         return work in self._awaited or work in self._attempts
 
     def work_of(self, attempt: int) -> int:
-        """Return the plan of an attempt in progress; 0 if there is none."""
+        """Return the work number of the plan to which this attempt in progress belongs; 0 if it is not in progress."""
         plan = self._attempts.get(attempt)
         return 0 if plan is None else plan.work
 
     def has_lineage(self, work: int) -> bool:
-        """Return whether this is a plan whose lost value is recomputed."""
+        """Return whether this work item is a plan with a lineage, so that its value is recomputed when it is lost."""
         plan = self._plans.get(work)
         return plan is not None and plan.lineage
 
@@ -312,7 +312,7 @@ class Dependencies:
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         while self._due:
             until, work = self._due[0]
             plan = self._plans.get(work)
@@ -371,8 +371,8 @@ class Dependencies:
         self._hand_in_when_ready(plan, effects)
 
     def _begin_again(self, plan: _Plan, effects: list[Effect]) -> None:
-        """Hand in another attempt once the inputs are available. All were available before; those with a lineage may be lost by now."""
-        if plan.dropped and plan.work not in self._awaited:  # no program can get its value
+        """Hand in another attempt once all inputs are available: those with a lineage may have been lost since the last attempt."""
+        if plan.dropped and plan.work not in self._awaited:  # neither the program nor a plan can get its value
             self._remove(plan, effects)
             return
         for work in plan.inputs:
@@ -443,7 +443,7 @@ class Dependencies:
         self._followups.append((plan.work, True))
 
     def _notify_waiting(self, work: int, succeeded: bool, effects: list[Effect]) -> None:
-        """Continue the plans that wait for this work item, which has ended."""
+        """Tell the plans that wait for this work item how it has ended: fail them, or hand them in if they miss no other input."""
         if not succeeded and self._ending:
             return  # the waiting plans end with the round
         for waiting in self._awaited.pop(work, ()):
@@ -459,7 +459,7 @@ class Dependencies:
             if plan.missing:
                 continue
             if self._ending:
-                # Its value is still lost, but with no missing inputs it would count as available.
+                # The plan's value is still lost, but without missing inputs the plan would count as available.
                 self._suspend_recomputation(plan)
             else:
                 self._begin_again(plan, effects)
@@ -484,7 +484,7 @@ class Dependencies:
                 waiting.pop(plan.work, None)
                 if not waiting:
                     del self._awaited[work]
-        # Plans that ended before their time leave their entries behind.
+        # Plans that ended before their deadline have left their entries in the heap.
         if len(self._due) > 2 * len(self._plans) + DUE_SPARE:
             self._due = [(each.until, each.work) for each in self._plans.values() if each.until is not None]
             heapq.heapify(self._due)
@@ -522,7 +522,7 @@ class Dependencies:
         self._begin_again(plan, effects)
 
     def _suspend_recomputation(self, plan: _Plan) -> None:
-        """Stop recomputing a value because the round ends. A requested value is recomputed after the round."""
+        """Stop recomputing a value because the round ends. If the program has requested the value, it is recomputed after the round."""
         if plan.value_attempt:
             plan.missing = set()
             plan.recomputations -= 1
@@ -538,7 +538,7 @@ class Dependencies:
             if not self._ending:
                 self._followups.append((work, None))
         else:
-            plan.wanted = True  # in case the end of the round stops the computation in progress
+            plan.wanted = True  # the end of the round may stop the computation in progress
 
     def _value_dropped(self, attempt: int, effects: list[Effect]) -> None:
         plan = self._by_value.get(attempt)

@@ -12,7 +12,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn
 
 
 class KeptAt(NamedTuple):
-    """The value of an attempt that stays with its worker; with `lineage` it is recomputed when it is lost."""
+    """The value of an attempt, which its worker keeps. With `lineage` it is recomputed when it is lost."""
 
     attempt: int
     reference: bytes
@@ -23,8 +23,8 @@ class KeptAt(NamedTuple):
 class Resolve:
     """These work items have ended: (work, kind, payload).
 
-    The payload depends on the kind. KEPT: the reference to the value, for a plan a KeptAt. LOST: the lost starts, each a LostStart.
-    INPUT_FAILED: the number of the input. Other kinds: the payload of the result.
+    The payload depends on the kind. KEPT: the reference to the value, and for a plan a KeptAt. LOST: the lost starts, each a LostStart.
+    INPUT_FAILED: the number of the failed input. Any other kind: the payload of the result.
 
     Attributes:
       failures: the items that fail their round.
@@ -38,7 +38,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A plan that had succeeded has another value, or has lost its value for good; kind and payload as in Resolve."""
+    """A plan that had succeeded has another value, or has lost its value for good. Kind and payload are as in Resolve."""
 
     work: int
     kind: int
@@ -47,7 +47,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class KeepInput:
-    """The result of a work item that these plans wait for has arrived: its payload, or the reference to a kept value."""
+    """An input that these plans wait for is available. The payload is its packed result, or the reference to a kept value."""
 
     work: int
     payload: Any
@@ -56,7 +56,7 @@ class KeepInput:
 
 @dataclass(frozen=True, slots=True)
 class RoundRefused:
-    """The dispatcher refuses this coordinator, which fails the round. `for_good`: the coordinator does not try again."""
+    """The dispatcher refuses this coordinator, so the round fails. `for_good`: the coordinator does not try to register again."""
 
     error: bytes
     for_good: bool
@@ -73,7 +73,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class RoundSettled:
-    """No work of this round or an earlier one can be executing; all of it is resolved."""
+    """No work of this round or an earlier one can be executing, and all of it is resolved."""
 
     round: int
 
@@ -85,7 +85,7 @@ class RoomMade:
 
 @dataclass(frozen=True, slots=True)
 class WorkBegun:
-    """Workers have begun this work: it can no longer be taken back."""
+    """Workers have begun these work items, so they can no longer be taken back."""
 
     works: list[int]
 

@@ -1,13 +1,13 @@
 """`zmqdist.Executor`: a `concurrent.futures.Executor` whose workers are a cluster.
 
 It behaves as the standard library's ProcessPoolExecutor, whose tests it passes (tests/coordinator/full/test_standard_library.py), with
-one exception: a function that crashes its processes fails alone, and the other functions go on.
+one exception: a function that crashes its process fails alone, and the other functions continue.
 
 Rules
-    A Future is settled once: by the coordinator's callback thread, by the thread that cancels it, or by the thread that breaks the
-    executor.
+    A Future is settled once: by the coordinator's callback thread, by the thread that cancels the Future, or by the thread that breaks
+    the executor.
     `cancel` never ends a function that a worker has begun. It sends a request through the dispatcher to the worker and waits for the
-    reply. The loop's thread delivers that reply, so a callback of a Future may cancel others without a deadlock.
+    reply. The loop's thread delivers that reply, so a callback of a Future may cancel other Futures without a deadlock.
 
 Not here: what happens to submitted work at the end of the program (program_end.py).
 """
@@ -46,12 +46,12 @@ class Executor(futures.Executor):
 
     Args:
       target, and other keyword arguments: as for ClusterCoordinator.
-      max_workers: how many functions the cluster has at a time, at most. None: as many as its slots take.
-      initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first one. With an
-        initializer, the first `submit` waits for a worker. If the initializer raises, the executor is broken.
+      max_workers: the number of functions that the cluster has at a time, at most. None: as many as there are slots.
+      initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first function.
+        With an initializer, the first `submit` waits for a worker. If the initializer raises, the executor is broken.
 
-    Submitted functions are carried out before the program ends, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but not
-    after Ctrl-C. A program that has lost its cluster by then ends after `cluster_lost_limit_s`, with exit code 1.
+    Submitted functions are run before the program ends, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but not
+    after Ctrl-C. If the program has lost its cluster by then, it ends after `cluster_lost_limit_s` with exit code 1.
 
     Raises:
       ValueError: `max_workers` is below 1; or as for ClusterCoordinator.
@@ -76,7 +76,7 @@ class Executor(futures.Executor):
         self._futures: dict[int, _Future[Any]] = {}
         """Unsettled Futures by the number of their work item."""
         self._begun_early: set[int] = set()
-        """Work items that a worker began before `_futures` had them."""
+        """Work items that a worker began before they were put into `_futures`."""
         self._submitting = 0
         self._shut = False
         self._broken: Callable[[], BaseException] | None = None
@@ -90,7 +90,7 @@ class Executor(futures.Executor):
             executors.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
-        """Schedule `fn(*args, **kwargs)`. A `pickle.PicklingError` is the error of the Future, not of this call.
+        """Schedule `fn(*args, **kwargs)`. If they cannot be pickled, the `pickle.PicklingError` is raised by the Future, not by this call.
 
         Raises:
           RuntimeError: `shutdown` was called or the program is ending; or no thread can be started to settle the Futures.
@@ -123,12 +123,12 @@ class Executor(futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """As in the standard library. The function is pickled once, when this is called, so that all items see the same captured values.
+        """Submit `fn` for each item and return the results in order, as in the standard library. `fn` is pickled once, during this call.
 
         Args:
-          chunksize: checked, without effect, because the cluster itself sends quick functions in batches.
-          buffersize: how many items may be submitted whose results the caller has not taken. This bounds both arguments and results, so
-            `iterables` may be endless. None: all are submitted at once. (The standard library has it since Python 3.14.)
+          chunksize: checked and otherwise ignored, because the cluster itself sends quick functions in batches.
+          buffersize: the number of submitted items whose results the caller has not taken, at most. This bounds both arguments and results,
+            so `iterables` may be endless. None: all items are submitted at once. (The standard library has it since Python 3.14.)
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -157,7 +157,7 @@ class Executor(futures.Executor):
         """Accept no more work. Idempotent. Does nothing in a forked child.
 
         Args:
-          wait: return once all submitted work has ended; else it ends in the background.
+          wait: return once all submitted work has ended. If False, return at once; the work continues in the background.
           cancel_futures: cancel the Futures whose functions no worker has begun.
         """
         if self._coordinator.forked:
@@ -173,9 +173,9 @@ class Executor(futures.Executor):
             threading.Thread(target=logged, args=(self._close_when_idle,), name=name, daemon=True).start()
 
     def terminate_workers(self) -> None:
-        """Cancel all work: drop what waits, ask running functions to stop, and kill them after `cancel_grace_s`. Does not wait.
+        """Cancel all work: drop waiting functions, ask running ones to stop, and kill those after `cancel_grace_s`. Does not wait.
 
-        A running function sees the request in `zmqdist.cancelled`; its Future ends with a BrokenProcessPool. The workers themselves go on
+        A running function sees the request in `zmqdist.cancelled`; its Future ends with a BrokenProcessPool. The worker processes continue
         with the work of other programs.
         """
         self.shutdown(wait=False)
@@ -184,7 +184,7 @@ class Executor(futures.Executor):
                 value.cancel()
 
     def kill_workers(self) -> None:
-        """As `terminate_workers`, but kill running functions at once, without asking them to stop."""
+        """Cancel all work as `terminate_workers` does, but kill running functions at once, without asking them to stop."""
         with self._idle:
             self._shut = True
         self._coordinator.close()
@@ -192,9 +192,9 @@ class Executor(futures.Executor):
     # -- for the end of the program, and of the cluster ---------------------------------------------------------------
 
     def finish(self) -> list[BaseException]:
-        """Wait until all submitted work has ended; return the errors of functions that failed meanwhile for lack of a cluster.
+        """Wait until all submitted work has ended; return the errors of the functions that failed meanwhile because the cluster was lost.
 
-        Does nothing in a forked child.
+        In a forked child it does nothing and returns an empty list.
         """
         if self._coordinator.forked:
             return []
@@ -212,7 +212,7 @@ class Executor(futures.Executor):
         return count
 
     def cluster_closed(self) -> None:
-        """Break the executor, because its local_cluster is about to close and unfinished work can never end."""
+        """Break the executor, because its local_cluster is about to close, so that unfinished work cannot end."""
         self._break(lambda: _unavailable("the local_cluster of this executor has been closed"))
 
     def _close_when_idle(self) -> None:
@@ -221,7 +221,7 @@ class Executor(futures.Executor):
         self._coordinator.close()
 
     def _break(self, make: Callable[[], BaseException]) -> None:
-        """Fail all unfinished work and everything submitted from now on with the error of `make`."""
+        """Fail all unfinished work, and all work that is submitted from now on, with errors made by `make`."""
         with self._idle:
             if self._broken is not None or (self._shut and not self._futures and not self._submitting):
                 return
@@ -242,7 +242,7 @@ class Executor(futures.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def _prepare(self) -> None:
-        """Schedule the initializer's call before the first function."""
+        """Create the initializer's per-worker resource before the first function is scheduled."""
         coordinator = self._coordinator
         if self._initializer is None or coordinator.ready is not None:
             return
@@ -256,7 +256,7 @@ class Executor(futures.Executor):
         self._futures[work] = future
         try:
             value.add_done_callback(lambda value: self._settle(work, future, value))
-        except BaseException:  # no callback thread could be started, so the Future would never be settled
+        except BaseException:  # no callback thread: the Future would never be settled
             value.cancel()
             self._forget(work)
             raise
@@ -268,7 +268,7 @@ class Executor(futures.Executor):
             self._forget(work)
 
     def _mark_begun(self, works: list[int]) -> None:
-        """Note that workers have begun these functions. Called by the loop, so it must not wait."""
+        """Note that workers have begun these functions. The loop calls this, so it must not wait."""
         for work in works:
             self._begun_early.add(work)  # before the look-up: `_register` checks this set after it has added the Future
             future = self._futures.get(work)
@@ -277,7 +277,7 @@ class Executor(futures.Executor):
                 future.begin()
 
     def _settle(self, work: int, future: _Future[Any], value: RemoteValue) -> None:
-        """Give the Future the result of its function. Called in the coordinator's callback thread."""
+        """Settle the Future with the result of its function. Called in the coordinator's callback thread."""
         try:
             if outcome_of(value)[0] == CANCELLED:
                 self._end_cancelled(future, value)
@@ -285,7 +285,7 @@ class Executor(futures.Executor):
             try:
                 error = value.exception()
                 result = None if error is not None else value.get()
-            except BaseException as failed:  # the result has arrived, and cannot be unpickled in this process
+            except BaseException as failed:  # the result has arrived, but this process cannot unpickle it
                 error, result = _broken(f"the result of {value.name} cannot be unpickled here", failed), None
             else:
                 error = None if error is None else _translated(value, error)
@@ -321,8 +321,8 @@ class _Coordinator(ClusterCoordinator):
     """A coordinator without rounds, so that the failure of one function leaves the others alone.
 
     Attributes:
-      ready: the initializer as a per-worker resource. Each function has it among its arguments, so a process calls the initializer
-        before its first function.
+      ready: the initializer as a per-worker resource; None without an initializer. It is among the arguments of each function, so a
+        process calls the initializer before its first function.
       preparing: held while `ready` is created.
     """
 
@@ -336,7 +336,7 @@ class _Coordinator(ClusterCoordinator):
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that made the coordinator."""
+        """Whether this process was forked from the process that created the coordinator."""
         return self._runtime.pid != os.getpid()
 
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
@@ -344,7 +344,7 @@ class _Coordinator(ClusterCoordinator):
         self._runtime.on_begun = fn
 
     def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Pickle a function once, for any number of `schedule` calls. Raises as `schedule` does for the function."""
+        """Pickle a function now, for any number of `schedule` calls. Raises as `schedule` does for the function."""
         return self._snapshot_of(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
@@ -393,7 +393,7 @@ class _Future(futures.Future[T]):
         return self.cancelled()
 
     def begin(self) -> None:
-        """Note that a worker has begun the function; waiting `cancel` calls return."""
+        """Note that a worker has begun the function, and release the threads that wait in `cancel`."""
         with self._condition:
             if self._state == "PENDING":
                 self._state = "RUNNING"
@@ -412,7 +412,7 @@ class _Future(futures.Future[T]):
             pass
 
     def end_as_cancelled(self) -> bool:
-        """Mark the Future cancelled unless its function has begun or ended. Return whether it is cancelled."""
+        """Cancel the Future unless its function has begun or ended. Return whether it is cancelled."""
         cancelled = super().cancel()
         with self._condition:
             if self._state == "CANCELLED":
@@ -420,7 +420,7 @@ class _Future(futures.Future[T]):
         return cancelled
 
     def _request_cancel(self) -> _CancelReply | None:
-        """Send the request to cancel; return the pending reply, None if there is nothing to cancel."""
+        """Send the request to cancel the function. Return the pending reply; None if the function cannot be cancelled any more."""
         value = self.value
         if value is None or value.forked:
             return None
@@ -435,7 +435,7 @@ class _Future(futures.Future[T]):
         return reply
 
     def _finish_cancel(self, reply: _CancelReply | None) -> None:
-        """Wait for the reply and mark the Future cancelled if the worker had not begun it."""
+        """Wait for the reply, and mark the Future as cancelled if no worker had begun the function."""
         if reply is None:
             return
         reply.wait()
@@ -444,14 +444,14 @@ class _Future(futures.Future[T]):
 
 
 class _CancelReply(threading.Event):
-    """The pending reply to a request to cancel: set once the function has begun or ended."""
+    """The pending reply to a request to cancel a function. The event is set once the function has begun or ended."""
 
     value: RemoteValue | None = None
     release = threading.Event.set
 
 
 def _cancel_all(pending: Iterable[Any]) -> None:
-    """Cancel these Futures. All requests are sent before the first reply is awaited, so they travel in one message."""
+    """Cancel these Futures. All requests are sent before this thread waits for the first reply, so that they share one message."""
     for future, reply in [(future, future._request_cancel()) for future in pending if isinstance(future, _Future)]:
         future._finish_cancel(reply)
 
@@ -459,10 +459,10 @@ def _cancel_all(pending: Iterable[Any]) -> None:
 def _results(
     submitted: deque[futures.Future[T]], submit_next: Callable[[], futures.Future[T] | None] | None, until: float | None
 ) -> Iterator[T]:
-    """Yield the results in order. Cancel the rest when the caller gives up or a function fails.
+    """Yield the results in order. Cancel the remaining Futures when the caller closes the iterator or a function fails.
 
     Args:
-      submit_next: submits one more item for each result taken; returns None when there are no more.
+      submit_next: submits one more item for each result that was taken, and returns its Future; None when there are no more items.
     """
     try:
         while submitted:
@@ -475,7 +475,7 @@ def _results(
 
 
 def _pop_result(submitted: deque[futures.Future[T]], until: float | None) -> T:
-    """Return the result of the first Future and drop it from the queue, so that nothing else refers to the result."""
+    """Return the result of the first Future and remove the Future from the queue, so that nothing else refers to the result."""
     result = submitted[0].result(None if until is None else until - time.monotonic())
     del submitted[0]
     return result
@@ -485,9 +485,9 @@ def _pop_result(submitted: deque[futures.Future[T]], until: float | None) -> T:
 
 
 def _translated(value: RemoteValue, error: BaseException) -> BaseException:
-    """Return the error as the standard library would report it.
+    """Return the error in the form in which the standard library would raise it.
 
-    A fault that is not the function's is a BrokenProcessPool; a SystemExit of the function is passed through.
+    If the function is not at fault, that is a BrokenProcessPool. A SystemExit of the function is returned itself.
     """
     from zmqdist.scheduling.coordinator import broken_pool
 

@@ -1,9 +1,9 @@
 """The errors of the functions of a round, and which of them the program has seen.
 
 Rules
+    The program has seen an error when `get`, `fetch` or `exception` of a RemoteValue has raised or returned it.
     `join` and `done` raise the error of a round whether or not the program has seen it, as in TensorFlow. `schedule` raises it only
-    while there is an error that the program has not seen: an error that `get`, `fetch` or `exception` of a RemoteValue has given
-    to the program is the program's to handle, and does not stop it from scheduling more.
+    while there is an error that the program has not seen, because the program handles the other errors itself.
     Errors that the program has never seen are logged when the coordinator is closed or the program ends, so that none is lost.
 """
 
@@ -24,18 +24,18 @@ from zmqdist.wire import results
 log = logging.getLogger("zmqdist.coordinator")
 
 ErrorFactory: TypeAlias = "Callable[[], BaseException]"
-"""Makes an error: a fresh one each time, so that tracebacks do not accumulate."""
+"""Makes a new exception object in each call, so that tracebacks do not accumulate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a work item has failed, as a factory of its error."""
+    """How a work item has failed. Calling it makes the error."""
 
     kind: int | None
     payload: Any
     name: str
     safe_only: bool = False
-    """Whether a pickled error is refused."""
+    """Whether a pickled error is refused, because the program accepts only safe results."""
 
     def __call__(self) -> BaseException:
         """Return a new exception."""
@@ -57,10 +57,10 @@ class Failure:
 
 
 class Failures:
-    """The errors of one coordinator. Guarded by its lock, except `mark_seen`.
+    """The errors of one coordinator. Guarded by the coordinator's lock, except `mark_seen`.
 
     Args:
-      reported: whether unseen errors are logged at the end. False for an Executor, whose Futures have them.
+      reported: whether unseen errors are logged at the end. False for an Executor, whose Futures hold the errors.
 
     Attributes:
       unseen: the work items of this round whose errors the program has not seen.
@@ -79,28 +79,28 @@ class Failures:
 
     @property
     def round(self) -> object:
-        """An object that stays the same until the round's errors are taken; None while there are none."""
+        """An object that identifies the failed round until its errors are taken; None while no work of the round has failed."""
         return self._errors[0] if self._errors else None
 
     def add(self, work: int, make: ErrorFactory) -> None:
-        """Add the error of a work item; the first FAILURES_KEPT errors of a round are kept."""
+        """Add the error of a work item. The first FAILURES_KEPT errors of a round are kept; later ones are only counted."""
         self.unseen.add(work)
         if len(self._errors) < limits.FAILURES_KEPT:
             self._errors.append((work, make))
 
     def mark_seen(self, work: int) -> None:
-        """Note that the program has the error of this work item. Any thread."""
+        """Note that the program has seen the error of this work item. Any thread."""
         self.unseen.discard(work)
 
     def take(self) -> tuple[ErrorFactory, list[ErrorFactory]]:
-        """Return the error to raise (the first unseen one, else the first) and all errors; mark all seen. The round must have failed."""
+        """Return the error to raise (the first unseen one, else the first) and all errors; mark all as seen. The round must have failed."""
         kept, self._errors = self._errors, []
         first = next((make for work, make in kept if work in self.unseen), kept[0][1])
         self.unseen = set()
         return first, [make for _, make in kept]
 
     def report(self) -> None:
-        """Log how many errors the program has not seen, once."""
+        """Log the number of errors that the program has not seen, and the first of them. A second call logs nothing."""
         unseen, self.unseen = self.unseen, set()
         if not unseen or not self._reported or self._pid != os.getpid():
             return
@@ -119,6 +119,6 @@ _instances: WeakSet[Failures] = WeakSet()
 
 @atexit.register
 def _report_all() -> None:
-    """Report for coordinators that the program did not close."""
+    """Log the unseen errors of each coordinator that the program did not close."""
     for failures in list(_instances):
         failures.report()

@@ -1,7 +1,7 @@
 """The present state of a coordinator in figures: the record behind `ClusterCoordinator.snapshot`, and the gauges of metrics.py.
 
-Any thread reads here while the loop runs. Each figure is exact at one moment, but figures that the lock does not guard may be of
-different moments.
+Any thread reads the state while the loop changes it. Each figure is exact at one moment, but figures that the lock does not guard may
+be of different moments.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ class CoordinatorSnapshot:
     """The work, waiting threads and held data of a coordinator.
 
     Attributes:
-      connected: whether a dispatcher has registered this coordinator and the connection is up.
-      workers: how many workers the dispatcher has reported.
+      connected: whether the connection to a dispatcher is up and the dispatcher has registered this coordinator.
+      workers: the number of workers that the dispatcher has reported.
       scheduled: work items since the coordinator was made, without the builds of resources.
-      unfinished: those of them that have not ended.
-      queued: an upper bound of the unfinished ones in the dispatcher's queue, from its reports so far.
-      queue_bytes: bytes of the arguments of unfinished work, shared data once; `queue_bytes_max` bounds it.
-      busy: whether a thread is in `schedule` or `join`, for which other callers have to wait.
+      unfinished: those of the scheduled work items that have not ended.
+      queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from the dispatcher's latest report.
+      queue_bytes: bytes of the arguments of unfinished work, shared data counted once; `queue_bytes_max` bounds it.
+      busy: whether a thread is in `schedule` or `join`, so that other callers have to wait.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
       waiting_for_end: threads in `join` or `done` that wait for the end of work or of a round.
-      failed: whether a function has failed whose error no call has raised yet.
+      failed: whether a function has failed whose error neither `schedule` nor `join` nor `done` has raised yet.
       ending: whether the coordinator has requested the end of a round that may still have executing functions.
       rounds_ended: rounds that have ended with an error.
-      planned: remembered work items with inputs, retries, a timeout or a lineage: until they end; with a lineage, while their value
-        can be used.
-      waiting_for_inputs: those of them that are not handed in because an input is pending.
-      attempts: those of them that are handed in and have not ended.
+      planned: work items with inputs, retries, a timeout or a lineage that the coordinator remembers: until they end or, with a lineage,
+        while their value can be used.
+      waiting_for_inputs: those of the planned work items that are not handed in because an input is pending.
+      attempts: those of the planned work items that are handed in and have not ended.
       held: large arguments, functions and inputs held for unfinished work.
       owners: work items for which data is held.
       values: unsettled RemoteValues.
-      called_back: those of them with callbacks.
+      called_back: those of the unsettled RemoteValues that have callbacks.
       kept: values that workers keep for this coordinator.
       functions: functions of this coordinator that the cluster knows.
-      functions_pickled: how often a function was pickled.
+      functions_pickled: how many times a function was pickled.
       resources: per-worker resources, iterators and datasets included.
       memories: processes whose shared memory is mapped for results.
       connections: connections to workers for results, not counting the one to the dispatcher.

@@ -1,4 +1,4 @@
-"""A function as it was when `map` or an Executor took it, pickled once for all its work items."""
+"""A function in its state when `map` or an Executor accepted it, pickled once for all its work items."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 
 class FunctionSnapshot:
-    """A pickled function. `schedule` takes it in place of the function, any number of times, without pickling or comparing again.
+    """A pickled function. `schedule` accepts it in place of the function, any number of times, and does not pickle the function again.
 
     Args:
       blob: the pickle, or the reference to it, as messages carry it.
-      bulks: the data held for it; this object owns them.
-      uses, inputs: what the function captures, as the runtime's attributes of these names.
+      bulks: the numbers under which the store holds the pickle; this object releases them.
+      uses, inputs: the resources and the RemoteValues that the function captures, as in the runtime's attributes of these names.
     """
 
     __slots__ = ("blob", "bulks", "fn", "inputs", "runtime", "uses")
@@ -41,7 +41,7 @@ class FunctionSnapshot:
 
     @classmethod
     def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Pickle a function now. Raises as `ClusterCoordinator.schedule` does for the function."""
+        """Pickle a function in its present state. Raises as `ClusterCoordinator.schedule` does for the function."""
         with runtime.schedule_lock:
             runtime.packing_thread = get_ident()
             try:
@@ -58,13 +58,13 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """Return the blob and the numbers of held data for one more work item, which is being packed and owns these numbers."""
+        """Return the blob and the store's numbers for the work item that is being packed; that work item must release the numbers."""
         self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)
         return self.blob, list(self.bulks)
 
     def __del__(self) -> None:
-        """Release the held data. In a finalizer, so it takes no lock of the coordinator."""
+        """Have the loop release the held data. This is a finalizer, so it takes no lock of the coordinator."""
         if self.bulks and self.runtime.pid == os.getpid():
             self.runtime.call_in_loop(self.runtime.drop, self.bulks)

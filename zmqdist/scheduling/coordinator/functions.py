@@ -1,12 +1,12 @@
-"""Numbers for functions: the cluster gets each function once, and forgets it when it has not been used for long.
+"""Numbers for functions: the cluster gets each function once, and drops it when it has not been used for long.
 
 A function is identified by its pickle. A function that captures nothing mutable is pickled once (wire/functions.py). Any other function
-is pickled for each call and keeps its number as long as the bytes are the same; its pickle is marked, so that slots unpickle it for each
-run.
+is pickled for each call and keeps its number as long as the bytes are the same; its pickle is marked, so that slots unpickle it again
+for each run.
 
-A large pickle lies in the coordinator's store, as large arguments do (scheduling/worker/store.py), and messages carry a
+The coordinator's store holds a large pickle, as it holds large arguments (scheduling/worker/store.py), and messages carry a
 reference to it. The reference, and with it the number, stays the same as long as the store holds those bytes. Once the store
-has released them the number is dropped, because no reference will name them again.
+has released them the number is dropped, because no later message will contain that reference.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class FunctionNumbers:
-    """Not thread-safe: only one thread at a time may call `pickled`, and the other methods need the coordinator's lock.
+    """The functions of one coordinator and their numbers.
+
+    Not thread-safe: only one thread at a time may call `pickled`, and callers of the other methods must hold the coordinator's lock.
 
     Args:
-      is_held: whether the coordinator's store holds a part.
+      is_held: returns whether the coordinator's store holds the part with this number.
     """
 
     def __init__(self, is_held: Callable[[int], bool]) -> None:
@@ -42,23 +44,26 @@ class FunctionNumbers:
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._held: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
-        """Functions with large parts, each with the number of one such part."""
+        """Functions whose pickle the store holds, each with its number, its name and the store's number of its first part."""
         self._defined: list[tuple[int, bytes]] = []
         self._dropped: list[int] = []
         self._specs: dict[str, Any] = {}
-        """The specs of the functions' modules: `importlib.reload` gives a module a new one."""
+        """The spec of each function's module. `importlib.reload` gives a module a new spec, which shows that it was reloaded."""
 
     def __len__(self) -> int:
-        """Return how many functions the cluster knows by a number."""
+        """Return how many functions the cluster knows by a number of this coordinator."""
         return len(self._kept) + len(self._held)
 
     @property
     def pickles(self) -> int:
-        """How often a function was pickled."""
+        """How many times a function was pickled."""
         return self._cache.pickles
 
     def pickled(self, fn: Callable[..., Any]) -> Packed:
-        """Pickle a function as it is now; a result that is a list must be held. Raises InvalidArgumentError if it cannot be pickled."""
+        """Pickle a function in its present state. If the result is a list, the caller must have the store hold it.
+
+        Raises InvalidArgumentError if the function cannot be pickled.
+        """
         began, pickles = time.perf_counter() if metrics.enable_metrics else 0.0, self._cache.pickles
         packed: Packed | None = self._cache.pack_constant(fn)
         if packed is None:
@@ -74,11 +79,11 @@ class FunctionNumbers:
         return packed
 
     def _warn_if_reloaded(self, fn: Callable[..., Any]) -> None:
-        """Warn if a function's module was reloaded: it is sent by name, and a worker process imports a module only once."""
+        """Warn if a function's module was reloaded: the function is sent by name, and a worker process imports each module only once."""
         name = getattr(fn, "__module__", None)
         module = sys.modules.get(name or "")
         spec = getattr(module, "__spec__", None)
-        if module is None or not is_importable_module(module):  # sent by value, so workers get it as it is
+        if module is None or not is_importable_module(module):  # it is sent by value, so workers get its present code
             return
         if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
             self._specs[name] = spec
@@ -89,10 +94,10 @@ class FunctionNumbers:
             )
 
     def number(self, fn: Callable[..., Any], blob: bytes, bulks: list[int]) -> tuple[int, str]:
-        """Return the number and the name of a function for a work item that is about to be handed in.
+        """Return the number and the name of the function of a work item that the caller is about to enqueue.
 
         Args:
-          bulks: the data held for the function, at least until the work item has ended.
+          bulks: the numbers under which the store holds the function's pickle, at least until the work item has ended.
         """
         if bulks:
             return self._number_of_large(fn, blob, bulks[0])
@@ -128,11 +133,11 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """Return a number that no function has, for another object that slots know by a number of this coordinator."""
+        """Return a number that no function has, for an object of another kind that slots know by a number of this coordinator."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Return the functions defined and the numbers dropped since the last call."""
+        """Return the functions that were defined and the numbers that were dropped since the last call."""
         taken = self._defined, self._dropped
         self._defined, self._dropped = [], []
         return taken

@@ -1,21 +1,21 @@
-"""The coordinator's machine: what becomes of all scheduled work; no I/O.
+"""The coordinator's machine: it decides how all scheduled work proceeds and ends; no I/O.
 
 Theory of operation
     The machine consists of two parts, which never call each other:
       closures.py                   work that the dispatcher has or will get, and the workers that pinned work waits for (affinity.py)
       dependencies_and_retries.py   plans: work with inputs, retries, a timeout or a lineage
     A plan becomes attempts, which are work items for the first part under numbers from FIRST_ATTEMPT on. Only this module passes the
-    end of an attempt to its plan, and the effects of plans to the first part, one after the other and not nested.
-    A HandIn requests that the runtime pack an attempt. The runtime replies with AttemptPacked before it hands in another event.
+    end of an attempt to its plan, and the effects of plans to the first part: one after the other, never nested.
+    A HandIn requests that the runtime pack an attempt. The runtime replies with AttemptPacked before it passes another event.
 
 Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
-    C1  the program's work is resolved exactly once, plan or not; the number of an attempt is never resolved
-    C2  a round fails when work of the program fails after all its retries, and only then: by an error of the function, the loss of all
-        starts, a failed input, its timeout, or a lack of workers; not by detached work, and never where there are no rounds
+    C1  each work item of the program, plan or not, is resolved exactly once; the number of an attempt is never resolved
+    C2  a round fails if and only if a work item of the program fails after all its retries: by an error of the function, the loss of all
+        starts, a failed input, its timeout, or a lack of workers. Detached work fails no round, nor does any work if `rounds` is False
     C3  Resolve precedes the effects that it makes possible: KeepInput, then HandIn
-    C4  after the dispatcher has refused the coordinator for good, all work ends with that error, at once
+    C4  as soon as the dispatcher has refused the coordinator for good, all work ends with that error
 
-Not here: payloads and exceptions, which are opaque, and threads that wait (runtime.py).
+Not here: payloads and exceptions, which are opaque to the machine, and threads that wait (runtime.py).
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ from zmqdist.scheduling.coordinator.effects import (
 )
 
 FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
-"""The kinds of ends that fail a round."""
+"""The ways to end that fail a round."""
 
 ROUND: Final = 0
-"""Stands for the whole round in place of a work number: no work item has it."""
+"""Represents the whole round in place of a work number; no work item has this number."""
 
 
 class CoordinatorMachine:
     """The two parts as one machine; the module's docstring has the rules.
 
     Args:
-      closures, plans: the parts. This object owns them; others may only read them.
+      closures, plans: the parts. This object owns them; other code may only read them.
       decode_loss: decodes the payload of an INPUT_LOST into the lost input and the packed error.
-      rounds: whether failing work fails a round.
+      rounds: whether failed work fails its round.
 
     Attributes:
-      failed: the work that failed the present round first; ROUND for a refusal, None if nothing has failed.
+      failed: the work item that failed the present round first; ROUND for a refusal; None while the round has not failed.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class CoordinatorMachine:
         self._rounds = rounds
         self._refusal: bytes | None = None
         self._planned = False
-        """Whether there was ever a plan: if so, the closures may have attempts."""
+        """Whether there has ever been a plan. Until then, results need not be translated, because no result can belong to an attempt."""
         self._events: deque[Event] = deque()
-        """Events for the closures, in order."""
+        """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []
         self._replaced: list[Effect] = []
-        """Replace effects: they precede the Resolve of `_ended`, because an end may name a lost value as its cause."""
+        """Replace effects. They precede the Resolve of `_ended`, because ended work may name a lost value as its cause."""
         self._after_resolve: list[Effect] = []
         """Effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         first = self.closures.deadline
         if not self.plans:
             return first
@@ -113,13 +113,13 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """Return the program's work item behind the number of an attempt or an ordinary work item; 0 if the attempt is no longer needed."""
+        """Return the program's work item behind this number of an attempt or ordinary work item; 0 if the attempt is no longer needed."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
-        if type(event) is Heard or type(event) is Scheduled:  # nearly all events, and of no concern to the plans
+        if type(event) is Heard or type(event) is Scheduled:  # nearly all events; they do not concern the plans
             self._apply(self.closures.handle(event, now), now, effects)
         else:
             self._route(event, now, effects)
@@ -135,7 +135,7 @@ class CoordinatorMachine:
         return effects
 
     def _route(self, event: Event, now: float, effects: list[Effect]) -> None:
-        """Pass the event to the plans if it concerns them, and queue it for the closures if it concerns those."""
+        """Pass the event to the plans if it concerns them, and queue it for the closures if it concerns them."""
         match event:
             case Planned():
                 self._planned = True
@@ -176,7 +176,7 @@ class CoordinatorMachine:
         self._events.append(event)
 
     def _apply(self, closure_effects: list[Effect], now: float, effects: list[Effect]) -> None:
-        """Pass on the effects of the closures, together with what follows from them for the plans."""
+        """Append the effects of the closures, and translate ended work for the plans."""
         for effect in closure_effects:
             match effect:
                 case Resolve(items, _, detached):
@@ -195,8 +195,8 @@ class CoordinatorMachine:
                     effects.append(effect)
 
     def _flush(self, effects: list[Effect], detached: Collection[int] = ()) -> None:
-        """Resolve the program's work that has ended. C2: decides which of it fails the round."""
-        if self._replaced:  # before the ends that name a lost value as their cause
+        """Resolve the program's work that has ended, and decide which of it fails the round (C2)."""
+        if self._replaced:  # first, because work that has ended may name a lost value as its cause
             effects += self._replaced
             self._replaced = []
         if self._ended:
@@ -215,9 +215,8 @@ class CoordinatorMachine:
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
         """Fail unfinished work. A refusal over a registered connection ends only that work; any other refusal is for good (C4)."""
-        for_good = (
-            not self.closures.registered
-        )  # the registration was refused or taken over: another try would not help
+        # If not registered, the registration was refused or taken over, so that another try would fail too.
+        for_good = not self.closures.registered
         if self.failed is None:
             self.failed = ROUND
         effects.append(RoundRefused(error, for_good))
@@ -239,9 +238,9 @@ class CoordinatorMachine:
                 self._ended.append((number, kind, payload))
                 if not self.plans.awaits(number):
                     continue
-            elif not self.plans.awaits(number):  # an attempt whose plan has ended: C1
+            elif not self.plans.awaits(number):  # C1: an attempt whose plan has ended
                 if kind == KEPT:
-                    self._events.append(KeptDropped([number]))  # its plan has ended, so no RemoteValue will release it
+                    self._events.append(KeptDropped([number]))  # no RemoteValue will release this value
                 continue
             self._end_of(number, kind, payload, now)
 
@@ -262,7 +261,7 @@ class CoordinatorMachine:
         )
 
     def _decide(self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")) -> None:
-        """Pass an event to the plans and translate their effects. `outcome`: (kind, payload) of the attempt whose end this is."""
+        """Pass an event to the plans and translate their effects. `outcome`: (kind, payload) of the attempt whose end it reports."""
         for effect in self.plans.handle(event, now):
             match effect:
                 case dependencies.End(work, kind, cause, had_succeeded):

@@ -1,16 +1,16 @@
 """Figures about the work of all coordinators in this process: recorded while `enable_metrics` is set.
 
-    histogram  function_tracing     seconds to pickle a function that was not known
+    histogram  function_tracing     seconds to pickle a function that the cluster did not know
                closure_execution    seconds from the scheduling of a work item to its end
-               remote_value_fetch   seconds to bring a result from the worker's host, or its memory, and unpack it
+               remote_value_fetch   seconds to fetch a result from the worker's host, or from its memory, and to unpickle it
                server_def_update    seconds until a worker has accepted the program it works for (strategies that invite workers)
     gauge      queued_closures      work items in the queue
-               inflight_closures    work items that have left the queue and not ended
+               inflight_closures    work items that have left the queue and have not ended
     counter    worker_failures      workers that were lost
 
-The names are TensorFlow's. While recording is off, each hook costs the test of one module variable.
+The names are TensorFlow's. While recording is off, each function of this module only tests one variable.
 
-Not here: figures of single workers, which the dispatcher has (`ClusterCoordinator.metrics`).
+Not here: figures of single workers, which the dispatcher counts (`ClusterCoordinator.metrics` returns both).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 enable_metrics = False
-"""Whether anything is recorded. Set it before the work to be measured."""
+"""Whether figures are recorded. Set it before the work that is to be measured."""
 
 
 class Histogram:
@@ -32,7 +32,7 @@ class Histogram:
 
     Args:
       first: upper bound of the first bucket.
-      factor: ratio of each bound to the one before.
+      factor: ratio of each bound to the bound before it.
       count: number of bounds. One more bucket counts the values above the last bound.
 
     Attributes:
@@ -58,7 +58,7 @@ class Histogram:
             self._sum += value
 
     def summary(self) -> dict[str, Any]:
-        """Return {"min", "max", "num", "sum", "histogram": {(low, high): count}}; min and max are 0 without values."""
+        """Return {"min", "max", "num", "sum", "histogram": {(low, high): count}}. Without values, min and max are 0."""
         with self._lock:
             number = sum(self._counts)
             edges = [0.0, *self.bounds, float("inf")]
@@ -80,7 +80,7 @@ HISTOGRAMS = {
     "server_def_update": Histogram(1, 10, 5),
 }
 GAUGES: dict[str, Callable[[], int]] = {}
-"""Computed on each read from the open coordinators (figures.py), so that no code has to keep these figures up to date."""
+"""Functions that compute a gauge on each read from the open coordinators (figures.py), so that no other code has to update it."""
 _counters = {"worker_failures": 0}
 _lock = threading.Lock()
 
@@ -114,20 +114,20 @@ def reset() -> None:
 
 
 def count(name: str, more: int) -> None:
-    """Add to a counter."""
+    """Add `more` to a counter, if figures are recorded."""
     if enable_metrics:
         with _lock:
             _counters[name] += more
 
 
 def record(name: str, seconds: float) -> None:
-    """Add a value to a histogram."""
+    """Add a duration to a histogram, if figures are recorded."""
     if enable_metrics:
         HISTOGRAMS[name].add(seconds)
 
 
 class Executions:
-    """When the unfinished work items of one coordinator were scheduled. Not thread-safe: its owner locks."""
+    """When the unfinished work items of one coordinator were scheduled. Not thread-safe: the owner must hold a lock."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
@@ -138,7 +138,7 @@ class Executions:
             self._began[work] = time.perf_counter()
 
     def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """Record the durations of work items that have ended, (work, kind, payload)."""
+        """Record how long these work items took. `items` are outcomes: (work, kind, payload)."""
         if self._began:
             now = time.perf_counter()
             for work, _, _ in items:
@@ -150,7 +150,7 @@ class Executions:
 def monitored_timer(name: str, state_tracker: Callable[[], Any] | None = None) -> AbstractContextManager[None]:
     """Return a context manager that records the seconds of its block in a histogram.
 
-    With a `state_tracker` it records only if the tracker's result differs before and after the block.
+    If there is a `state_tracker`, it records only when the tracker's result after the block differs from that before the block.
     """
     return _timed(name, state_tracker) if enable_metrics else _OFF
 

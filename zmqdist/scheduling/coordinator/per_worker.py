@@ -1,10 +1,10 @@
-"""What the program holds of a per-worker resource: PerWorkerValues, and per-worker datasets.
+"""The program's side of per-worker resources: PerWorkerValues, and per-worker datasets.
 
 Rules
     A scheduled function that gets PerWorkerValues (as an argument at any depth, or captured) sees the value of the worker that runs it.
-    In the program each of these values is a RemoteValue. Its status is that of its latest build, and `get` reads the value from
-    the worker each time, because functions may have changed it.
-    A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts again on all workers.
+    In the program each of these values is a RemoteValue. Its status is that of the latest build, and each `get` reads the value from
+    the worker again, because functions may have changed it.
+    A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts a new iteration on all workers.
 
 Not here: when workers build a resource (resources.py, scheduling/worker/resources.py).
 """
@@ -29,7 +29,7 @@ from zmqdist.wire import trusted
 class ResourceValue(RemoteValue):
     """A per-worker resource at one worker: ABORTED while its worker is lost, READY again once the worker is back and has rebuilt it.
 
-    Holding one of these keeps the resource at all workers.
+    While the program holds one of these, all workers keep the resource.
     """
 
     __slots__ = ("_index", "_resource")
@@ -43,37 +43,39 @@ class ResourceValue(RemoteValue):
         return f"<RemoteValue: {self.name}: {self.status.value}>"
 
     def __reduce__(self) -> Any:
-        raise RemoteValueNotAllowed(f"{self.name} exists only at its worker: give the function the PerWorkerValues")
+        raise RemoteValueNotAllowed(
+            f"{self.name} exists only at its worker: pass the PerWorkerValues to the function instead"
+        )
 
     @property
     def status(self) -> RemoteValueStatus:
-        """NOT_READY while it is being built, READY once the build has ended (even with an error), ABORTED while its worker is lost."""
+        """NOT_READY during the build, READY once the build has ended (even with an error), ABORTED while the worker is lost."""
         building, lost = self._state()
         if lost is not None:
             return RemoteValueStatus.ABORTED
         return RemoteValueStatus.READY if building is not None and building.done() else RemoteValueStatus.NOT_READY
 
     def done(self) -> bool:
-        """Return whether no build is in progress. Does not wait."""
+        """Return whether the build has ended or the worker is lost. Does not wait."""
         return self.status is not RemoteValueStatus.NOT_READY
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait until the resource is built and return a copy of its present state, read from the worker by each call.
+        """Wait until the resource is built and return a copy of its present state. Each call reads it from the worker again.
 
         Raises:
           CancelledError: its worker is lost. The resource is available again when the worker is back.
           DeadlineExceededError: not available within `timeout` seconds.
-          InvalidArgumentError: it cannot be pickled, as an iterator cannot.
-          Exception: what its function raised.
+          InvalidArgumentError: its value cannot be pickled; that of an iterator never can.
+          Exception: the function that builds the resource raised it.
         """
         return self._read(at_worker.read_value, timeout)
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """As `get`, with each leaf that has a method `numpy()` replaced by the result of that method."""
+        """Return the value as `get` does, with each leaf that has a method `numpy()` replaced by the result of that method."""
         return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the resource is built; return the error that `get` would raise, None for none. DeadlineExceededError as in `get`."""
+        """Wait until the resource is built; return the error that `get` would raise, or None. DeadlineExceededError as in `get`."""
         until = None if timeout is None else time.monotonic() + float(timeout)
         while True:
             building, lost = self._state()
@@ -88,11 +90,11 @@ class ResourceValue(RemoteValue):
                 return failed.original_exception if isinstance(failed, errors.ClosureInputError) else failed
 
     def cancel(self) -> bool:
-        """Return False: a resource cannot be cancelled, only dropped."""
+        """Return False: a resource cannot be cancelled. Workers drop it when the program holds none of its values."""
         return False
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when the present build has ended, even with an error."""
+        """Call `fn(self)` when the present build has ended, even with an error; at once if the worker is lost."""
         building, lost = self._state()
         if lost is not None or building is None:
             self._owner.callbacks.put([(fn, self)])
@@ -123,7 +125,7 @@ class ResourceValue(RemoteValue):
                 return self._resource.owner.run_at(self._resource, self._index, fn).get(_left(until))
             except errors.CancelledError:
                 if self._state() == (building, None):
-                    raise  # the build is unchanged, so this is a real cancellation; else the worker was lost: try again
+                    raise  # the same build, so the read itself was cancelled; if there is another, the worker was lost: try again
 
 
 def _left(until: float | None) -> float | None:
@@ -134,7 +136,7 @@ class PerWorkerValues:
     """One RemoteValue for each worker, in the order of the workers' indices.
 
     A scheduled function that gets this as an argument, or captures it, sees the value of the worker that runs it. If these are the values
-    of a resource, workers that join later get one as well.
+    of a resource, a value is added for each worker that joins later.
 
     Args:
       values: RemoteValues of one coordinator, one for each worker.
@@ -157,7 +159,7 @@ class PerWorkerValues:
 
     @classmethod
     def of(cls, resource: Resource) -> Any:
-        """Return the values of a resource."""
+        """Return the PerWorkerValues of a resource."""
         values = cls(())
         values._resource = resource
         return values
@@ -183,7 +185,7 @@ class PerWorkerValues:
     def fetch(self, timeout: float | None = None) -> list[Any]:
         """Return the fetched values of all workers.
 
-        Raises: what `RemoteValue.fetch` raises for the first value that fails; DeadlineExceededError after `timeout` seconds in total.
+        Raises: the error of the first value whose `fetch` fails; DeadlineExceededError after `timeout` seconds in total.
         """
         until = None if timeout is None else time.monotonic() + float(timeout)
         return [value.fetch(_left(until)) for value in self._values]
@@ -205,7 +207,7 @@ class PerWorkerValues:
 class PerWorkerIterator(PerWorkerValues):
     """Iterators over a per-worker dataset, one for each worker. A scheduled function that gets this sees its worker's iterator.
 
-    At the end, `next(iterator)` in a function fails it with OutOfRangeError; a for-loop ends as usual.
+    When the elements are used up, `next(iterator)` in a function raises OutOfRangeError; a for-loop ends as usual.
     """
 
     def __iter__(self) -> Any:
@@ -220,11 +222,11 @@ class PerWorkerIterator(PerWorkerValues):
 
 
 class PerWorkerDataset:
-    """A dataset that each worker has for itself; made by `ClusterCoordinator.create_per_worker_dataset`.
+    """A dataset that each worker reads for itself; made by `ClusterCoordinator.create_per_worker_dataset`.
 
     Args:
-      spec: returns the dataset's element_spec if the program knows it, and raises NotImplementedError if the dataset has none. None: a
-        function makes the dataset, so a worker has to report the spec.
+      spec: returns the dataset's element_spec, or raises NotImplementedError if the dataset has none. None: a function makes the
+        dataset, so that only a worker can report the spec.
     """
 
     def __init__(
@@ -236,11 +238,11 @@ class PerWorkerDataset:
         self._spec = spec
 
     def __iter__(self) -> PerWorkerIterator:
-        """Create iterators on all workers, each at the beginning. Does not wait until they are built.
+        """Create an iterator on each worker, at the beginning of the dataset. Does not wait until the iterators are built.
 
         Raises:
           RuntimeError: called by a scheduled function.
-          UnavailableError: no worker came.
+          UnavailableError: no worker was present for `cluster_lost_limit_s`.
         """
         if task_context.scheduled():
             raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
@@ -251,7 +253,7 @@ class PerWorkerDataset:
         return iterator
 
     def build(self) -> PerWorkerValues:
-        """Create the datasets themselves, one for each worker. A function that gets one may iterate it any number of times.
+        """Create the dataset itself on each worker. A function that gets it may iterate over it any number of times.
 
         Raises: as `iter`.
         """
@@ -260,11 +262,11 @@ class PerWorkerDataset:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements. If a function makes the dataset, the first access reads it from a worker and waits for that.
+        """The spec of the elements. If a function makes the dataset, the first access asks a worker for the spec and waits for its reply.
 
         Raises:
           NotImplementedError: the source is not a Dataset and has no spec.
-          Exception: what the dataset function raised.
+          Exception: the dataset function raised it.
         """
         if self._spec is None:
             resource = self._resources.create(DATASET, self._definition)
@@ -309,5 +311,5 @@ def _check_needs_nothing(fn: Callable[..., Any]) -> None:
         return
     except TypeError as error:
         raise TypeError(
-            f"a dataset function has no parameters that it needs, and {trusted.describe(fn)} has: {error}"
+            f"a dataset function is called without arguments, but {trusted.describe(fn)} needs some: {error}"
         ) from None

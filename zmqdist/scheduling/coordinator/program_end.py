@@ -1,9 +1,9 @@
-"""Carry out submitted work when the program ends, as the executors of the standard library do.
+"""Finish submitted work when the program ends, as the executors of the standard library do.
 
 Rules
     The interpreter calls `_finish` before it waits for threads and before `atexit` closes clusters, even after `sys.exit` or an uncaught
     error. `_finish` waits for each Executor that has unfinished work.
-    If Ctrl-C arrives while `_finish` waits, or has ended the program, all of that work is given up.
+    If Ctrl-C has ended the program, or arrives while `_finish` waits, all of that work is given up.
     At this stage Python can change the exit code only by leaving at once. A program that has lost its cluster therefore leaves with
     LOST_CODE as soon as all `atexit` handlers have run.
 """
@@ -22,11 +22,11 @@ from weakref import WeakSet
 log = logging.getLogger("zmqdist.coordinator")
 
 LOST_CODE = 1
-"""The exit code of a program whose submitted work was not carried out."""
+"""The exit code of a program that ends without the results of submitted work."""
 
 
 class SubmittedWork(Protocol):
-    """What this module needs of an Executor."""
+    """The methods of an Executor that this module calls."""
 
     def finish(self) -> list[BaseException]: ...
 
@@ -38,7 +38,7 @@ _come: list[bool] = []
 
 
 def watch(executor: SubmittedWork) -> None:
-    """Wait for this executor at the end of the program. Keeps only a weak reference."""
+    """Have the program wait for this executor before it ends. This module holds only a weak reference to the executor."""
     _executors.add(executor)
 
 
@@ -72,9 +72,9 @@ def _give_up(executors: list[SubmittedWork]) -> None:
 
 
 def _leave(code: int) -> None:
-    """End the process with this exit code (negative: by a signal) after all other exit handlers.
+    """End the process with this exit code after all other exit handlers. A negative code is the number of a signal that ends the process.
 
-    It is registered last and so called first; it runs the remaining handlers itself.
+    This handler is registered last, so the interpreter calls it first; it runs the remaining handlers itself.
     """
     atexit.unregister(_leave)
     atexit._run_exitfuncs()

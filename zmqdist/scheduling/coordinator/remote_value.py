@@ -1,7 +1,7 @@
 """`RemoteValue`: the result that a scheduled function will have.
 
-The coordinator's loop settles a value; the first thread that calls `get` unpacks it. Nothing here waits for the loop, except for the
-end of the work.
+The coordinator's loop settles a value, and the first thread that calls `get` unpacks it. The threads of the program wait for the loop only
+until a function has ended or a lost value has been recomputed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RemoteValueStatus(enum.Enum):
 
 
 class ValueOwner(Protocol):
-    """What a RemoteValue uses of its coordinator's runtime, which documents these members (runtime.py)."""
+    """The members of the coordinator's runtime that a RemoteValue uses; runtime.py documents them."""
 
     pid: int
     closed: bool
@@ -72,15 +72,15 @@ class ValueOwner(Protocol):
 class RemoteValue:
     """The result of one `schedule`; only a ClusterCoordinator makes these.
 
-    A ready value is ready for good, because the result is on this machine (except for kept values, below). Any thread may call any method.
-    Dropping a RemoteValue does not cancel its function; the result is then discarded.
+    A ready value stays ready, because the result is on this host (except for kept values, below). Any thread may call any method.
+    If the program drops a RemoteValue, its function still runs, and the result is discarded.
 
-    A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before it has
-    ended. Such a function waits for it and gets a value private to its run.
+    A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before its own
+    function has ended. Such a function waits for the value and gets a copy that is private to its run.
 
-    A value of `schedule(..., keep=True)` is ready once its worker has it. The worker holds it until the RemoteValue is collected. Other
-    functions fetch it from that worker; only `get` brings it to the program. Until `get` has done so, the value is lost if the worker or
-    the dispatcher is lost, or the connection to the dispatcher breaks. With `schedule(..., lineage=True)` it is then recomputed.
+    The value of `schedule(..., keep=True)` is ready once its worker has it. The worker holds the value until the RemoteValue is collected.
+    Other functions fetch it from that worker; only `get` brings it to the program. If the worker or the dispatcher is lost before that, or
+    the connection to the dispatcher breaks, the value is lost. With `schedule(..., lineage=True)` a lost value is recomputed.
 
     Attributes:
       name: the name of its function.
@@ -116,7 +116,7 @@ class RemoteValue:
         return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
-        """Pickle a placeholder for the value, which the worker that unpickles it fills in (as an argument or captured by a function)."""
+        """Pickle a placeholder for the value. The worker that unpickles the placeholder replaces it by the value."""
         if self._owner.packing_thread != get_ident():
             raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
@@ -138,7 +138,7 @@ class RemoteValue:
 
     @property
     def forked(self) -> bool:
-        """Whether the function was scheduled by the process that this one was forked from: only that process gets the result."""
+        """Whether this process was forked from the one that scheduled the function. Only the process that scheduled it gets the result."""
         return self._owner.pid != os.getpid()
 
     # -- getting the result -----------------------------------------------------------------------------------------
@@ -147,19 +147,19 @@ class RemoteValue:
         """Wait for the function to end and return its result: the same object each time, private to this process.
 
         Args:
-          timeout: seconds; None waits as long as there is a cluster. The first call for a kept value also fetches it, which may take
-            longer. That fetch fails at once if the worker refuses connections, or is on this host and has ended; if the worker does not
-            reply, it fails after about 20 s.
+          timeout: seconds; None waits as long as there is a cluster. The first call for a kept value also fetches the value, which may take
+            longer than `timeout`. That fetch fails at once if the worker refuses connections, or is on this host and has ended. It fails
+            after about 20 s if the worker does not reply.
 
         Raises:
-          DeadlineExceededError (a TimeoutError): not ended within `timeout`; the function goes on, call again. If `done` is true, the
-            `timeout` of its `schedule` has passed.
-          CancelledError: it was cancelled, or its round ended with another function's error; schedule it again.
-          WorkerLost: each process that started it crashed.
+          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`; it goes on, so call again. Or, if `done` is
+            true, the `timeout` of its `schedule` has passed.
+          CancelledError: the function was cancelled, or its round ended with another function's error; schedule it again.
+          WorkerLost: each process that started the function crashed.
           ClosureInputError: one of its inputs has no value; `original_exception` says why.
-          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or its worker kept the value and it is lost.
-          Exception: what the function raised, of its own class if that can be pickled, with the remote traceback as its cause; a fresh
-            copy each time. A single crash of a worker is not an error, because the function then runs again.
+          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or the worker kept the value and it is lost.
+          Exception: the function raised it. It is of its own class if that can be pickled, with the remote traceback as its cause; each
+            call raises a new copy. A single crash of a worker is not an error, because the function then runs again.
         """
         if self._kind is None:
             self._wait(timeout)
@@ -215,7 +215,7 @@ class RemoteValue:
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """As `get`, but convert each object in it that has a method `numpy()` (tensors of other libraries) to an array.
+        """Return the result as `get` does, with each object that has a method `numpy()` (a tensor of another library) replaced by an array.
 
         Looks into lists, tuples and dicts.
         """
@@ -226,9 +226,9 @@ class RemoteValue:
         return self._kind is not None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and return the error that `get` would raise, None after success. Raises DeadlineExceededError as `get` does.
+        """Wait for the end and return the error that `get` would raise; None after success. Raises DeadlineExceededError as `get` does.
 
-        For a kept value this is the error of its function. Only `get` finds out whether the value itself is still present.
+        For a kept value this is the error of its function. Only `get` finds out whether the worker still holds the value.
         """
         self._wait(timeout)
         return None if self._kind in (VALUE, KEPT) else self.error()
@@ -236,11 +236,11 @@ class RemoteValue:
     def cancel(self) -> bool:
         """Request the cancellation of the function. Does not wait.
 
-        A waiting function is dropped; a running one is asked to stop and killed `cancel_grace_s` later.
+        A waiting function is dropped. A running function is asked to stop, and killed `cancel_grace_s` later.
 
         Returns:
-          False if it has ended already. True means that cancellation was requested: `get` tells how the function ended, which may be with a
-          result that was already on its way.
+          False if the function has ended already. True means that cancellation was requested: `get` shows how the function ended, which may
+          be with a result that was already on its way.
         """
         if self._kind is not None:
             return False
@@ -248,10 +248,10 @@ class RemoteValue:
         return True
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when the function has ended; at once if it has.
+        """Call `fn(self)` when the function has ended; at once if it has ended already.
 
         Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` must not wait for a
-        RemoteValue that is settled by another callback.
+        RemoteValue that another callback settles.
 
         Raises:
           RuntimeError: the process cannot start a thread for callbacks.
@@ -289,9 +289,9 @@ class RemoteValue:
         return self.get()
 
     def release_at_end(self, waiter: Any) -> None:
-        """Call `waiter.release()` when the value has ended; at once if it has.
+        """Call `waiter.release()` when the function has ended; at once if it has ended already.
 
-        Unlike a callback, a waiter does not keep the value alive; the waiter has to refer to it.
+        Unlike a callback, a waiter does not keep the value alive, so the caller must keep a reference to the value.
         """
         with self._owner.lock:
             if self._kind is None:
@@ -302,7 +302,7 @@ class RemoteValue:
     # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
 
     def settle(self, kind: int, payload: Any) -> list[Callable[[RemoteValue], object]] | None:
-        """Set how it has ended; return its callbacks, which the caller must call."""
+        """Set the outcome of the function; return the callbacks, which the caller must call."""
         self._payload = payload
         self._kind = kind
         if kind != KEPT:
@@ -312,7 +312,7 @@ class RemoteValue:
         return self._callbacks
 
     def wake(self) -> None:
-        """Release all waiting threads, which then check the value's state again."""
+        """Release all waiting threads, so that they check the value's state again."""
         waiters, self._waiters = self._waiters, None
         for waiter in waiters or ():
             waiter.release()
@@ -320,9 +320,9 @@ class RemoteValue:
     # -- for other parts of the coordinator ----------------------------------------------------------------------------
 
     def copied(self, take: Callable[[Any], object]) -> None:
-        """Call `take` with the packed value as it is now, if the value is in this process. The lock `unpacking` is held meanwhile.
+        """Call `take` with the packed value in its present state, if the value is in this process. The lock `unpacking` is held meanwhile.
 
-        Raises InvalidArgumentError: the program has changed the value into one that cannot be packed.
+        Raises InvalidArgumentError if the program has changed the value into one that cannot be packed.
         """
         if self._kind == VALUE:
             with self._owner.unpacking:
@@ -332,14 +332,14 @@ class RemoteValue:
         return results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
 
     def take_back(self) -> None:
-        """As `cancel`, unless a worker has begun the function. For an Executor."""
+        """Cancel the function unless a worker has begun it. For an Executor."""
         self._owner.take_back(self.work)
 
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:
             return
         if self.forked:
-            problem = f"{self.name} was scheduled before a fork: its result comes to the process that scheduled it"
+            problem = f"{self.name} was scheduled before a fork: only the process that scheduled it gets its result"
             raise errors.FailedPreconditionError(problem)
         waiter = allocate_lock()
         waiter.acquire()
@@ -368,7 +368,7 @@ class RemoteValue:
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
-    """Return how the work has ended, as (kind, payload); the kind is None before."""
+    """Return how the work has ended, as (kind, payload); the kind is None until the work has ended."""
     return value._kind, value._payload
 
 
@@ -376,9 +376,9 @@ class Kept:
     """A value that its worker keeps until this object is collected.
 
     Attributes:
-      work: the number of the work item, or of the attempt, that computed it.
-      encoded: the reference to it.
-      lineage: whether it is recomputed when it is lost.
+      work: the number of the work item, or of the attempt, that computed the value.
+      encoded: the reference to the value.
+      lineage: whether the value is recomputed when it is lost.
     """
 
     __slots__ = ("_owner", "encoded", "lineage", "work")
@@ -394,11 +394,11 @@ class Kept:
 
 
 class RemoteValueNotAllowed(ValueError):
-    """Arguments that are being packed contain a RemoteValue that cannot be an argument there."""
+    """The arguments that are being packed contain a RemoteValue that the receiver could not use."""
 
 
 def unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """Return the ValueError about a RemoteValue if that is the cause of `error`, at any depth; else `error`."""
+    """Return a ValueError about a RemoteValue if that is a cause of `error`, at any depth; otherwise return `error`."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RemoteValueNotAllowed):
@@ -408,7 +408,7 @@ def unwrapped(error: errors.InvalidArgumentError) -> Exception:
 
 
 def _as_numpy(value: Any) -> Any:
-    """Convert leaves with a method `numpy()`. Returns the same object if there are none."""
+    """Convert the leaves that have a method `numpy()`. Returns the same object if there are none."""
     cls = type(value)
     if cls in trusted.ATOMS or cls is np.ndarray or isinstance(value, type):
         return value
@@ -427,7 +427,7 @@ def _as_numpy(value: Any) -> Any:
 
 
 def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:
-    """Yield each value once, as it ends. DeadlineExceededError if not all have ended `timeout` seconds after the first `next`."""
+    """Yield each value as its function ends. DeadlineExceededError if not all have ended `timeout` seconds after the first `next`."""
     until = None if timeout is None else time.monotonic() + float(timeout)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
@@ -442,7 +442,7 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
 
 
 class _CompletionWaiter:
-    """A waiter that puts its value into a queue when the value has ended."""
+    """A waiter that puts its value into a queue when the value's function has ended."""
 
     __slots__ = ("_queue", "_value")
 

@@ -1,11 +1,11 @@
 """Per-worker resources at the coordinator: which resources exist, where they are built, and their states.
 
 Theory of operation
-    A resource is a definition (a packed call, which the coordinator holds while a worker may need it) under a number of its own, which no
-    function has. Messages carry the number and the definition, so that a worker can build the resource whenever it has to
-    (scheduling/worker/resources.py). In addition the coordinator has the resource built as soon as a worker joins, so that
-    a failure becomes known early and functions need not wait. Such a build is a work item detached and pinned to that worker.
-    The value at a lost worker is lost: it is ABORTED until the worker is back and has rebuilt it.
+    A resource is a definition (a packed call, which the coordinator holds while a worker may need it) under a number that no function
+    has. Messages carry the number and the definition, so that a worker can build the resource whenever it has to
+    (scheduling/worker/resources.py). In addition the coordinator schedules a build as soon as a worker joins, so that the program
+    learns of an error early and functions need not wait for the build. Such a build is a detached work item, pinned to that worker.
+    When a worker is lost, its value of the resource is lost too: it is ABORTED until the worker is back and has rebuilt it.
     A resource exists as long as the program holds one of its values or unfinished work uses it. After that the coordinator has
     all workers drop it.
 
@@ -37,12 +37,12 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class Definition:
-    """A packed call that builds something, as its function and arguments were when it was packed. Held until this object is collected.
+    """A packed call that builds something, as its function and arguments were at that time. Collecting this object releases the data.
 
     Attributes:
-      encoded: what stands for it in a message: the pickle, or a reference to it.
-      name: the name of what it builds, for messages.
-      uses: objects that must stay alive while a worker may call it: other resources, kept values.
+      encoded: the bytes that represent the call in a message: the pickle, or a reference to it.
+      name: the name of the object that the call builds, for messages.
+      uses: objects that must stay alive while a worker may make the call: other resources, kept values.
     """
 
     def __init__(self, owner: Resources, name: str, packed: trusted.Packed, uses: list[Any]) -> None:
@@ -67,9 +67,9 @@ class _State:
     """The state of a resource at one worker.
 
     Attributes:
-      building: its latest build there.
-      reads: pending requests for its value, and perhaps some that have ended.
-      lost: why its worker is absent; None while it is present.
+      building: the latest build at this worker.
+      reads: work items that read its value; pending ones, and perhaps some that have ended.
+      lost: why the worker is absent; None while it is present.
     """
 
     __slots__ = ("building", "lost", "reads")
@@ -81,12 +81,12 @@ class _State:
 
 
 class Resource:
-    """One resource.
+    """One resource of a coordinator. When it is collected, all workers drop their values.
 
     Attributes:
       kind: RESOURCE, DATASET or ITERATOR of scheduling/worker/resources.py.
-      sharers: the workers that share the elements of an iterator; empty if each has all of them.
-      states: its state by index of the worker, for each worker seen since it was created. Guarded by the coordinator's lock.
+      sharers: the workers that share the elements of an iterator; empty if each worker gets all elements.
+      states: the state at each worker seen since the resource was created, by the worker's index. Guarded by the coordinator's lock.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Resource:
 
     @property
     def name(self) -> str:
-        """Its name for messages."""
+        """Its name in error texts and log lines."""
         return f"the {self.kind} of {self.definition.name}"
 
     @property
     def call(self) -> tuple[Any, ...]:
-        """The call that stands for this resource in a pickle."""
+        """The call by which a pickle represents this resource: a worker that unpickles it gets its own value."""
         arguments = self.owner.runtime.number, self.number, self.kind, self.definition.encoded, self.sharers
         return at_worker.resource, arguments
 
@@ -115,7 +115,7 @@ class Resource:
 
 
 class _ResourceCall:
-    """Stands for a resource in the arguments of a work item of the coordinator's own (a build or a read)."""
+    """Represents a resource in the arguments of a work item that the coordinator itself schedules (a build or a read)."""
 
     def __init__(self, resource: Resource) -> None:
         self._call = resource.call
@@ -147,13 +147,13 @@ class Resources:
         return len(self._live)
 
     def workers(self, *, missing: bool = False) -> list[int]:
-        """Return the sorted indices of the workers that are present. Waits for the first worker.
+        """Return the sorted indices of the present workers, once there is one.
 
         Args:
-          missing: return even if the only known workers are lost ones.
+          missing: return also when all workers known so far are lost; the list is then empty.
 
         Raises:
-          UnavailableError: there was no worker for `patience_s`.
+          UnavailableError: no worker was present for `patience_s`.
           OpError: the dispatcher refuses this coordinator; the message has its reason.
         """
         runtime = self.runtime
@@ -172,18 +172,18 @@ class Resources:
         if runtime.refusal is not None:
             raise runtime.refusal()
         problem = (
-            f"no worker was there for {self._patience_s:g} s: waited for {runtime.absence.description or 'a worker'}"
+            f"no worker was present for {self._patience_s:g} s: waited for {runtime.absence.description or 'a worker'}"
         )
         raise errors.UnavailableError(problem)
 
     def define(
         self, name: str, fn: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Definition:
-        """Pack a call as its function and arguments are now.
+        """Pack a call with its function and arguments in their present state.
 
         Raises:
-          InvalidArgumentError: a part of it cannot be pickled; the message says which.
-          ValueError: a RemoteValue is among the arguments that was not scheduled with `keep=True`, or has not ended.
+          InvalidArgumentError: the function or an argument cannot be pickled; the message says which.
+          ValueError: one of the arguments is a RemoteValue that was not scheduled with `keep=True`, or that has not ended.
         """
         runtime = self.runtime
         with runtime.schedule_lock:
@@ -198,10 +198,10 @@ class Resources:
         return Definition(self, name, packed, uses)
 
     def create(self, kind: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
-        """Create a resource and schedule its build on all workers. Raises as `workers`.
+        """Create a resource and schedule its build on all workers. Raises as `workers` does.
 
         Args:
-          sharers: see scheduling/worker/resources.py.
+          sharers: the workers that share the elements of an iterator (scheduling/worker/resources.py); empty for any other resource.
         """
         self.workers(missing=True)
         with self.runtime.lock:
@@ -215,7 +215,7 @@ class Resources:
         return resource
 
     def run_at(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        """Schedule `fn(resource value)` on that worker, which builds the resource first if necessary."""
+        """Schedule `fn(value of the resource)` on the worker with this index, which builds the resource first unless it has it."""
         with self.runtime.lock:
             self._check_open()
             state = resource.states[index]
@@ -224,7 +224,7 @@ class Resources:
             return read
 
     def release(self, number: int, bulks: list[int]) -> None:
-        """Drop a resource, or the data held for a definition, that nothing uses any more. Called by finalizers, so it takes no lock."""
+        """Drop a resource, or the data held for a definition, that is no longer used. Finalizers call this, so it takes no lock."""
         if self.runtime.pid != os.getpid():
             return
         self._released.append((number, bulks))
@@ -241,7 +241,7 @@ class Resources:
                 self.runtime.forget_everywhere(number)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
-        """Have each worker that joined build all resources, oldest first; mark the values of each worker that left as lost."""
+        """Schedule builds of all resources, oldest first, on each worker that joined; mark the values of each worker that left as lost."""
         cancelled: list[RemoteValue] = []
         with self.runtime.lock:
             live = [resource for each in list(self._live.values()) if (resource := each()) is not None]
@@ -284,7 +284,7 @@ class Resources:
 
     def _enqueue(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
         payload = trusted.pack_call((_ResourceCall(resource),), {})
-        assert isinstance(payload, bytes), "what is large in a definition is held beside it"
+        assert isinstance(payload, bytes), "a large definition is represented by a reference"
         work = next(self._works)
         number, _ = self.runtime.functions.number(fn, trusted.pack_function(fn), [])
         options = WorkOptions(f"worker:{index}", 0, True)

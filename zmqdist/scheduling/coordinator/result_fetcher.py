@@ -1,12 +1,12 @@
-"""Fetching large results from the workers that hold them: at once from shared memory, else in threads of its own.
+"""Fetching large results from the workers that hold them: at once from shared memory, otherwise in threads of its own.
 
 Rules
-    A holder that does not reply may have crashed; the dispatcher then notices, and the work runs again. So a failed fetch is tried
-    again for a while, during which its thread fetches other results, and only then reported as unreachable.
-    A fetch ends early when its work has ended or was submitted again, because the holder may have released the result since (for
+    A holder that does not reply may have crashed; the dispatcher then notices the crash, and the work runs again. A failed fetch is
+    therefore tried again for a while, during which its thread fetches other results. Only after that it is reported as unreachable.
+    A fetch ends early when its work has ended or was submitted again, because the holder may have released the result since then (for
     example after this process was stopped for longer than a lease).
-    The patience of a fetch counts the time spent on tries, not clock time, which continues while this process is stopped.
-    An exception of a fetch ends its work item and nothing else.
+    The patience of a fetch counts the time spent on tries, not clock time, because clock time continues while this process is stopped.
+    An exception of a fetch ends its work item and no other.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from zmqdist.transport.credentials import Credentials
 log = logging.getLogger("zmqdist.coordinator")
 
 THREADS = 2
-"""How many threads fetch."""
+"""The number of threads that fetch results."""
 AGAIN_S = 0.5
 """Pause before a failed fetch is tried again."""
 PATIENCE_S = 3 * limits.LEASE_S
-"""Patience of a fetch: longer than the dispatcher needs to notice that a holder is lost."""
+"""Time after which a fetch is given up: longer than the dispatcher needs to notice that a holder is lost."""
 TRY_S = STALLED_S
-"""How much patience one try may use up. In the rest of its time data arrived, or this process was stopped."""
+"""The part of the patience that one try can use up. If a try takes longer, data arrived or this process was stopped meanwhile."""
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class _Job:
     """One result to be fetched.
 
     Attributes:
-      spent_s: how much of its patience is used up.
+      spent_s: how much of PATIENCE_S is used up.
     """
 
     work: int
@@ -57,8 +57,8 @@ class ResultFetcher:
     """Threads that fetch results; they start with the first large result that is not in shared memory of this host.
 
     Args:
-      wanted: whether the work item still waits for the result of (work, attempt); called in a fetching thread.
-      fetched: called with (work, attempt, parts), in a fetching thread.
+      wanted: returns whether the work item still waits for the result of (work, attempt); called in a fetching thread.
+      fetched: called with (work, attempt, parts) in a fetching thread.
       failed: called with (work, attempt, problem).
       safe_only: refuse kept values that are pickled.
     """
@@ -80,15 +80,15 @@ class ResultFetcher:
         self._safe_only = safe_only
         self._changed = threading.Condition()
         self._jobs: list[tuple[float, int, _Job]] = []
-        """A heap, by the time when each is due."""
+        """A heap by the time when each job is due."""
         self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
         self._closed = False
 
     def fetch(self, work: int, attempt: int, encoded: bytes) -> list[Any] | None:
-        """Return the parts of a result if all are in shared memory. Else have a thread fetch them, and return None.
+        """Return the parts of a result if all of them are in shared memory. Otherwise have a thread fetch them, and return None.
 
-        Call it from one thread only.
+        Only one thread may call this.
         """
         reference = decode_reference(encoded)
         parts = self._fetcher.memories.attach(reference)
@@ -104,17 +104,17 @@ class ResultFetcher:
         return None
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
-        """Fetch a value that its worker keeps, in the caller's thread, with a single try. Raises as `remote_results.fetch`."""
+        """Fetch a value that its worker keeps, in the calling thread, with a single try. Raises as `remote_results.fetch`."""
         return remote_results.fetch(self._fetcher, encoded, name, safe_only=self._safe_only)
 
     @property
     def memories(self) -> int:
-        """How many processes' shared memory is mapped here."""
+        """The number of processes whose shared memory is mapped into this one."""
         return len(self._fetcher.memories)
 
     @property
     def connections(self) -> int:
-        """How many connections to holders of results are open."""
+        """The number of open connections to holders of results."""
         return len(self._fetcher.clients)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class ResultFetcher:
                 self._changed.notify()
 
     def _next(self) -> _Job | None:
-        """Wait until a job is due and return the one that was due first; None once closed."""
+        """Wait until a job is due and return the job that was due first; None once this object is closed."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
@@ -169,7 +169,7 @@ class ResultFetcher:
                     self._put(job, time.monotonic() + AGAIN_S)
                 else:
                     self._fail(job, error)
-            except BaseException as error:  # a MemoryError, say
+            except BaseException as error:  # for example a MemoryError
                 self._fail(job, error)
             else:
                 self._deliver(job, parts)

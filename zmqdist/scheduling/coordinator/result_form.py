@@ -11,23 +11,23 @@ from zmqdist.wire import results, trusted
 
 @dataclass(frozen=True, slots=True)
 class ResultForm:
-    """The accepted form. With `safe_only` results and errors are of the closed set of types, and a pickle in their place is refused."""
+    """The accepted form. With `safe_only`, results and errors are of a closed set of types, and a pickle in their place is refused."""
 
     safe_only: bool
 
     @classmethod
     def named(cls, name: str | None, by_file: bool) -> ResultForm:
-        """Return the form that a program names, unless the cluster file says "safe". Raises InvalidArgumentError."""
+        """Return the form with this name, but the safe one if the cluster file says so (`by_file`). InvalidArgumentError: no such form."""
         if name not in (None, "any", "safe"):
             raise InvalidArgumentError(f"results is {name!r}, wants 'any' or 'safe'")
         return cls(by_file or name == "safe")
 
     def marked(self, payload: bytes) -> bytes:
-        """Return a payload that says in which form its result is wanted."""
+        """Return the payload with a mark that says in which form its result is wanted."""
         return results.SAFE + payload if self.safe_only else payload
 
     def pack_error(self, error: BaseException) -> bytes:
-        """Pack an error of this process in the form of a worker's error, because one place unpacks both."""
+        """Pack an error of this process as a worker packs its errors, so that the same code unpacks both."""
         return results.pack_error(error) if self.safe_only else trusted.pack_error(error)
 
 

@@ -1,6 +1,7 @@
 """The coordinator's loop, the runtime of machine.py: it talks to the dispatcher, fetches large results and settles RemoteValues.
 
-The program's threads append to an outbox under the lock, and the loop drains it. They read the state of this module under the same lock.
+The program's threads append work to an outbox under the lock, and the loop's thread drains it. They read the runtime's state under the
+same lock.
 """
 
 from __future__ import annotations
@@ -78,19 +79,19 @@ from zmqdist.wire.hello import Hello, our_hello
 log = logging.getLogger("zmqdist.coordinator")
 
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
-"""Called with the workers that joined, (name, incarnation, pid, host), and those that left, (name, incarnation, reason)."""
+"""Called with the workers that joined, each (name, incarnation, pid, host), and those that left, each (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
 
 opened: WeakSet[CoordinatorRuntime] = WeakSet()
-"""The runtimes of this process; closed ones as well, until they are collected."""
+"""The runtimes of this process, including closed ones until they are collected."""
 
 
 def _forked() -> None:
-    """Prepare a forked child: no `schedule` or `join` may use the parent's coordinator or block on its locks.
+    """Prepare a forked child, so that no `schedule` or `join` uses the parent's coordinator or blocks on its locks.
 
     The child has none of the parent's threads, so a lock that one of them held would never be released: hence the new locks. `room` = 0
-    sends the next `schedule` to a check of the pid, which is too slow to be made in each call.
+    has the next `schedule` check the process id. That check is too slow to be made in each call.
     """
     for runtime in opened:
         runtime.room = 0
@@ -105,30 +106,30 @@ class CoordinatorRuntime:
     """One connection of this process to a dispatcher.
 
     Args:
-      rounds: whether failures are kept for `join`. False: the runtime reports instead which work has begun (`on_begun`).
-      width: how many work items the dispatcher may have at a time; None for no bound.
+      rounds: whether failures are kept for `join`. If False, the runtime instead reports which work has begun (`on_begun`).
+      width: the number of work items that the dispatcher may have at a time; None for no bound.
 
     Attributes (guarded by `lock`, except those that only grow):
       number: this coordinator's number in the cluster.
       lock, changed: held for microseconds. `changed` is notified when a waiting thread may go on: all work is resolved, work has failed, a
         round has ended, or the queue may have room while `waiting_for_room` > 0.
       schedule_lock: admits one `schedule` or `join` at a time.
-      unpacking: held while a result is unpacked, so that this happens once.
+      unpacking: held while a result is unpacked, so that each result is unpacked once.
       refusal: makes the error with which the dispatcher has refused this coordinator for good; None if it has not.
-      scheduled, resolved, rounds_ended: counts of scheduled work items, of ended ones, and of ended rounds.
-      waiting, waiting_for_room: how many threads wait on `changed`, and how many of these for room in the queue.
+      scheduled, resolved, rounds_ended: counts of scheduled work items, of those that have ended, and of rounds that have ended.
+      waiting, waiting_for_room: the number of threads that wait on `changed`, and of those among them that wait for room in the queue.
       failures, callbacks: the errors of the round; the thread for the program's callbacks.
-      room: how many work items may be handed in before `has_room` must count again.
+      room: the number of work items that may be handed in before `has_room` must compute it again.
       queue_bytes: counts the bytes of the arguments of unfinished work.
       form: the form in which results are accepted.
       packing_thread: the thread that is packing arguments; None for none.
-      uses: objects found while packing that must stay alive until the work has ended: resources, kept values.
-      inputs: RemoteValues found while packing, by the number of their work.
-      by_reference: whether the packed call may run at any time, so that it cannot wait for inputs.
-      values, with_callbacks: unsettled RemoteValues by work number, weakly; those of them with callbacks, which must stay alive.
-      lost_values: lost kept values that a thread waits for, by work number.
-      machine, store, result_fetcher, absence: the decisions, the large arguments held, the fetcher of large results, the log of
-        absences. Any thread may read them.
+      uses: resources and kept values found among the arguments that are being packed: they must stay alive until the work has ended.
+      inputs: RemoteValues found among the arguments that are being packed, by the number of their work.
+      by_reference: whether the call that is being packed may run at any time, so that it cannot wait for inputs.
+      values, with_callbacks: weak references to unsettled RemoteValues by work number; the values with callbacks, which must stay alive.
+      lost_values: by work number, the lost kept values that a thread waits for.
+      machine, store, result_fetcher, absence: the decisions, the large arguments held for workers, the threads that fetch large results,
+        the log line about a missing dispatcher or worker. Any thread may read them.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class CoordinatorRuntime:
         self._options: dict[int, WorkOptions] = {}
         """Options of the work in the outboxes."""
         self._detached: set[int] = set()
-        """Unfinished work that is detached from the rounds: not counted in `scheduled` and `resolved`."""
+        """Unfinished work that is detached from the rounds; `scheduled` and `resolved` do not count it."""
         self._detached_outbox: list[tuple[int, int, bytes]] = []
         self._cancels = CoalescedQueue(self.call_in_loop, self._cancel)
         self._take_backs = CoalescedQueue(self.call_in_loop, self._take_back)
@@ -203,7 +204,7 @@ class CoordinatorRuntime:
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
-        """Release data that was held for work that is not enqueued."""
+        """Release held data whose work was not enqueued."""
         self.store.free(bulks)
 
     def enqueue(
@@ -221,10 +222,10 @@ class CoordinatorRuntime:
         """Hand in a work item, which takes over the data held for it. With the lock held.
 
         Args:
-          keep: whether its value stays with its worker.
-          uses: objects that must stay alive until it has ended.
+          keep: whether the worker keeps the value.
+          uses: objects that must stay alive until the work has ended.
           options: pinning, priority, and whether it is detached from the rounds. Detached work takes no room in the queue; `join` does
-            not wait for it, its error goes only to its RemoteValue, and the end of a round does not end it.
+            not wait for it, only its RemoteValue gets its error, and the end of a round does not cancel it.
           alive: a token that the RemoteValue holds, so that this runtime stays open while the value is pending.
         """
         if options is PLAIN or not options.detached:
@@ -252,7 +253,7 @@ class CoordinatorRuntime:
         return value
 
     def expect(self, work: int, value: RemoteValue) -> None:
-        """Count a plan, and settle its value when it ends. With the lock held."""
+        """Count a plan as scheduled, and register its value to be settled when the plan ends. With the lock held."""
         self.values[work] = ref(value)
         self.scheduled += 1
         self.room -= 1
@@ -261,21 +262,21 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # before the flag: a Ctrl-C in between must not suppress all drains
+            self._loop.call_soon(self._drain)  # before the flag: a Ctrl-C between the two must not suppress all drains
             self._draining = True
 
     def release_kept(self, work: int) -> None:
-        """Release a value that a worker keeps. Called by finalizers, so it takes no lock of the coordinator."""
+        """Have the worker release a value that it keeps. Finalizers call this, so it takes no lock of the coordinator."""
         if self.pid == os.getpid():
             self._dropped.put(work)
 
     def forget_everywhere(self, number: int) -> None:
-        """Have all slots drop what they hold under this number. Called by finalizers, so it takes no lock of the coordinator."""
+        """Have all slots drop the object that they hold under this number. Finalizers call this, so it takes no lock of the coordinator."""
         if self.pid == os.getpid():
             self._forgotten.put(number)
 
     def watch(self, watcher: Watcher) -> None:
-        """Call `watcher(joined, left)` in the loop: now with all workers, then at each change. It must neither wait nor raise."""
+        """Have the loop call `watcher(joined, left)`: now with all workers, then at each change. It must neither wait nor raise."""
 
         def begin() -> None:
             self._watchers.append(watcher)
@@ -290,32 +291,32 @@ class CoordinatorRuntime:
         return affinity.members if affinity.members_known else None
 
     def has_room(self, nbytes: int, bulks: list[int]) -> bool:
-        """Return whether the queue takes one more item. With the lock held.
+        """Return whether there is room for one more work item with these arguments, and update `room`. With the lock held.
 
-        Plans that wait for inputs are not with the dispatcher; they have a bound of their own, equally large.
+        Plans that wait for inputs are not in the dispatcher's queue; they have a bound of their own, which is the same number.
         """
         queued = self.machine.closures.queued + len(self.outbox)
         self.room = self.queue_max - len(self.plans.planned) - max(queued, self.machine.plans.waiting)
         return self.room > 0 and self.queue_bytes.fits(nbytes, bulks)
 
     def end_round(self) -> None:
-        """Request the end of the round; `rounds_ended` grows when it has ended. With the lock held."""
+        """Request the end of the round. When the round has ended, the loop increases `rounds_ended`. With the lock held."""
         self._loop.call_soon(self._handle, EndRoundRequested(self.rounds_ended + 1))
 
     def cancel(self, work: int) -> None:
-        """Request the cancellation of a work item. Requests are collected, because the dispatcher scans its queue for each message."""
+        """Request the cancellation of a work item. Requests are sent together, because the dispatcher scans its queue for each message."""
         self._cancels.put(work)
 
     def take_back(self, work: int) -> None:
-        """As `cancel`, unless the work has begun: it is then reported to `on_begun`. Only for work without options."""
+        """Cancel a work item unless it has begun; if it has, the loop calls `on_begun` with it. Only for work without options."""
         self._take_backs.put(work)
 
     def keep(self, value: RemoteValue) -> None:
-        """Keep a value alive because it has callbacks. With the lock held."""
+        """Keep a value alive until it is settled, because it has callbacks. With the lock held."""
         self.with_callbacks.add(value)
 
     def give_up(self) -> None:
-        """Leave the dispatcher and cancel all unfinished work. Later calls do nothing. Any thread may call this, the loop's included."""
+        """Leave the dispatcher and cancel all unfinished work. Later calls do nothing. Any thread, the loop's included."""
         with self.lock:
             if self.closed:
                 return
@@ -393,14 +394,14 @@ class CoordinatorRuntime:
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
-            self.room = 0  # all unfinished work waits in the new dispatcher's queue again
+            self.room = 0  # the new dispatcher's queue will have all unfinished work again
         self._handle(DispatcherUp())
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
             self._dealer.send(*self.store.read_reply(message))
         elif isinstance(message, Refused):
-            # The session belongs to another connection now: the dispatcher ignores what this one sends.
+            # The session belongs to another connection now, so the dispatcher ignores messages of this one.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())
@@ -409,7 +410,7 @@ class CoordinatorRuntime:
             self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
-        """Fail everything with the dispatcher's reason, because it refuses this coordinator."""
+        """End all work with the dispatcher's reason, because the dispatcher refuses this coordinator."""
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
         self._drain()
@@ -426,7 +427,7 @@ class CoordinatorRuntime:
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
-        if detached:  # first, so that workers build a per-worker resource before functions that use it begin
+        if detached:  # first, so that a resource is built before functions that use it begin
             self._handle(Scheduled(detached, (), options))
         if planned:
             position = 0
@@ -453,7 +454,7 @@ class CoordinatorRuntime:
         self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
-        """Pass an event to the machine and carry out its effects. Feed back the events that these produce, until there are none."""
+        """Pass an event to the machine and carry out its effects; then do so with each event that these effects produce."""
         events: deque[Event] = deque((event,))
         waiting = self.machine.plans.waiting
         while events:
@@ -504,7 +505,7 @@ class CoordinatorRuntime:
                 case MembersChanged(joined, left):
                     metrics.count("worker_failures", sum(reason != SAID_GOODBYE for _, _, reason in left))
                     with self.lock:
-                        self.changed.notify_all()  # wakes `workers()`, which waits for the first report
+                        self.changed.notify_all()  # wake `workers()`, which waits for the first report
                     for watcher in self._watchers:
                         watcher(joined, left)
 
@@ -516,7 +517,7 @@ class CoordinatorRuntime:
             self.changed.notify_all()
 
     def settle(self, items: list[Any], failures: Collection[int]) -> None:
-        """Settle the RemoteValues of work that has ended: (work, kind, payload). The items in `failures` have failed the round."""
+        """Settle the RemoteValues of work that has ended: (work, kind, payload). The work in `failures` has failed the round."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         released: list[list[Any]] = []
         with self.lock:
@@ -560,7 +561,7 @@ class CoordinatorRuntime:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         held = self.values.get(self.machine.user_of(work))
-        # A dropped value needs no fetch: report it as arrived.
+        # If the program has dropped the RemoteValue, the result need not be fetched: report it as arrived.
         wanted = held is not None and held() is not None
         parts = self.result_fetcher.fetch(work, attempt, reference) if wanted else []
         if parts is not None:
@@ -571,7 +572,7 @@ class CoordinatorRuntime:
         self.call_in_loop(self._handle, event)
 
     def call_in_loop(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have the loop call `fn(*args)`; discarded once the loop has ended. Takes no lock of the coordinator."""
+        """Have the loop call `fn(*args)`. Once the loop has ended, the call is discarded. Takes no lock of the coordinator."""
         try:
             self._loop.call_soon(fn, *args)
         except errors.FailedPreconditionError:  # closed

@@ -1,4 +1,4 @@
-"""Which dispatcher a program means, and where its secret is."""
+"""The dispatcher that a program schedules on: its address, and where to read the secret for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A dispatcher, and what its cluster file says about coordinators."""
+    """A dispatcher, and the settings for coordinators in its cluster file; the defaults if there is no file."""
 
     address: str
     credentials: Credentials
@@ -34,8 +34,8 @@ def resolve(target: Any, results: str | None = None) -> Target:
     """Return the dispatcher that `target` names, and the form in which the program accepts results.
 
     Raises:
-      ValueError: `target` is not accepted; the message lists what is.
-      InvalidArgumentError: `results` is none of the forms.
+      ValueError: `target` is not of an accepted type or format; the message lists those that are.
+      InvalidArgumentError: `results` is neither None nor the name of a form.
     """
     found = _resolve(target)
     return replace(found, form=ResultForm.named(results, found.form.safe_only))

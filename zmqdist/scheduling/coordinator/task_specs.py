@@ -1,10 +1,10 @@
 """Plans (work with inputs, retries, a timeout or a lineage) between the program and the machine: their payloads and RemoteValues.
 
-dependencies_and_retries.py has the decisions. A plan is what the program scheduled; its attempts are the work items that closures.py
-sees. Unless a docstring says otherwise, everything here runs in the coordinator's loop.
+dependencies_and_retries.py decides when a plan begins and ends. The program schedules plans; their attempts are the work items that
+closures.py sees. Unless a docstring says otherwise, the code of this module runs in the coordinator's loop.
 
-Where an input comes from
-    A result that is in this process is sent inside the payload, as it is packed; a large one is held by the coordinator's store, for the
+How an input is sent
+    A result that is in this process is sent inside the payload, still packed; if it is large, the coordinator's store holds it for the
     processes that run a plan with this input. A result that the program has already unpacked with `get` is packed again in its
     present state, because the program may have changed it.
     A kept result is sent as its reference, so that the value travels from worker to worker.
@@ -34,7 +34,7 @@ Outcome: TypeAlias = "tuple[int, int, Any]"
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options that make a plan of work without inputs. `until` is on the clock of time.monotonic."""
+    """The options that turn work without inputs into a plan. `timeout` is in seconds, `until` on the clock of time.monotonic."""
 
     retries: int = 0
     timeout: float | None = None
@@ -43,7 +43,7 @@ class PlanOptions:
 
     @classmethod
     def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
-        """Return checked options. Raises ValueError for a value out of range, TypeError if `retries` is not a whole number."""
+        """Return the options. Raises ValueError if one is out of range, TypeError if `retries` is not a whole number."""
         if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
         if timeout is not None and not timeout > 0:  # also refuses NaN
@@ -59,11 +59,11 @@ class Plan:
 
     Attributes:
       packed, fn: the packed arguments; the number of the function.
-      input_values: the RemoteValues it needs, by work number. They and the objects in `uses` stay alive as long as the plan.
-      inputs: how each input that is available for good is sent, by work number.
-      bulks: the numbers of the data held for it in the store.
-      position: how many ordinary work items were scheduled before it since the last drain.
-      made_at: with a lineage: the reference to its value.
+      input_values: the RemoteValues that the plan needs, by work number. They and the objects in `uses` stay alive as long as the plan.
+      inputs: for each input whose value is available for good, the bytes that represent it in a message, by work number.
+      bulks: the numbers under which the store holds data for the plan.
+      position: the number of ordinary work items that were scheduled before the plan since the last drain of the outbox.
+      made_at: the reference to the value of a plan with a lineage.
     """
 
     __slots__ = (
@@ -105,13 +105,16 @@ class Plan:
         self.value: Callable[[], RemoteValue | None] = lambda: None
 
     def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
-        """Pack the inputs whose results are in this process, as they are now. InvalidArgumentError: the program made one unpicklable."""
+        """Pack each input whose result is in this process, in its present state.
+
+        Raises InvalidArgumentError if the program has changed a result into one that cannot be pickled.
+        """
         for work, value in self.input_values.items():
             if work not in self.inputs:
                 value.copied(lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
 
     def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
-        """Store the packed value of an input."""
+        """Store the packed value of an input, or the reference to it."""
         if isinstance(packed, list):
             packed, bulks = held(packed)
             self.bulks += bulks
@@ -119,7 +122,7 @@ class Plan:
 
 
 class PlanOwner(ValueOwner, Protocol):
-    """What Plans uses of the coordinator's runtime (runtime.py)."""
+    """The members of the coordinator's runtime (runtime.py) that Plans uses."""
 
     outbox: list[tuple[int, int, bytes]]
     queue_bytes: QueueBytes
@@ -147,7 +150,7 @@ class Plans:
         return len(self._plans)
 
     def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """As `CoordinatorRuntime.enqueue`, for a plan. Any thread, with the coordinator's lock held."""
+        """Hand in a plan, as `CoordinatorRuntime.enqueue` does other work. Any thread, with the coordinator's lock held."""
         value = RemoteValue(self._runtime, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._runtime.outbox), ref(value)
         self._runtime.queue_bytes.begin(work, len(plan.packed), plan.bulks)
@@ -156,7 +159,7 @@ class Plans:
         return value
 
     def begin(self, plan: Plan) -> Planned | PackingFailed:
-        """Take over a scheduled plan; return the event for the machine."""
+        """Pack the inputs of a scheduled plan and return the event that reports the plan to the machine."""
         inputs: list[int] = []
         failed = 0
         try:
@@ -189,12 +192,12 @@ class Plans:
         )
 
     def ended(self, items: list[Outcome]) -> list[Outcome]:
-        """Return the outcomes with the payloads of plans replaced by those that RemoteValues expect."""
+        """Return these outcomes. For a plan, the machine's payload is replaced by the payload that a RemoteValue expects."""
         roots: dict[int, RemoteValue] = {}
         return [self._end(item, roots) if item[0] in self._plans else item for item in items]
 
     def pack(self, work: int) -> bytes:
-        """Return the payload of an attempt of this plan."""
+        """Return the payload of the next attempt of this plan."""
         plan = self._plans[work]
         payload = plan.packed
         if plan.input_values:
@@ -211,12 +214,12 @@ class Plans:
         return self._runtime.form.marked(KEEP + payload if plan.keep else payload)
 
     def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
-        """Store an input of these plans."""
+        """Store the value of an input in each of these plans."""
         for waiting in plans:
             self._plans[waiting].put(work, payload, self._runtime.hold)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
-        """Give the RemoteValue of a plan that had succeeded another outcome: a recomputed value, or the error of its final loss."""
+        """Settle again the RemoteValue of a plan that had succeeded: with a recomputed value, or with the error of its final loss."""
         plan = self._plans[work]
         _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()
@@ -232,17 +235,20 @@ class Plans:
                 value.wake()
 
     def free(self, work: int) -> None:
-        """Release the data held for this plan."""
+        """Release the data held for this plan, because no further attempt needs it."""
         self._free(self._plans.pop(work))
 
     def close(self) -> None:
-        """Drop all plans, because none will end any more. With the coordinator's lock held; any thread, after the loop has ended."""
+        """Drop all plans, because none of them will end. With the coordinator's lock held; any thread, after the loop has ended."""
         plans, self._plans = self._plans, {}
         for plan in plans.values():
             plan.input_values.clear()
 
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
-        """Convert the outcome of a plan. `roots`: by plan, the input at the root of its failure, for failures that are not settled yet."""
+        """Translate the machine's outcome of a plan into the outcome of its RemoteValue.
+
+        `roots` maps each failed plan that is not settled yet to the input at the root of its failure.
+        """
         work, kind, payload = item
         plan = self._plans[work]
         if kind == KEPT:

@@ -1,6 +1,6 @@
 """WatchDog: logs the stacks of all threads when no scheduled work ends for a while.
 
-It checks now and then in a thread of its own, so that scheduled work pays nothing for it.
+A thread of its own checks ten times per timeout, so that `schedule` and the coordinator's loop spend no time on the watchdog.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, TextIO
 log = logging.getLogger("zmqdist.coordinator")
 
 TIMEOUT_ENV = "ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT"
-"""Whole seconds; overrides the program's setting."""
+"""Environment variable: the timeout in whole seconds. It overrides the timeout that the program passes."""
 
 CHECKS = 10
-"""How many checks there are in one timeout."""
+"""Number of checks in one timeout."""
 
 
 class RepeatedTimer:
-    """Calls `function(*args)` in a thread every `interval` seconds, from construction on; first after one interval.
+    """Calls `function(*args)` in a thread of its own every `interval` seconds, until `stop`; first one interval after construction.
 
-    Exceptions of the function are logged.
+    An exception of the function is logged, and the calls go on.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RepeatedTimer:
         self._thread.start()
 
     def stop(self) -> int:
-        """End the calls and wait for a call in progress. Return whole seconds since the construction. Idempotent."""
+        """Make no more calls, and wait for a call in progress. Return the whole seconds since construction. Idempotent."""
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -59,11 +59,11 @@ class WatchDog:
     """Warns when no work has ended for `timeout` seconds: writes a log line, calls `on_triggered`, and writes the stacks of all threads.
 
     Args:
-      timeout: seconds; 0 or less is off. The environment variable ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.
+      timeout: seconds; 0 or less switches the watchdog off. The environment variable ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.
       traceback_file: the file for the stacks.
       on_triggered: called without arguments, in the watchdog's thread.
-      progress: returns (ended, in flight). With it `report_closure_done` need not be called, and there is no warning while no work is
-        in flight.
+      progress: returns two numbers of work items, (ended, in flight). If it is given, the owner need not call `report_closure_done`, and
+        the watchdog does not warn while no work is in flight.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class WatchDog:
             self._timer = RepeatedTimer(self.timeout / CHECKS, self._check, name="WatchDog")
 
     def report_closure_done(self) -> None:
-        """Restart the clock, because work has ended."""
+        """Restart the timeout, because a work item has ended."""
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """End the checks. Idempotent."""
+        """Stop checking. Idempotent."""
         if self._timer is not None:
             self._timer.stop()
 

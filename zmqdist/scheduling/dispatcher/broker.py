@@ -1,7 +1,7 @@
-"""The dispatcher as one machine: membership and dispatch, put together. No I/O.
+"""The dispatcher as one machine: it combines membership and dispatch. No I/O.
 
-Each message goes to the one part that decides about it. A message from a peer that has not registered, as a worker or as a coordinator, is
-answered by Refused and changes nothing.
+Each message is passed to the one part that decides about it. A message from a peer that has not registered, as a worker or as a
+coordinator, is answered by Refused and changes nothing.
 
 Not here: the decisions of the two parts (membership.py, machine.py).
 """
@@ -53,12 +53,12 @@ class WorkerRow:
 
     Attributes:
       state: "alive", "away" (disconnected, within its grace) or "leaving".
-      leases, running: work items that it has, and those of them that have begun as far as the dispatcher knows.
+      leases, running: the number of work items that it has, and of those that have begun as far as the dispatcher knows.
       window: how many leases it may have.
-      done: leases that it has ended with an outcome.
+      done: the number of its leases that ended with an outcome.
       rate: work items a second while it has work; 0 while unknown.
-      joined_at, heard_at: when it registered, and when its last message came.
-      slot_deaths: its slot processes that crashed.
+      joined_at, heard_at: when it registered, and when its last message arrived.
+      slot_deaths: the number of its slot processes that crashed.
     """
 
     name: str
@@ -84,10 +84,10 @@ class CoordinatorRow:
 
     Attributes:
       coordinator: its number in the cluster.
-      queued, out: work items that wait, and those that workers have.
-      held: bulk results that are with their workers.
-      submitted, finished: work items that it has submitted over this connection, and those of them that have ended.
-      functions: functions that it has defined.
+      queued, out: the number of its work items that wait, and of those that workers have.
+      held: the number of its bulk results that workers hold.
+      submitted, finished: the number of work items that it has submitted over this connection, and of those that have ended.
+      functions: the number of functions that it has defined.
     """
 
     coordinator: int
@@ -101,7 +101,7 @@ class CoordinatorRow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """What `status` and `top` show of the scheduling.
+    """The state of the scheduling, as `status` and `top` show it.
 
     Attributes:
       losses: the last losses of workers: (name, reason, exit code, when).
@@ -125,11 +125,11 @@ class Broker:
         self.membership = Membership(rules.lease_s, rules.reconnect_grace_s, rules.cancel_grace_s)
         self.dispatch = Dispatch(attempts_max=rules.attempts_max, lease_s=rules.lease_s, first_lease=first_lease)
         self.changes: list[MemberJoined | MemberLost] = []
-        """The members that joined and were lost, in order. The runtime takes them out and passes them to the data service."""
+        """The members that joined and were lost, in order. The runtime removes them and passes them to the data service."""
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         first, second = self.membership.deadline, self.dispatch.deadline
         if first is None or second is None:
             return second if first is None else first
@@ -142,7 +142,7 @@ class Broker:
 
         Args:
           now: monotonic seconds; never less than in an earlier call.
-          watched: for a Register, whether the end of its connection will be noticed.
+          watched: for a Register, whether the runtime will notice the end of its connection.
         """
         effects: list[Send]
         match event:
@@ -166,14 +166,14 @@ class Broker:
         return effects + self.dispatch.assign(now)
 
     def leave(self, job: str, index: int, grace_s: float, now: float) -> list[Send] | None:
-        """Tell a worker to stop in good order within `grace_s`. Returns the messages to send; None if there is no such worker."""
+        """Have a worker stop in good order within `grace_s`. Return the messages to send; None if there is no such worker."""
         member = self.membership.members.get((job, index))
         if member is None:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
     def holder(self, number: int) -> Peer | None:
-        """Return the connection of a coordinator or worker, by its incarnation; None if it is not connected here."""
+        """Return the connection of the coordinator or worker with this incarnation; None if it is not connected to this dispatcher."""
         for peer, session in self.dispatch.sessions.items():
             if session.coordinator == number:
                 return peer

@@ -1,7 +1,7 @@
 """The settings of a dispatcher and of a worker, checked when a config is made.
 
-Fields of the data service have the names of tf.data service. Their durations are milliseconds; None and 0 stand for the default unless the
-field says otherwise. All other durations are seconds.
+Settings of the data service have the names of tf.data service. Their durations are in milliseconds; None and 0 mean the default unless the
+description of the field says otherwise. All other durations are in seconds.
 
 This module imports little, because every process that starts others needs it first.
 """
@@ -21,7 +21,7 @@ from zmqdist.transport.address import DTS_PORT
 from zmqdist.transport.credentials import Credentials
 
 PROTOCOLS: Final = ("zmq", "tcp")
-"""Names of the protocol: there is one, and both names mean it."""
+"""Names of the protocol. There is only one, and both names mean it."""
 
 DEPLOYMENT_MODES: Final = ("COLOCATED", "REMOTE", "HYBRID")
 
@@ -33,26 +33,26 @@ START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
 
 @dataclass(frozen=True)
 class DispatcherConfig(BrokerRules):
-    """Where a dispatcher listens, what it keeps, and when it gives up on workers and readers.
+    """The address of a dispatcher, the state that it keeps, and its time limits for workers and readers.
 
     Attributes:
-      port: 0 takes a free one.
+      port: 0 chooses a free one.
       protocol: "zmq" or "tcp", which mean the same; None for "zmq".
       work_dir: folder of the registered datasets and of the journal; created if it is missing. None: they are kept in memory.
       fault_tolerant_mode: whether to keep a journal in `work_dir`, so that a restarted dispatcher continues from it.
       worker_addresses: the fixed list of workers that static sharding (FILE, DATA, ...) needs; None or empty: any workers.
       job_gc_check_interval_ms: how often the dispatcher looks for clients and iterations to drop; default 10 minutes, 0 is 1 ms.
-      job_gc_timeout_ms: after this time without readers an iteration is dropped; default 5 minutes, 0 is 1 ms, -1 never.
+      job_gc_timeout_ms: an iteration is dropped after this time without readers; default 5 minutes, 0 is 1 ms, -1 never.
       worker_timeout_ms: a data worker that is absent for this time is given up, and requests that wait for it end; default 10 minutes.
       worker_max_concurrent_snapshots: how many streams of snapshots one worker writes at a time; 0 is 3.
-      client_timeout_ms: after this time of silence a reader is dropped; default 5 minutes.
+      client_timeout_ms: a reader is dropped after this time of silence; default 5 minutes.
       gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well; a later reader begins them anew.
       deployment_mode: COLOCATED, REMOTE or HYBRID; None for REMOTE. Readers get it from the dispatcher.
       host: address or interface to bind; any address but loopback needs keys (SECURITY.md).
-      advertise: "host" or "host:port" at which other processes reach it, behind NAT for example; None: the address that it binds.
+      advertise: "host" or "host:port" at which other processes reach it, for example behind NAT; None: the address that it binds.
       lease_s: how long a worker without contact may go on running its leases.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
-      cancel_grace_s: how long a cancelled function may go on before its slot process is killed.
+      cancel_grace_s: how long a cancelled function may go on running before its slot process is killed.
       attempts_max: lost starts after which a work item fails with WorkerLost.
       token_file, keys_dir: where the secrets are, if not in the default place.
       insecure: use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.
@@ -136,9 +136,9 @@ class WorkerConfig:
 
     Attributes:
       dispatcher_address: "host:port", with or without "zmq://".
-      worker_address: the address at which other processes reach it; "%port%" stands for its port. None: its host ("localhost" on
+      worker_address: the address at which other processes reach the worker; "%port%" stands for its port. None: its host ("localhost" on
         loopback) and port.
-      port: the port of its own server, from which elements and large results are fetched; 0 takes a free one.
+      port: the port of the worker's own server, from which elements and large results are fetched; 0 chooses a free one.
       protocol: "zmq" or "tcp", which mean the same; None for "zmq".
       heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send each other changes at once.
       dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply; default 1 hour.
@@ -146,27 +146,27 @@ class WorkerConfig:
         differently. None: from the worker's own port.
       data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the port. None: as for
         `worker_address`.
-      data_transfer_port: the second port; 0 takes a free one. With `processes` it must be 0: each task has a free port of its own.
-      worker_tags: with "COLOCATED" only readers of the same process read from it, and readers that accept any worker.
+      data_transfer_port: the second port; 0 chooses a free one. With `processes` it must be 0: each task has a free port of its own.
+      worker_tags: with "COLOCATED", only readers in its own process, and readers that accept any worker, read from the worker.
       cross_trainer_cache_size_bytes: size of the window of elements that trainers share, on each worker; default 10 GiB.
       snapshot_max_chunk_size_bytes: the approximate size of a file of a snapshot; default 6 GB.
-      shutdown_quiet_period_ms: how long a worker that has left its dispatcher at most goes on replying to requests that readers had sent
-        before. It refuses later requests with CANCELLED, and the readers go on with other workers.
-      host: the address or interface to bind; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
-      job, index: its name. Index None takes the lowest free one, which may be another after a restart of the dispatcher.
-      slots: how many functions it runs at a time.
+      shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on replying to requests that readers have sent
+        before. It refuses later requests with CANCELLED, and the readers continue with other workers.
+      host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to it.
+      job, index: the worker's name. Index None chooses the lowest free one, which may be another after a restart of the dispatcher.
+      slots: how many functions the worker runs at a time.
       schedule_start_delay_s: worker i delays the first function of each coordinator by i times this, at most by
         `schedule_start_delay_max_s` (0: no bound). None: the environment variables ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY and
         ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX of the worker, or 0.
       processes: whether slots are child processes, which can be killed and may crash, instead of threads.
       threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None: the environment's variables for them,
-        or, if it has none, the cores of the host, shared out among the slots of `workers_on_host` such workers (blas_threads.py).
-      orphan_limit_s: after this time without a dispatcher it ends itself; by default never, as in tf.data service. (The command and
-        cluster files set a limit, because no process of theirs may stay behind.)
-      token_file, keys_dir: where its secret is, if not in the default place (SECURITY.md).
+        or, if it has none, the cores of the host divided by the number of slots of `workers_on_host` such workers (blas_threads.py).
+      orphan_limit_s: after this time without a dispatcher the worker ends itself; by default never, as in tf.data service. (The command and
+        cluster files set a limit, because none of their processes may be left running.)
+      token_file, keys_dir: where the worker's secret is, if not in the default place (SECURITY.md).
       insecure: use neither token nor keys, for a dispatcher that was started insecure.
       ticket_file, ticket_fd: for `zmqdist worker` and launched workers: the private file or the descriptor that has a join ticket. The
-        worker then makes a key of its own (SECURITY.md), keeps it in `keys_dir` or in a temporary folder, and has the name of the
+        worker then makes a key of its own (SECURITY.md), keeps it in `keys_dir` or in a temporary folder, and has the name in the
         ticket.
 
     Raises:
@@ -228,7 +228,7 @@ class WorkerConfig:
         )
         if isinstance(self.worker_tags, str):
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
-        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a config from JSON has a list here
+        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a config from JSON has a list
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError("Worker tags cannot be empty.")
 
@@ -244,23 +244,27 @@ class WorkerConfig:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
             raise errors.NotFoundError(f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
         if self.processes and self.data_transfer_port:
-            raise _invalid("data_transfer_port goes with processes=False: each task's process has a port of its own")
+            raise _invalid(
+                "data_transfer_port needs processes=False, because otherwise each task has a port of its own"
+            )
         if self.processes and self.data_transfer_address and DTS_PORT not in self.data_transfer_address:
-            raise _invalid(f"data_transfer_address wants {DTS_PORT} in it with processes=True: each task has its port")
+            raise _invalid(
+                f"data_transfer_address needs {DTS_PORT} in it with processes=True, because each task has a port of its own"
+            )
 
     @property
     def start_delay(self) -> tuple[float, float]:
-        """The delay in seconds between workers with neighbouring indices, and the longest delay; 0 for none, or no bound."""
+        """The delay in seconds between workers with neighbouring indices, and the longest delay. 0 means no delay, or no bound."""
         delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
         return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
 
     @property
     def credentials(self) -> Credentials:
-        """The places of its secrets. Its dispatcher vouches for the keys of other processes."""
+        """The places of the worker's secrets. Its dispatcher vouches for the keys of other processes."""
         return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(self.dispatcher_address)
 
     def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that bound the threads of its slots, to be laid over `environment`."""
+        """Return the environment variables that bound the threads of the slots, to be added to `environment`."""
         return thread_variables(self.threads_per_slot, self.slots * self.workers_on_host, environment)
 
     # -- the settings of the data service -----------------------------------------------------------------------------------
@@ -289,7 +293,7 @@ class WorkerConfig:
         return f"localhost:{port}" if host == "127.0.0.1" else bound
 
     def advertised(self, bound: str) -> str:
-        """Return the address at which other processes reach its server, which is bound at `bound` ("host:port")."""
+        """Return the address at which other processes reach the worker's server, which is bound at `bound` ("host:port")."""
         host, _, port = bound.rpartition(":")
         if self.worker_address is not None:
             return self.worker_address.replace("%port%", port)
@@ -304,7 +308,7 @@ def _or_of_environment(seconds: float | None, name: str) -> float:
 
 
 def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> float:
-    """Return milliseconds as seconds. `zero`: what 0 stands for; None: the default."""
+    """Convert milliseconds to seconds. `zero` is the result for 0 ms; if it is None, 0 ms means the default."""
     if ms is None or (ms == 0 and zero is None):
         return default_s
     return ms / 1000 or zero or 0.0

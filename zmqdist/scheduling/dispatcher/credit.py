@@ -1,11 +1,11 @@
-"""How many work items a worker may have, counting those on their way to it and back.
+"""How many work items a worker may have, counting those that are on their way to or from it.
 
-Rule: a window is a bound that its owner asks for; it never waits and never sends.
+Rule: a window only computes a bound for its owner; it never waits and never sends.
 
 `WorkWindow` aims at the work that keeps a worker busy for `HORIZON_S` and one round trip: enough that the worker has work while the next
 batch travels, and little enough that work is left for a worker that joins. It starts small, because the duration of a function is not
-known, and follows the rate at which the worker works. The rate counts only the time in which the worker had work, which the worker itself
-reports: measured at the dispatcher, a distant worker that got little work would look slow.
+known, and follows the rate at which the worker works. The rate counts only the time in which the worker had work. The worker itself
+reports that time, because at the dispatcher a distant worker that got little work would seem slow.
 
 Promises, checked by tests/machines/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
@@ -18,11 +18,11 @@ from __future__ import annotations
 from zmqdist.limits import WORKER_WINDOW_MAX
 
 HORIZON_S = 0.05
-"""Seconds of work that a worker should have, besides a round trip."""
+"""Seconds of work that a worker should have, in addition to a round trip."""
 SAMPLE_S = 0.005
-"""The least busy time over which a rate is measured, because single messages vary too much."""
+"""The shortest busy time over which a rate is measured, because single messages vary too much."""
 TRIP_S_MAX = 1.0
-"""A longer round trip does not widen the window: it means that the dispatcher or the worker is late in reading its messages."""
+"""A longer round trip does not widen the window, because it means that the dispatcher or the worker reads its messages late."""
 
 
 class WorkWindow:
@@ -31,7 +31,7 @@ class WorkWindow:
     Attributes:
       limit: that number.
       rate: work items a second while the worker has work; 0 while unknown.
-      trip_s: the round-trip time to it.
+      trip_s: the round-trip time to the worker.
     """
 
     __slots__ = ("_busy_s", "_ceiling", "_count", "_floor", "_since", "limit", "rate", "trip_s")
@@ -45,7 +45,7 @@ class WorkWindow:
         self._count = 0
         self._busy_s = 0.0
         self._since: float | None = None
-        """When it last returned an item, or got one after it had none; None while it has none."""
+        """When the worker last returned an item, or got an item after it had none; None while it has none."""
 
     def note_handed_out(self, now: float) -> None:
         """Note that work was handed out."""
@@ -58,7 +58,7 @@ class WorkWindow:
         Args:
           busy_s: how long the worker had work since its last report.
           trip_s: the round-trip time, as the worker measures it.
-          idle: whether the worker has nothing left.
+          idle: whether the worker has no item left.
         """
         if not count:
             return
@@ -69,7 +69,7 @@ class WorkWindow:
         if not self._is_sample:
             return
         sample = self._count / max(self._busy_s, 1e-6)
-        # Down at once, up by half: too high a rate takes work from other workers, too low a rate only costs a message.
+        # Down at once, but up by half: a rate that is too high takes work from other workers, one that is too low only costs a message.
         self.rate = sample if sample < self.rate else (self.rate + sample) / 2
         self.limit = max(self._floor, min(self._ceiling, int(self.rate * (HORIZON_S + self.trip_s))))
         self._count = 0
@@ -90,12 +90,12 @@ class WorkWindow:
         return held / self.rate if self.rate > 0 else float("inf")
 
     def overdue_at(self, held: int) -> float:
-        """Return when all `held` items should have ended. If none has by then, the worker runs something slow."""
+        """Return when all `held` items should have ended. If none has ended by then, the worker runs a slow function."""
         return float("inf") if self._since is None else self._since + self.trip_s + self.remaining_s(held)
 
 
 class BusyTime:
-    """The time for which a worker has had work since its last report; the dispatcher's `WorkWindow` counts it."""
+    """The time for which a worker has had work since its last report. The dispatcher's `WorkWindow` receives it."""
 
     __slots__ = ("_since",)
 
@@ -108,7 +108,7 @@ class BusyTime:
             self._since = now
 
     def take_us(self, now: float, held: int) -> int:
-        """Return the microseconds for a report that leaves the worker with `held` items, and begin to count anew."""
+        """Return the busy microseconds for a report that leaves the worker with `held` items, and begin to count anew."""
         busy_s = 0.0 if self._since is None else now - self._since
         self._since = now if held else None
         return int(busy_s * 1e6)

@@ -1,10 +1,12 @@
 """The keyring in a dispatcher: the runtime of transport/keyring_machine.py.
 
-Messages about keys go into the machine, and its effects are carried out: messages are sent, the keyring is saved, connections are ended.
-The runtime makes the secrets of join tokens, keeps the keyring in a file of the `work_dir`, and serves the methods of `zmqdist keys`.
+This module passes messages about keys to the machine and carries out its effects: it sends messages, saves the keyring, and ends
+connections. It also makes the secrets of join tokens, keeps the keyring in a file of the `work_dir`, and serves the methods of
+`zmqdist keys`.
 
 The file `keyring.json` (mode 0600) is replaced as a whole, and is on the disk before a process is told that it was admitted or revoked.
-Without a `work_dir` the keyring ends with its dispatcher: the next one refuses processes that had joined, and tells them to join again.
+Without a `work_dir` the keyring is lost when its dispatcher ends. The next dispatcher refuses processes that had joined, and tells them to
+join again.
 """
 
 from __future__ import annotations
@@ -53,19 +55,19 @@ log = logging.getLogger("zmqdist.scheduling")
 
 FILE: Final = "keyring.json"
 VALID_S_MAX: Final = 7 * 86_400.0
-"""Seconds that a token may be valid at most: a secret that is good for longer is a key."""
+"""Seconds for which a token may be valid at most, because a secret that is valid for longer is as dangerous as a key."""
 ANSWERED_S: Final = 0.5
-"""Seconds that the reply to a join has to leave before its connection is ended."""
+"""Seconds between the reply to a join and the end of its connection, so that the reply can be sent."""
 
 
 class KeyService:
-    """The keyring of one dispatcher; see the module's docstring. Call its methods in the loop's thread.
+    """The keyring of one dispatcher; the module's docstring has the rules. Call its methods in the loop's thread.
 
     Args:
       work_dir: the folder in which the keyring is kept; None keeps it in memory only.
 
     Attributes:
-      security: for the router: the given security, with the keyring in place of the static file.
+      security: the security for the router: the given one, with the keyring in place of the static file.
     """
 
     def __init__(self, security: ServerSecurity, work_dir: str | None) -> None:
@@ -74,7 +76,7 @@ class KeyService:
         self._curve = security.mechanism == CURVE
         self._file = Path(work_dir, FILE) if work_dir and self._curve else None
         self._joining: deque[float] = deque()
-        """Times at which unknown keys were let in, of the last HANDSHAKE_S."""
+        """The times at which unknown keys were let in to join, during the last HANDSHAKE_S."""
         self._wrong = 0
         self._logged_at = 0.0
         self._on_expelled: Callable[[Peer], object] = lambda peer: None
@@ -99,7 +101,7 @@ class KeyService:
         self._rearm()
 
     def name_problem(self, peer: Peer, register: Register) -> str:
-        """Return why a peer may not register under its name; "" if it may."""
+        """Return why this peer may not register under its name; "" if it may."""
         name = self._keyring.name_of(peer.key)
         wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
         if not name or (name == wanted and register.job != "ps"):
@@ -111,7 +113,7 @@ class KeyService:
 
         Args:
           address: "host:port" at which the process that joins reaches this dispatcher.
-          at: "host:port" at which that process listens in place of a server; "" for a worker or a program.
+          at: "host:port" at which the process that joins will listen as a server; "" for a worker or a program.
         """
         self._check_name(name)
         if not self._curve:
@@ -149,7 +151,7 @@ class KeyService:
         return KeyVerdict(JOINING)
 
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
-        """Handle the one join that a connection may try, and end the connection."""
+        """Handle the only join that this connection may try, and end the connection."""
         self._handle_message(peer, message, _frames)
         self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
         wrong, now = self._keyring.wrong, self._loop.now()
@@ -193,17 +195,17 @@ class KeyService:
         return self.open_join(name, address, valid_s, at)
 
     def _revoke(self, name_or_key: str) -> list[str]:
-        """Revoke the keys of a name, or one key, and return them."""
+        """Revoke all keys of a name, or one key, and return the revoked keys."""
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
-            raise errors.NotFoundError(f"no key that is in use has this name or is this one: {name_or_key[:100]!r}")
+            raise errors.NotFoundError(f"no key that is in use has this name, or is this key: {name_or_key[:100]!r}")
         self._handle(KeysRevoked(found, name_or_key, time.time()))
         log.warning("revoked %d key(s) of %s", len(found), name_or_key)
         return [keys.encode_public(key) for key in found]
 
     def _rotate(self, name: str) -> int:
-        """Ask members to make new keys, and return how many were asked."""
+        """Ask the members of this name to make new keys, and return the number of members that were asked."""
         self._need_curve()
         return self._handle(RenewalAsked(name))
 

@@ -1,13 +1,13 @@
-"""Which worker runs which work item: the dispatcher's decisions; no I/O.
+"""The dispatcher's decisions: which worker runs which work item, and how each work item ends; no I/O.
 
 Theory of operation
     Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to one worker, under a number that
-    never comes again, so that a late message names a lease that no longer exists (fencing). Idle workers get work first, then workers with
-    room in their window (credit.py), each a share of the waiting work; coordinators take turns. While nothing waits and a worker is
-    idle, the dispatcher requests from overloaded workers what they have not begun.
+    is never used again, so that a late message names a lease that no longer exists (fencing). Idle workers get work first, then workers
+    with room in their window (credit.py), each a share of the waiting work; coordinators take turns. While no work waits and a worker is
+    idle, the dispatcher requests from overloaded workers the work that they have not begun.
     A lease ends by an outcome, by being returned, with its slot, or with its worker. If the process dies after the function had started,
-    the attempt is charged to the work item, which goes to the end of its queue: an item that kills its process must not keep the
-    others from being tried. An item that had not started goes back to the front uncharged, and so does an item of which the dispatcher does
+    the attempt is charged to the work item. The item then goes to the end of its queue, so that an item that kills its process does not
+    delay the others. An item that had not started returns to the front uncharged, and so does an item of which the dispatcher does
     not know whether it had started. From then on the worker reports the start of such an item, and of one that has lost a start, before
     it happens (`report_before_start`).
 
@@ -16,10 +16,10 @@ Promises, checked by tests/sim
          worker is lost), by a final StartsLost, or together with its round or session
     P2   an outcome counts only from the worker that holds the lease, and only once
     P3   a work item is charged only for lost starts, and fails after `attempts_max` of them
-    P4   a work item that had not started goes back uncharged
-    P5   RoundEnded is sent only when nothing of the round can be executing on any worker, lost and frozen workers included
-    P6   a worker never has more leases than its window, except pinned work: of that it may have one item a slot in any case
-    P7   with a live worker and no further faults every queue empties
+    P4   a work item that had not started is queued again uncharged
+    P5   RoundEnded is sent only when no work of the round can be executing on any worker, lost and frozen workers included
+    P6   a worker never has more leases than its window, with one exception: it may always have one pinned work item for each slot
+    P7   if there is a live worker and no further fault, every queue empties
     P8   a function is sent to a worker once after its registration, before the first work item that uses it
     P9   a bulk result keeps its work item alive until the coordinator has received it
     P10  coordinators with waiting work are served in turn
@@ -27,8 +27,8 @@ Promises, checked by tests/sim
          without `keep`, or the session ends
     P12  work pinned to a worker is handed out only to members of that name, waits while there is none (an exception to P7), and is not
          requested back
-    P13  of the work of one session that waits for the same worker, or for any, the higher priority goes first, and of one priority the
-         oldest
+    P13  of the work of one session that waits for the same worker, or for any, the highest priority is handed out first, and within one
+         priority the oldest
     P14  detached work does not end with a round, and no round waits for it; it ends with its session
     P15  a session that watches members gets each worker that joins and each that is lost, in that order, beginning with the present
          workers; a loss is reported before its effects on the session's work
@@ -36,7 +36,7 @@ Promises, checked by tests/sim
          it has said goodbye, or has been away for a lease
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or its result
 
-Not here: which workers are alive (membership.py), what a worker does with its leases (scheduling/worker/machine.py), and payloads, which
+Not here: which workers are alive (membership.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads, which
 are opaque.
 """
 
@@ -82,13 +82,13 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 
 SLOTS_END_S = 0.1
-"""How long slots may outlive their worker's process: the process that watches it kills them."""
+"""Seconds for which slots may outlive their worker's process, until the process that watches it kills them."""
 
 DISPLACED = (
     "another connection has registered as this coordinator: its number is in two programs; if none of yours was copied or forked, another "
     "user with the right to schedule here has taken it"
 )
-"""Sent to the connection that has lost its session, because it would wait for results for ever."""
+"""Text for the connection that has lost its session, because it would otherwise wait for results for ever."""
 
 LOG_FIELD = 4
 """Index of the last log lines in an item of StartsLost."""
@@ -103,8 +103,8 @@ class Dispatch:
 
     Attributes:
       sessions: the registered coordinators, by connection.
-      loads: what each member holds; away members included, lost ones not.
-      slot_deaths, last_slot_death: how many slot processes have crashed, and the last one as (worker, exit code, when).
+      loads: the load of each member, including members that are away but not lost ones.
+      slot_deaths, last_slot_death: the number of slot processes that have crashed, and the last one as (worker, exit code, when).
     """
 
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
@@ -116,19 +116,19 @@ class Dispatch:
         self._ending_sessions: dict[CoordinatorSession, None] = {}
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
-        """Coordinators with detached work that have disconnected without a Goodbye: when all workers forget their numbers (P16)."""
+        """For each coordinator with detached work that has disconnected without a Goodbye, when all workers forget its numbers (P16)."""
         self.loads: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
     @property
     def queued(self) -> int:
-        """How many work items of all coordinators wait."""
+        """The number of work items of all coordinators that wait."""
         return self._placement.queued
 
     @property
     def deadline(self) -> float | None:
-        """When `settle` or `assign` is next worth calling although no event has come; None for never."""
+        """The time at which `settle` and `assign` must next be called even if no event occurs before; None for never."""
         steal_at = self._placement.deadline
         if not self._ending_sessions and not self._forget_at:
             return steal_at
@@ -212,9 +212,8 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    load.held[
-                        number
-                    ].cancelled = True  # may still be received; if it is lost before, it is not computed again
+                    # The result may still be received; if it is lost before that, it is not computed again.
+                    load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
         )
@@ -232,9 +231,8 @@ class Dispatch:
                 if lease.cancelled_unless_begun:
                     steal.append(number)
                 else:
-                    begun.append(
-                        lease
-                    )  # the request was sent before the coordinator knew of the start, or that the worker is away
+                    # The coordinator sent the request before it knew of the start, or that the worker is away.
+                    begun.append(lease)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
             effects += _report_begun(begun)
@@ -298,7 +296,7 @@ class Dispatch:
         return effects + self._report_members(Members([_member_row(member)], []))
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
-        """Reconcile a member that has reconnected: messages in flight on its old connection are lost in both directions."""
+        """Reconcile the leases of a member that has reconnected, because messages on its old connection were lost in both directions."""
         load = self.loads[member]
         load.reachable = True
         load.stale_leases = dict(register.stale_leases)
@@ -344,7 +342,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # P15: first, because a coordinator must know of the loss, after which work may execute unseen, before it counts its work.
+        # P15: first, because the coordinator must know that lost work may execute unseen before it sees its work resolved.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -369,7 +367,7 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cancelled:  # the function was asked to end early, so its value or error means nothing
+            if lease.cancelled:  # the function was asked to end early, so its outcome is meaningless
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
@@ -403,7 +401,7 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned, which may be empty
+        load.steal_requested.clear()  # the worker sends one LeasesReturned to each StealRequest, perhaps empty
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
@@ -457,7 +455,7 @@ class Dispatch:
         return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
-        """Queue the work of leases that ended without an outcome; cancelled work ends instead. Returns the Results of the latter."""
+        """Queue the work of leases that ended without an outcome, except cancelled work. Return the Results that report cancelled work."""
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
             session = lease.session
@@ -471,7 +469,7 @@ class Dispatch:
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Forget lost bulk results; return those that were not received yet, as leases whose work must run again (P9)."""
+        """Remove lost bulk results; return those that were not received yet, as leases whose work must run again (P9)."""
         again: list[Lease] = []
         for lease in leases:
             if lease.session.closed:
@@ -503,7 +501,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the rounds whose end is certain by now, and forget coordinators that have stayed away for a lease (P5, P16)."""
+        """Report the rounds that have certainly ended by now, and forget coordinators that have stayed away for a lease (P5, P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
@@ -565,7 +563,7 @@ class Dispatch:
         return [Send(session.peer, members) for session in self.sessions.values() if session.watches_members]
 
     def _report_progress(self) -> list[Send]:
-        """Report progress to coordinators whose queue was full: their programs wait in `schedule`."""
+        """Report progress to coordinators whose queue was full, because their programs wait in `schedule`."""
         effects: list[Send] = []
         if not self._full_sessions:
             return effects
@@ -579,7 +577,7 @@ class Dispatch:
 
 
 def _abort_unknown(load: WorkerLoad, numbers: list[int]) -> list[Send]:
-    """Abort leases that a worker holds and that no longer exist here (P2)."""
+    """Abort leases that a worker holds and that no longer exist at the dispatcher (P2)."""
     return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
 
 

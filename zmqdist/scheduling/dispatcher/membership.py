@@ -2,23 +2,23 @@
 
 Theory of operation
     A worker is known as (job, index); each start of its process is an incarnation. While its connection is open the worker is alive,
-    whatever its Python code does, because ZeroMQ's heartbeats run outside the GIL. When the connection ends, the worker has
-    `reconnect_grace_s` to reconnect as the same incarnation. It is lost after that, when it says Goodbye, or when its process is reported
-    to have ended. Where the operating system does not report the end of a connection (`watched=False`), the lease decides: the worker is
-    lost after `lease_s` without a message.
+    even if its Python code is blocked, because ZeroMQ's heartbeats run outside the GIL. When the connection ends, the worker has
+    `reconnect_grace_s` to reconnect as the same incarnation. It is lost after that time, when it says Goodbye, or when its process is
+    reported to have ended. Where the operating system does not report the end of a connection (`watched=False`), the lease decides: the
+    worker is lost after `lease_s` without a message.
 
     A worker that is expelled, because its key was revoked, is lost at once; its slots may run until its lease ends.
 
-    A lost incarnation never comes back: if it registers again it joins as a new member, and what it still runs is aborted.
+    A lost incarnation never returns: if it registers again it joins as a new member, and the functions that it still runs are aborted.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
     P2  every MemberJoined is followed by exactly one MemberLost for the same member, or by none while the member is alive
     P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
-    P5  `settled` says of a lost member whether its process is known to have ended; if not, its slots may run until its lease ends
+    P5  `settled` tells whether the process of a lost member is known to have ended; if not, its slots may run until its lease ends
 
-Not here: what becomes of the member's work (machine.py), and how the end of a process is noticed (the runtimes).
+Not here: what happens to the member's work (machine.py), and how the end of a process is noticed (the runtimes).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
 
 SAID_GOODBYE = "said goodbye"
-"""The reason of a MemberLost for a worker that stopped in good order. Such a loss is not in the history."""
+"""The reason of a MemberLost for a worker that stopped in good order. Such a loss is not recorded in the history."""
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
-"""The interval of heartbeats grows with the number of workers, so that all together send at most 100 of them a second."""
+"""The interval of heartbeats grows with the number of workers, so that all together send at most 100 heartbeats a second."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,12 +44,12 @@ class Member:
     """One worker.
 
     Attributes:
-      joined_at, heard_at: when it registered first, and when its last message came.
-      watched: whether the end of its connection will be noticed.
+      joined_at, heard_at: when it first registered, and when its last message arrived.
+      watched: whether the runtime will notice the end of its connection.
       peer: its connection; None while it is away.
       away_until: the end of its grace, while it is away.
-      leaving: whether it gets no more work, because it was told to leave or has announced it.
-      leave_grace_s: the grace of a Leave that it has not confirmed yet; sent again if it reconnects.
+      leaving: whether it gets no more work, because it was requested to leave or has announced it.
+      leave_grace_s: the grace of a Leave that it has not confirmed yet. The Leave is sent again if the worker reconnects.
     """
 
     job: str
@@ -64,7 +64,7 @@ class Member:
     peer: Peer | None
     threads_per_slot: int = 0
     address: str = ""
-    """The address at which other processes reach its own server."""
+    """The address at which other processes reach the worker's own server."""
     away_until: float = 0.0
     leaving: bool = False
     leave_grace_s: float | None = None
@@ -90,14 +90,14 @@ class MemberBack:
 
 @dataclass(frozen=True, slots=True)
 class MemberAway:
-    """The connection of a member has ended; within its grace it may reconnect."""
+    """The connection of a member has ended. The member may reconnect within its grace."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is given up. `settled`: its process is known to have ended, so nothing of it can be executing (P5)."""
+    """A member is given up. `settled`: its process is known to have ended, so that none of its work can be executing (P5)."""
 
     member: Member
     reason: str
@@ -108,7 +108,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeaving:
-    """A member leaves: it gets no more work."""
+    """A member leaves, so it gets no more work."""
 
     member: Member
 
@@ -119,7 +119,7 @@ Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 @dataclass(slots=True)
 class LossRecord:
-    """One loss in the history that `status` shows. `at`: when, on the machine's clock."""
+    """One loss in the history that `status` shows. `at` is the time on the machine's clock."""
 
     name: str
     reason: str
@@ -133,8 +133,8 @@ class Membership:
 
     Attributes:
       members: the members that are not lost, by (job, index).
-      by_peer: those of them that are connected, by connection.
-      losses, losses_count: the last losses, and how many there were; workers that stopped in good order are not counted.
+      by_peer: the members that are connected, by connection.
+      losses, losses_count: the last losses, and the number of all losses; workers that stopped in good order are not counted.
     """
 
     lease_s: float
@@ -148,19 +148,19 @@ class Membership:
     _by_incarnation: dict[tuple[str, int], Member] = field(default_factory=dict)
     """The same members by (job, incarnation)."""
     _lowest: dict[str, int] = field(default_factory=dict)
-    """For each job an index below which no index is free, so that the search need not begin at 0."""
+    """For each job an index below which no index is free, so that the search for a free index need not begin at 0."""
     _unwatched: set[int] = field(default_factory=set)
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         times = [member.away_until for member in self._away.values()]
         if self._unwatched:
             times += [m.heard_at + self.lease_s for m in self.members.values() if not m.watched and m.peer is not None]
         return min(times, default=None)
 
     def note_message(self, peer: Peer, now: float) -> Member | None:
-        """Note a sign of life: any message is one. Return its sender; None for a peer that is not a worker."""
+        """Note that a message has arrived, which shows that its sender is alive. Return the sender; None if it is not a worker."""
         member = self.by_peer.get(peer)
         if member is not None:
             member.heard_at = now
@@ -195,7 +195,7 @@ class Membership:
                 return self._expire(now)
 
     def leave(self, member: Member, grace_s: float) -> list[Change | Send]:
-        """Tell a member to stop in good order, within `grace_s`. Does nothing if it leaves already."""
+        """Request that a member stop in good order, within `grace_s`. Does nothing if it is leaving already."""
         if member.leaving:
             return []
         member.leaving = True
@@ -218,7 +218,7 @@ class Membership:
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
             changes = [Send(peer, self._registered(old, register)), MemberBack(old, register)]
-            if old.leave_grace_s is not None:  # the Leave may be lost with the old connection
+            if old.leave_grace_s is not None:  # the Leave may have been lost with the old connection
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
         if old is not None:
@@ -252,17 +252,17 @@ class Membership:
             return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")
         if old is None and len(self.members) >= WORKERS_MAX:
             return Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {WORKERS_MAX} workers and takes no more")
-        # A worker whose index is its own succeeds the member that is away under it. A worker that a dispatcher gave this index has none
-        # of its own, so the member under it is another worker.
+        # A worker that was configured with its index succeeds a member that is away under this index. If a dispatcher chose the index, the
+        # member under this index is another worker.
         if old is not None and old.incarnation != register.incarnation and not (old.peer is None and register.named):
             return Refused(
                 errors.ALREADY_EXISTS,
-                f"{old.name} is here already (pid {old.pid} on {old.host}): stop it first, or register under another index",
+                f"{old.name} is registered already (pid {old.pid} on {old.host}): stop it first, or register under another index",
             )
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member of this registration: by its index if it has one, else by its incarnation."""
+        """Return the member to which this registration belongs: by its index if it has one, otherwise by its incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))
@@ -297,7 +297,7 @@ class Membership:
         return [self._lose(member, "its process ended", event.exit_code, event.log, now, settled=True)]
 
     def _add_exit_code(self, event: ProcessExited) -> None:
-        """Add the exit code to the history of a worker that was lost before its process was seen to end."""
+        """Add the exit code to the record of a worker that was lost before its process was seen to end."""
         name = f"{event.job}:{event.index}"
         for record in reversed(self.losses):
             if record.name == name and record.exit_code is None:
@@ -335,7 +335,7 @@ class Membership:
 
 
 LOSSES_KEPT = 100
-"""How many losses the history has; older ones are only counted."""
+"""The number of losses that the history holds; older ones are only counted."""
 
 __all__ = [
     "Change",

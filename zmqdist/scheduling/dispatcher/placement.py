@@ -2,15 +2,15 @@
 
 Rules
     Idle workers get work first, then workers with room in their window; coordinators take turns. Work pinned to a worker waits in a
-    queue of that worker, goes before any other work as soon as the worker has room, never goes to another worker, and is not requested
-    back.
-    Within the queues of a session the higher priority goes first, and of one priority the oldest.
-    The candidate lists of workers are indexes: `reindex` recomputes them for one worker and must be called after each change of what the
-    worker holds. No step looks at all workers, so an event costs the same with two workers and with ten thousand.
-    The lists are OrderedDicts. A set has no order, and the machine must be repeatable; and to find the first key of a plain dict takes a
-    walk over all keys that were deleted before it.
-    A heap has the time from which on it is worth requesting work back from an overloaded worker. Entries that a later change has made
-    obsolete are dropped when they come up.
+    queue of that worker. It is handed out before any other work as soon as the worker has room, never to another worker, and it is not
+    requested back.
+    Within the queues of a session the highest priority is handed out first, and within one priority the oldest item.
+    The candidate lists of workers are indexes: `reindex` recomputes them for one worker, and must be called after each change of its
+    load. No step looks at all workers, so an event costs the same with two workers and with ten thousand.
+    The lists are OrderedDicts. A set has no order, but the machine must be repeatable; and finding the first key of a plain dict means
+    walking over all keys that were deleted before it.
+    A heap has the times from which on it is worth requesting work back from overloaded workers. Entries that a later change has made
+    obsolete are dropped when they become the first.
 
 Not here: why work is queued or given back (machine.py).
 """
@@ -36,17 +36,17 @@ from zmqdist.scheduling.dispatcher.records import (
 )
 
 STEAL_WORTH_S = 0.01
-"""Work that its worker will reach sooner than this is not requested back: the messages would take longer."""
+"""Work that its worker will reach sooner than this is not requested back, because the messages would take longer."""
 
 
 class Placement:
-    """The sessions that have waiting work, and the workers that can take some.
+    """The sessions that have waiting work, and the workers that can be given some.
 
     Args:
       first_lease: the number of the first lease.
 
     Attributes:
-      queued: how many work items of all sessions wait.
+      queued: the number of work items of all sessions that wait.
     """
 
     def __init__(self, first_lease: int) -> None:
@@ -54,11 +54,11 @@ class Placement:
         self._next_lease = first_lease
         self._ready_queues: deque[SessionQueue] = deque()
         self._ready_pinned: dict[str, deque[SessionQueue]] = {}
-        """By worker, the queues of work pinned to it, in turn; a worker without such work has no entry."""
+        """For each worker the queues of work pinned to it, in turn; a worker without such work has no entry."""
         self._pinned_count = 0
         self._loads_by_name: dict[str, WorkerLoad] = {}
         self._with_pinned_work: OrderedDict[WorkerLoad, None] = OrderedDict()
-        """Workers that have room for work pinned to them, and such work waits."""
+        """Workers for which pinned work waits and which have room for it."""
         self._idle: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._with_capacity: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._overloaded: OrderedDict[WorkerLoad, None] = OrderedDict()
@@ -69,7 +69,7 @@ class Placement:
 
     @property
     def deadline(self) -> float | None:
-        """When requesting work back next becomes worth while without an event; None for never. Valid right after `assign`."""
+        """The time at which `assign` must next be called to request work back; None for never. Valid right after `assign`."""
         if self._ready_queues or self._free_slots <= self._returning:
             return None
         steal_times = self._steal_times
@@ -80,7 +80,7 @@ class Placement:
     # -- what waits -----------------------------------------------------------------------------------------------
 
     def enqueue(self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]) -> None:
-        """Queue work items behind those of the same worker and priority. `worker`: its name; empty for any."""
+        """Queue work items behind those of the same worker and priority. `worker`: the worker's name; empty for any worker."""
         queue = session.queue_for(worker)
         queue.band(priority).items.extend(items)
         session.submitted += len(items)
@@ -95,7 +95,7 @@ class Placement:
         """
         queue = lease.session.queue_for(lease.band.session_queue.worker)
         band = queue.band(lease.band.priority)
-        if lease.lost:  # to the end, because it may end its next process as well
+        if lease.lost:  # to the end, because it may crash its next process as well
             band.items.append(lease.next_item())
         else:
             (band.report_before_start if report_before_start else band.items).appendleft(lease.next_item())
@@ -104,7 +104,7 @@ class Placement:
         self._add_ready(queue)
 
     def take_out(self, session: CoordinatorSession, wanted: set[int]) -> list[Item]:
-        """Remove those of these work items that wait, and return them."""
+        """Remove the waiting ones among these work items, and return them."""
         taken: list[Item] = []
         for queue in list(session.queues.values()):
             before = len(taken)
@@ -157,7 +157,7 @@ class Placement:
             self._note_not_ready(queue)
 
     def _note_not_ready(self, queue: SessionQueue) -> None:
-        """Note that a queue takes part in no turns; forget it if it is a worker's."""
+        """Note that a queue takes part in no turns; drop it if it is the queue of a worker."""
         queue.is_ready = False
         worker = queue.worker
         if worker:
@@ -175,7 +175,7 @@ class Placement:
         self.reindex(load)
 
     def remove_worker(self, load: WorkerLoad) -> None:
-        """Remove a worker that is lost. Another one may join under its name."""
+        """Remove a worker that is lost. Another worker may join under its name."""
         load.reachable = False
         self.reindex(load)
         del self._loads_by_name[load.name]
@@ -183,7 +183,7 @@ class Placement:
     def reindex(self, load: WorkerLoad) -> None:
         """Recompute which candidate lists a worker belongs to (idle, with capacity, overloaded), and its share in the sums.
 
-        Call it after every change of what the worker holds; it keeps `assign` independent of the number of workers.
+        Call it after every change of the worker's load; it keeps `assign` independent of the number of workers.
         """
         count = load.outstanding
         slots = load.member.slots
@@ -280,9 +280,8 @@ class Placement:
             if fn != checked:
                 if (coordinator, fn) not in known:
                     pickled = session.functions.get(fn)
-                    if (
-                        pickled is None
-                    ):  # the coordinator has forgotten it: it received the result just before the worker was lost
+                    # The coordinator has forgotten the function: it received the result just before the worker was lost.
+                    if pickled is None:
                         continue
                     known.add((coordinator, fn))
                     batch.functions.append((coordinator, fn, pickled))
@@ -296,7 +295,7 @@ class Placement:
         self._count(band.session_queue, -count)
 
     def _steal(self, now: float) -> list[Send]:
-        """Request work back for the idle slots, from workers that will not begin it for long."""
+        """Request work back for the idle slots, from workers that would not begin it soon."""
         effects: list[Send] = []
         while self._free_slots > self._returning and (load := self._next_surplus(now)) is not None:
             stealable = _stealable(load)
@@ -308,7 +307,7 @@ class Placement:
         return effects
 
     def _next_surplus(self, now: float) -> WorkerLoad | None:
-        """Return a worker from which work may be requested back now, once for each change of what it holds; None for none."""
+        """Return a worker from which work may be requested back now; None for none. Each worker is returned once per change of its load."""
         while self._overloaded:
             load, _ = self._overloaded.popitem(last=False)
             at = _worth_stealing_at(load)
@@ -325,7 +324,7 @@ class Placement:
         return None
 
     def _messages(self, batch: Handout, *, pinned: bool) -> Iterator[Assign]:
-        """Yield the messages of a hand-out. Functions go with the work that uses them, or before it if they are too many (P8)."""
+        """Yield the messages of a hand-out. Functions are sent with the work that uses them, or before it if they are too many (P8)."""
         functions: list[tuple[int, int, bytes]] = []
         for part in split(batch.functions):
             if functions:
@@ -339,12 +338,12 @@ class Placement:
 
     @staticmethod
     def _is_current(entry: tuple[float, int, WorkerLoad]) -> bool:
-        """Return whether an entry of the heap is current: what its worker holds has not changed since."""
+        """Return whether an entry of the heap is current, because the load of its worker has not changed since."""
         return entry[2].steal_at == entry[0]
 
 
 def _stealable(load: WorkerLoad) -> list[int]:
-    """Return the leases that a worker may give back: the newest ones not started and not pinned, leaving it one for each slot."""
+    """Return the leases that a worker may give back: the newest that are neither started nor pinned. One lease for each slot remains."""
     spare = [
         number for number, lease in load.leases.items() if not lease.started and not lease.band.session_queue.worker
     ]
@@ -356,9 +355,9 @@ def _takes_work(load: WorkerLoad) -> bool:
 
 
 def _pinned_capacity(load: WorkerLoad) -> int:
-    """Return how many pinned items a worker may get now: its room, and at least one item for each slot.
+    """Return how many pinned items a worker may get now: its room, or at least one item for each slot.
 
-    The latter even if other work fills its window, because pinned work runs before it (P6).
+    It gets one for each slot even if other work fills its window, because pinned work runs before that work (P6).
     """
     room = load.window.limit - load.outstanding
     return (
@@ -369,7 +368,7 @@ def _pinned_capacity(load: WorkerLoad) -> int:
 
 
 def _worth_stealing_at(load: WorkerLoad) -> float:
-    """Return the time from which on it is better to request back what a worker has not begun than to leave it there."""
+    """Return the time from which on it is better to request back the work that a worker has not begun than to leave it there."""
     held, window = load.outstanding, load.window
     unreported_s = window.trip_s
     if window.remaining_s(held) >= unreported_s + STEAL_WORTH_S:

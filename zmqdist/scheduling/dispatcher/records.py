@@ -1,7 +1,7 @@
 """The records of the dispatcher's machine: sessions of coordinators, leases, and the load of each worker.
 
-A queued work item is the tuple that came in the message and nothing else, because there may be a million of them. Only work that was
-handed out has a record of its own.
+A queued work item is stored as the tuple from the message, without any other object, because there may be a million of them. Only work
+that was handed out has a record of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class PriorityBand:
     """The waiting work items of one priority in one queue.
 
     Attributes:
-      items: those that no worker has begun, as far as the dispatcher knows.
-      report_before_start: those whose start the worker must report before it happens; they go first.
+      items: the items that no worker has begun, as far as the dispatcher knows.
+      report_before_start: the items whose start the worker must report before it happens; they are handed out first.
     """
 
     session_queue: SessionQueue
@@ -39,12 +39,12 @@ class PriorityBand:
 
 
 class SessionQueue:
-    """The work of one session that waits for one worker, or for any.
+    """The work of one session that waits for one worker, or for any worker.
 
     Attributes:
-      worker: its name; empty for any.
-      bands: the priorities that have work, the highest last.
-      is_ready: whether it takes part in the turns of `Placement`. Invariant: then it has work.
+      worker: the name of that worker; empty for any worker.
+      bands: one band for each priority that has work, the highest priority last.
+      is_ready: whether the queue takes part in the turns of `Placement`. Invariant: then it has work.
     """
 
     __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
@@ -57,7 +57,7 @@ class SessionQueue:
         self._plain_band = PriorityBand(self)
 
     def band(self, priority: int) -> PriorityBand:
-        """Return the band of a priority, which the caller is about to put work into."""
+        """Return the band of a priority, to which the caller is about to add work."""
         bands = self.bands
         at = bisect_left(bands, priority, key=_priority) if bands else 0
         if at < len(bands) and bands[at].priority == priority:
@@ -71,23 +71,23 @@ class SessionQueue:
 class CoordinatorSession:
     """One connection of one coordinator. A coordinator that reconnects gets a new session; the old one only waits for its leases.
 
-    Detached work has a session of its own over the same connection, whose round never ends.
+    Detached work has a session of its own over the same connection. The round of that session never ends.
 
     Attributes:
-      queues: by worker name ("" for any) the queues that have work.
+      queues: the queues that have work, by worker name ("" for any worker).
       functions: pickled functions by number.
-      held: bulk results that are with their worker, kept ones as well: (work, attempt) -> (worker, lease).
-      watches_members: whether it gets Members.
-      reports_starts: whether it gets Begun.
-      detached: the session of its detached work, once there is some.
-      outstanding: leases that may be executing.
-      round_ended: the last round whose end was requested; late work of it is ignored.
-      ending_round: the round whose end was requested and has not been reported.
-      unsettled_until: until then a lost process may still execute work of this session.
-      submitted, left_queue: work items that were ever queued, and that have left the queue. Invariant: left_queue <= submitted.
-      progress_reported: the `left_queue` that the coordinator knows.
+      held: bulk results that workers hold, kept ones as well: (work, attempt) -> (worker, lease).
+      watches_members: whether the coordinator gets Members.
+      reports_starts: whether the coordinator gets Begun.
+      detached: the session of the detached work; None until there is such work.
+      outstanding: the number of leases that may be executing.
+      round_ended: the last round whose end was requested; work of it that arrives later is ignored.
+      ending_round: the round whose end was requested and has not been reported; None for none.
+      unsettled_until: the time until which a lost process may still execute work of this session.
+      submitted, left_queue: how many work items were ever queued, and how many have left the queue. Invariant: left_queue <= submitted.
+      progress_reported: the `left_queue` that was last reported to the coordinator.
       closed: whether the connection has ended.
-      finished: work items that have ended.
+      finished: the number of work items that have ended.
     """
 
     coordinator: int
@@ -115,7 +115,7 @@ class CoordinatorSession:
 
     @property
     def with_detached(self) -> tuple[CoordinatorSession, ...]:
-        """This session, and that of its detached work if there is one."""
+        """This session, and the session of its detached work if there is one."""
         return (self,) if self.detached is None else (self, self.detached)
 
     def queue_for(self, worker: str) -> SessionQueue:
@@ -125,7 +125,7 @@ class CoordinatorSession:
         return queue
 
     def is_quiet(self, now: float) -> bool:
-        """Return whether nothing of this session can be executing."""
+        """Return whether no work of this session can be executing."""
         return self.outstanding == 0 and now >= self.unsettled_until
 
 
@@ -134,11 +134,11 @@ class Lease:
     """One hand-out of one work item.
 
     Attributes:
-      band: where it waited, and waits again if it comes back.
+      band: the band in which the item waited, and will wait again if the lease ends without an outcome.
       item: the work item as it was queued.
       started: whether a slot has begun it, as far as the dispatcher knows.
-      cancelled: however it ends, the work does not run again.
-      cancelled_unless_begun: as `cancelled`, unless a start is reported first.
+      cancelled: whether it was cancelled: however the lease ends, the work does not run again.
+      cancelled_unless_begun: as `cancelled`, until a start is reported.
       kept: whether its bulk result was received and stays with the worker.
     """
 
@@ -165,7 +165,7 @@ class Lease:
 
     @property
     def lost(self) -> int:
-        """How many starts of this work were lost."""
+        """The number of starts of this work that were lost."""
         return self.item[2]
 
     def charge_lost_start(self) -> None:
@@ -174,27 +174,27 @@ class Lease:
         self.item = (work, attempt, lost + 1, fn, payload)
 
     def next_item(self) -> Item:
-        """Return the item for the next hand-out. Attempt numbers never repeat."""
+        """Return the item for the next hand-out, with a new attempt number."""
         work, attempt, lost, fn, payload = self.item
         return (work, attempt + 1, lost, fn, payload)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerLoad:
-    """What one worker holds.
+    """The leases and results of one worker, and the figures that the placement computes for it.
 
     Attributes:
       window: how many leases it may have.
-      leases: by number those that have not ended.
-      held: by number ended leases whose bulk results it holds.
+      leases: its leases that have not ended, by number.
+      held: its leases that have ended and whose bulk results it holds, by number.
       stale_leases: functions of an earlier dispatcher that run in its threads: lease -> coordinator.
       known_functions: the functions that were sent to it, as (coordinator, number).
-      steal_requested: leases that it was requested to give back and has not replied about.
-      undelivered_forgets: what all workers were told to forget while this one was away.
-      done: leases that ended with an outcome.
-      slot_deaths: its slot processes that crashed.
-      free_slots, returning, steal_at: computed by the placement: slots without work, leases that are expected back, and when it becomes
-        worth while to request work back (`inf` for never, or at once).
+      steal_requested: leases that the dispatcher has requested back and about which the worker has not replied.
+      undelivered_forgets: the Forgets for all workers that were sent while this one was away.
+      done: the number of leases that ended with an outcome.
+      slot_deaths: the number of its slot processes that crashed.
+      free_slots, returning, steal_at: computed by the placement: slots without work, leases that are expected back, and the time from
+        which on it is worth requesting work back (`inf` for never, or at once).
     """
 
     member: Member
@@ -220,7 +220,7 @@ class WorkerLoad:
 
 @dataclass(slots=True)
 class Handout:
-    """What one turn hands out to one worker: new functions, items, and items whose start must be reported before it happens."""
+    """The work that one turn hands out to one worker: new functions, items, and items whose start must be reported before it happens."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)

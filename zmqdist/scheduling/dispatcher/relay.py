@@ -1,7 +1,7 @@
 """Ranges of payloads that the dispatcher reads for a process that cannot connect to their holder, over the holder's own connection.
 
-The bytes are passed on as they came. Each range is one request with one reply: if the holder does not reply in time, or disconnects, the
-call of the process that wants the bytes ends with an error.
+The dispatcher passes the bytes on unchanged. Each range is one request with one reply. If the holder does not reply in time, or
+disconnects, the call of the process that needs the bytes ends with an error.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from zmqdist.transport.peer import Peer
 from zmqdist.transport.router import Router
 
 REPLY_TIMEOUT_S = 15.0
-"""Seconds after which a holder that does not reply counts as gone."""
+"""Seconds after which a holder that does not reply counts as lost."""
 
 
 class Relay:
-    """The requests for ranges that wait for a holder's reply. `read` runs in threads of the service, everything else in the loop.
+    """The requests for ranges that wait for a holder's reply. `read` runs in threads of the service, all other methods in the loop.
 
     Args:
-      holder: returns the connection of the process that has a store, by the store's number; None for none.
+      holder: returns the connection of the process that has the store with this number; None if there is none.
 
     Attributes:
-      pieces: how many ranges were requested so far.
+      pieces: the number of ranges that were requested so far.
     """
 
     def __init__(self, loop: Loop, router: Router, holder: Callable[[int], Hashable]) -> None:
@@ -73,7 +73,7 @@ class Relay:
     def _handle_reply(self, peer: Peer, done: ReadDone, frames: list[memoryview]) -> None:
         holder, reply = self._pending.get(done.request, (None, None))
         if holder is not peer or reply is None:
-            return  # too late, or from another peer than the holder
+            return  # the reply is late, or its sender is not the holder
         del self._pending[done.request]
         if done.code or len(frames) != 1:
             reply.set_exception(errors.from_code(done.code or errors.INTERNAL, done.message or "no bytes came"))

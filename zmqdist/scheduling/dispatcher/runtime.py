@@ -1,6 +1,7 @@
 """The dispatcher's server, the runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
 
-Messages go into the machine, and the messages that it returns are sent. The runtime decides nothing and never opens a payload.
+The runtime passes each message to the machine, and sends the messages that the machine returns. It decides nothing itself and never
+unpickles a payload.
 
 The loop's thread refers to the runtime and not to the DispatchServer, so that a server that the program has dropped is collected and stops.
 """
@@ -64,7 +65,7 @@ from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 log = logging.getLogger("zmqdist.scheduling")
 
 PROCESS_END_POLL_S = 0.005
-"""Seconds before the first look whether a disconnected process has ended; each further pause is twice as long."""
+"""Seconds before the first check whether a disconnected process has ended; each further pause is twice as long."""
 
 LEAVING_S = 1.0
 """Seconds that workers may need beyond their grace to leave."""
@@ -81,13 +82,13 @@ class DispatchServer:
 
     Args:
       config: a DispatcherConfig; None: a free port on loopback.
-      start: whether to start at once; else call `start()`.
+      start: whether the constructor starts the server; otherwise call `start()`.
       listener: descriptor of a TCP socket that listens already, in place of the config's address. The server owns it from then on.
 
     Raises (from `start`):
-      UnknownError: the port could not be bound (in use, not an address of this machine).
-      FailedPreconditionError: the address needs keys; or it was stopped before; or another dispatcher has its work_dir.
-      DataLossError: the journal in its work_dir is damaged. Nothing is overwritten.
+      UnknownError: the port could not be bound (in use, or not an address of this host).
+      FailedPreconditionError: the address needs keys; or the server was stopped before; or another dispatcher uses its work_dir.
+      DataLossError: the journal in its work_dir is damaged. No file is overwritten.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class DispatchServer:
     def stop(self) -> None:
         """Stop at once; queues and sessions are lost. Idempotent.
 
-        Workers go on with what they run for half a lease, and wait for another dispatcher at this address. Use `shutdown` to stop the
-        workers first.
+        Workers go on running their functions for half a lease, and wait for another dispatcher at this address. To stop the workers as
+        well, call `shutdown` instead.
         """
         with self._lock:
             self._runtime.stop()
@@ -128,7 +129,7 @@ class DispatchServer:
 
     @property
     def _address(self) -> str:
-        """The address with "localhost" for loopback; the name is tf.data service's."""
+        """The address with "localhost" for loopback. The name is tf.data service's."""
         return self.address.replace("127.0.0.1:", "localhost:")
 
     @property
@@ -145,11 +146,11 @@ class DispatchServer:
 
     @property
     def num_workers(self) -> int:
-        """How many workers are registered and not lost."""
+        """The number of workers that are registered and not lost."""
         return self._runtime.num_workers
 
     def _num_workers(self) -> int:
-        """As `num_workers`; the name is tf.data service's."""
+        """Return `num_workers`. The name is tf.data service's."""
         return self.num_workers
 
     def snapshot(self) -> BrokerSnapshot:
@@ -183,7 +184,7 @@ class DispatchServer:
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
         """Have the loop call `fn` with the registered workers as (job, index): now, and whenever one has joined or is lost.
 
-        `fn` must not block. There is no way to end the calls except stopping the server.
+        `fn` must not block. The calls end only when the server stops.
         """
         runtime = self._runtime
         assert runtime.loop is not None
@@ -198,7 +199,7 @@ class DispatchServer:
         runtime.loop.call_soon(begin)
 
     def shutdown(self, grace_s: float = 0.0) -> None:
-        """Tell all workers to stop, wait for them at most a second longer than `grace_s`, and stop the server. Idempotent."""
+        """Request that all workers stop, wait for them until a second after `grace_s`, and stop the server. Idempotent."""
         loop = self._runtime.loop
         with contextlib.suppress(errors.FailedPreconditionError):  # the server was stopped meanwhile
             if loop is not None and not self._runtime.stopped.is_set():
@@ -213,11 +214,11 @@ class DispatchServer:
           name: "worker:3", "ps:0", or "submit", "client", "admin" for programs.
           valid_s: seconds until the ticket ends.
           address: only for a ps: the "host:port" at which it will listen, as programs know it.
-          dispatcher: the "host:port" at which that process reaches this dispatcher; "" for that of `target`.
+          dispatcher: the "host:port" at which the joining process reaches this dispatcher; "" for the address in `target`.
 
         Raises:
           FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-          InvalidArgumentError: `name` is no such name, or `valid_s` is out of range.
+          InvalidArgumentError: `name` is not of this form, or `valid_s` is out of range.
           ResourceExhaustedError: too many tokens are open.
         """
         runtime = self._runtime
@@ -248,7 +249,7 @@ class DispatchServer:
         return self._runtime.loop.run(lambda: self._runtime.data.snapshots.streams(path))
 
     def _snapshot_streams(self, path: str) -> list[Any]:
-        """As `snapshot_streams`; the name is tf.data service's."""
+        """Return `snapshot_streams(path)`. The name is tf.data service's."""
         return self.snapshot_streams(path)
 
     def __enter__(self) -> DispatchServer:
@@ -270,7 +271,7 @@ class _Runtime:
     Attributes:
       loop: None before `open`.
       stopped: set by `stop`, and by the RPC method `shutdown`.
-      undelivered: messages that were not sent because their peer had disconnected.
+      undelivered: the number of messages that were not sent because their peer had disconnected.
       watchers: called in the loop after each event.
       member_watchers: called in the loop when workers have joined or were lost.
     """
@@ -301,7 +302,7 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it still runs in this process; a forked child has none of its threads."""
+        """Whether the server still runs in this process. A forked child has none of its threads."""
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def open(self) -> None:
@@ -315,7 +316,7 @@ class _Runtime:
             keys = self.keys = KeyService(self.credentials.server(host), config.work_dir)
             router = self._router = Router(loop, keys.security, self._hello)
             keys.attach(loop, router, service, self._peer_expelled)
-            # The state in the journal is loaded before the port is bound, so no peer sees a part of it.
+            # Load the state in the journal before binding the port, so that no peer sees a part of the state.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
                 self.address = router.bind(join(host, config.port))
@@ -359,17 +360,17 @@ class _Runtime:
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _pickles_differ(self, peer: Peer) -> str:
-        """Return why functions pickled by this peer cannot run in the cluster, or the reverse; "" if they can."""
+        """Return why this peer and the cluster could not unpickle each other's functions; "" if they can."""
         assert peer.hello is not None
         differ = pickles_differ(self._hello, peer.hello)
         versions = " and ".join(f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ)
         return versions and (
-            f"{peer.name} and this cluster cannot run each other's functions, which travel as pickles: it has {versions}; "
+            f"{peer.name} and this cluster cannot run each other's functions, which are sent as pickles: it has {versions}; "
             "install the same minor versions for all programs, workers and the dispatcher"
         )
 
     def _peer_gone(self, peer: Peer) -> None:
-        """Note that a connection has ended. On this host the kernel knows whether the process has ended, too: poll for that."""
+        """Note that a connection has ended. If the peer is on this host, also poll the kernel until its process has ended."""
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
@@ -380,7 +381,7 @@ class _Runtime:
         self.handle(PeerExpelled(peer, "its key was revoked"))
 
     def _poll_process_end(self, member: Member, pause_s: float) -> None:
-        """Look whether the process of a disconnected member has ended. A killed process loses its connections a little before it ends."""
+        """Check whether the process of a disconnected member has ended: a killed process loses its connections a little before it ends."""
         if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
             return  # the member is lost, or has reconnected
         if not is_alive(member.pid):
@@ -391,7 +392,7 @@ class _Runtime:
         self.loop.set_timer((self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s))
 
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
-        """Pass an event to the machine and send what it returns. In the loop."""
+        """Pass an event to the machine and send the messages that it returns. In the loop."""
         loop = self.loop
         if loop is None:
             return
@@ -420,7 +421,7 @@ class _Runtime:
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:
-            # A peer that has disconnected gets nothing; the machine learns of its end by an event of its own.
+            # A message to a peer that has disconnected is dropped; the machine learns of the disconnection by another event.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
         due = self.broker.deadline
@@ -470,7 +471,7 @@ class _Runtime:
         }
 
     def shutdown(self, grace_s: float) -> int:
-        """Tell all workers to stop, and stop once they have, or a second after the grace. Returns their number."""
+        """Request that all workers stop, and stop the server once they have, or a second after the grace. Return their number."""
         members = list(self.broker.membership.members.values())
         assert self.loop is not None
         now = self.loop.now()
@@ -486,7 +487,7 @@ class _Runtime:
             self.loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
             return
         self.stopped.set()
-        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # the reply must be sent before
+        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # later, so that the reply is sent first
 
     def _drain(self, job: str, index: int, grace_s: float) -> None:
         assert self.loop is not None

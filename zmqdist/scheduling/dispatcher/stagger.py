@@ -1,4 +1,4 @@
-"""Start delay: at the beginning, workers start on a coordinator's work one after the other, if that is configured. No I/O."""
+"""Start delay: when a coordinator's first work arrives, workers begin it one after the other, if that is configured. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zmqdist.messages import Leased
 
 
 class Stagger:
-    """When a worker may begin the work that it has.
+    """The start delay of one worker: it tells when the worker may begin the work that it has.
 
     Args:
       delay_s: worker i delays the first work of each coordinator by i times this; 0: no delay.
@@ -26,7 +26,7 @@ class Stagger:
         self._seen: set[int] = set()
 
     def note_arrival(self, items: Iterable[Leased], index: int, now: float) -> None:
-        """Note that work has arrived at worker `index`: the first work of a coordinator begins the delay."""
+        """Note that work has arrived at worker `index`. The first work of a coordinator begins the delay."""
         coordinators = {item[1] for item in items} if self._delay_s else self._seen
         if not coordinators <= self._seen:
             self._seen |= coordinators

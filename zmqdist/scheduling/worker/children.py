@@ -17,6 +17,6 @@ MODULES = (SLOT, TASK, STREAM)
 
 
 def import_modules() -> None:
-    """Import the modules in the zygote, so that all children share their memory. The worker itself needs none of them."""
+    """Import the modules. The zygote calls this, so that all children share the modules' memory; the worker itself needs none of them."""
     for module in MODULES:
         importlib.import_module(module)

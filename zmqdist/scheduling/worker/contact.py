@@ -1,19 +1,23 @@
 """A worker's contact with its dispatcher: when it registers, sends heartbeats, must stop its work, and gives up.
 
 Theory of operation
-    While connected the worker sends a Beat at each interval. The dispatcher echoes it, which shows that everything sent before has arrived.
+    While connected the worker sends a Beat at each interval. The dispatcher echoes the Beat, which shows that it has received all messages
+    sent before.
     When the connection ends, work may go on for half a lease, or until three quarters of a lease after the last echoed beat was sent,
-    whichever comes first: the dispatcher counts its lease from the last message that it got, and it got that beat after it was sent. The
-    time when the echo is read does not count, because the echo may have waited here while the worker was frozen.
-    Without contact for the orphan limit the worker ends.
+    whichever is earlier. That is safe because the dispatcher counts its lease from the last message that it received, and it received
+    that beat after the worker had sent it. The time when the worker reads the echo does not count, because the echo may have waited in
+    its socket while the worker was frozen.
+    A worker ends when it has had no contact for the orphan limit.
     A refused registration is repeated for a while, because a worker under the same name may have crashed a moment ago. A worker without
-    an index of its own does not insist on the one that a dispatcher gave it: another worker may have got it while this one was away.
-    A Register names what the worker had when it was sent. What ends before the reply is reported after it, because the dispatcher refuses
-    messages from a peer that is not registered. If all work must stop in that time, the worker registers again, without leases; it ignores
-    the reply to the first Register, and work that was assigned before the dispatcher had read the second one.
+    an index of its own accepts another index than the one that a dispatcher gave it, because another worker may have got that index
+    while this one was away.
+    A Register names the leases that the worker had when the Register was sent. Leases that end before the reply are reported after the
+    reply, because the dispatcher refuses messages from a peer that is not registered. If all work must stop in that time, the worker
+    registers again, without leases. It ignores the reply to the first Register, and work that the dispatcher assigned before it had read
+    the second one.
     The dispatcher replies to a Register and a Beat at once, so the time until the reply is the round-trip time.
 
-Not here: what is stopped, and the content of a registration (machine.py).
+Not here: which work is stopped, and the content of a registration (machine.py).
 """
 
 from __future__ import annotations
@@ -33,13 +37,13 @@ DISPATCHER: Final = "dispatcher"
 REGISTER_AGAIN_S = 0.25
 """Seconds before a refused registration is repeated."""
 TRIPS_KEPT = 4
-"""The round-trip time is the shortest of the last ones: longer ones include waiting at one of the two ends."""
+"""Number of round trips of which the shortest is used, because longer ones include time that a message waited at either process."""
 RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
-"""Codes of refusals for which the registration is repeated, because their cause may pass."""
+"""Codes of refusals after which the worker registers again, because their cause may pass."""
 
 
 def earliest(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two times; None stands for never. Called after each event, and faster than `min`."""
+    """Return the earlier of two times; None means never. It is called after each event, and is faster than `min`."""
     if one is None or (other is not None and other < one):
         return other
     return one
@@ -47,19 +51,19 @@ def earliest(one: float | None, other: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Contact:
-    """The state of the contact. Times are seconds of the machine's clock; None where nothing is due.
+    """The state of the contact. Times are seconds of the machine's clock; None means never.
 
     Attributes:
       orphan_at: when the worker ends for lack of a dispatcher; None while it is registered.
-      dispatcher: incarnation of the dispatcher that knows the worker's leases; None for none.
+      dispatcher: the incarnation of the dispatcher that knows the worker's leases; None if there is none.
       up: whether the connection is established.
       registered: whether the dispatcher has accepted the registration over this connection. Invariant: only while `up`.
-      named: whether the index is the worker's own and not given by a dispatcher.
+      named: whether the worker was configured with its index; False if a dispatcher chose the index.
       index_taken: whether the index was refused because another worker has it.
       serial: number of the latest registration over this connection, from 1. An older dispatcher replies with 0.
       lease_s: the dispatcher's lease; 0 before the first registration.
       beats_sent, beats_echoed: heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
-      stop_at: when everything must stop, because contact is lost.
+      stop_at: when all work must stop, because contact is lost.
     """
 
     orphan_limit_s: float
@@ -79,9 +83,9 @@ class Contact:
     _register_at: float | None = None
     _refusals: int = 0
     _unanswered_at: deque[float] = field(default_factory=deque)
-    """When the registrations and beats without a reply so far were sent, oldest first."""
+    """When the registrations and beats that have no reply yet were sent, oldest first."""
     _answered_at: float = -inf
-    """When the latest one with a reply was sent: the dispatcher has heard from the worker then or later."""
+    """When the latest registration or beat with a reply was sent. The dispatcher has received a message from the worker then or later."""
     _postponed: list[Send] = field(default_factory=list)
     """Messages to send once the registration is accepted."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
@@ -97,7 +101,7 @@ class Contact:
         return min(self._trips_s, default=0.0)
 
     def connected(self, incarnation: int) -> bool:
-        """Note that the connection is established. Return whether this dispatcher does not know the worker's leases."""
+        """Note that the connection is established. Return True if this is another dispatcher, which does not know the worker's leases."""
         self.up = True
         self.serial = 0
         self.beats_sent = self.beats_echoed = 0
@@ -108,7 +112,7 @@ class Contact:
         return is_new
 
     def note_registration(self, now: float) -> None:
-        """Note that a registration is sent, which names all that the worker has now."""
+        """Note that a registration is sent. It names all leases that the worker has now, so postponed reports are dropped."""
         self.serial += 1
         self._postponed.clear()
         self._unanswered_at.clear()
@@ -136,7 +140,7 @@ class Contact:
         self.stop_at = min(now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s))
 
     def report(self, message: Message) -> list[Send]:
-        """Return a report of ended leases to send now, or postpone it. A new Register replaces it, because that does not name them."""
+        """Return a report of ended leases to send now, or postpone it until the registration is accepted. A new Register drops it."""
         if self.registered:
             return [Send(DISPATCHER, message)]
         self._postponed.append(Send(DISPATCHER, message))
@@ -156,10 +160,10 @@ class Contact:
         return postponed
 
     def refused(self, code: int, now: float) -> bool:
-        """Note a refusal. Return whether the registration will be repeated; `register_due` says when."""
+        """Note a refusal. Return whether the worker will register again; `register_due` tells when."""
         self.registered = False
         if code in RETRIED_REFUSALS and self._register_at is not None:
-            return True  # several messages were in flight, and each is refused
+            return True  # several messages were on their way, and the dispatcher refuses each
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)
         if code not in RETRIED_REFUSALS or self._refusals * REGISTER_AGAIN_S >= patience_s:
@@ -178,14 +182,14 @@ class Contact:
         return due
 
     def must_stop(self, now: float) -> bool:
-        """Return whether everything must stop now (once). The next registration names nothing of it."""
+        """Return whether all work must stop now; True only once. The next registration names none of its leases."""
         if self.stop_at is None or now < self.stop_at:
             return False
         self.stop_at = None
         if not self.up:
             self.dispatcher = None
         elif self._register_at is None:
-            self._register_at = now  # the registration in flight names the leases that end now
+            self._register_at = now  # the registration that was sent names the leases that end now
         return True
 
     def beat_due(self, now: float) -> bool:

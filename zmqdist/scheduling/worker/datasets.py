@@ -1,4 +1,4 @@
-"""Per-worker datasets at the worker: which values are datasets, and the iterator that the worker's functions share."""
+"""Per-worker datasets at the worker: a check which values are datasets, and the iterator that the worker's functions share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def check_iterable(dataset: Any) -> Any:
 
 
 class WorkerIterator:
-    """An iterator over a dataset that the functions of one worker share: each function continues where the one before stopped.
+    """An iterator over a dataset that the functions of one worker share: each function continues where the function before it stopped.
 
     Functions that run at the same time (slots that are threads) get different elements.
 
     Args:
-      sharers: indices of the workers that share the elements. Of n sharers the one at position i gets elements i, i + n, and so on; a
-        worker that is not among them gets none. Empty: each worker gets all elements.
+      sharers: the indices of the workers that share the elements. Of n sharers, the one at position i gets elements i, i + n, and so on;
+        a worker that is not among them gets none. If empty, each worker gets all elements.
     """
 
     def __init__(self, dataset: Any, sharers: Sequence[int]) -> None:
@@ -74,10 +74,10 @@ def _share(dataset: Any, shards: int, index: int) -> Any:
 
 
 class DatasetOnWorker:
-    """Stands for a per-worker dataset inside a function, where it cannot be iterated: its iterators are created at the coordinator."""
+    """The unpickled form of a PerWorkerDataset: a function cannot iterate over it, because the coordinator creates its iterators."""
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError(
-            "a per-worker dataset is iterated on the coordinator, not in a scheduled function: give the function"
-            " iter(dataset), or dataset.build() to iterate anew in each"
+            "a per-worker dataset is iterated by the program, not in a scheduled function: give the function"
+            " iter(dataset), or dataset.build(), over which each function can iterate anew"
         )

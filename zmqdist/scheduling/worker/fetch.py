@@ -1,12 +1,12 @@
 """The Fetcher: it gets the parts of a payload from the process that holds them.
 
 Rules
-    A part in shared memory of this host is mapped: no byte moves, and the holder is not called.
-    Otherwise one call of the holder returns the part, and its bytes are received into memory that was allocated once. If the holder cannot
-    be reached from here (behind a router, say), the dispatcher reads the part in ranges over the holder's own connection, as much at a time
-    as the link carries soon (transport/pace.py).
-    A transfer that moves has no time limit. A holder from which nothing has come for STALLED_S counts as gone.
-    What is returned is the caller's own and writable, except the memory of frozen arrays.
+    A part in shared memory of this host is mapped: no byte is copied, and the holder is not called.
+    Any other part is returned by one call of the holder, whose reply is received into memory that was allocated once. If this process
+    cannot reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection, as
+    much at a time as the connection soon carries (transport/pace.py).
+    A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived for STALLED_S counts as lost.
+    The returned parts are the caller's own and writable, except the memory of frozen arrays.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RELAY = "zmqdist_bulk_relay"
 """Method of the dispatcher: (store, bulk, offset, length) -> the bytes, which the dispatcher reads from the holder."""
 
 STALLED_S = 20.0
-"""Seconds of silence after which a holder counts as gone."""
+"""Seconds of silence after which a holder counts as lost."""
 
 POLL_S = 1.0
-"""Seconds between two checks whether bytes have come and the payload is still wanted."""
+"""Seconds between two checks whether bytes have arrived and the payload is still wanted."""
 
 REACH_S = 3.0
-"""Seconds without a reply to the first small call after which a holder counts as unreachable from here."""
+"""Seconds without a reply to the first small call after which this process counts a holder as unreachable."""
 
 UNREACHABLE_S = 60.0
 """Seconds for which an unreachable address is not tried again."""
@@ -55,7 +55,7 @@ CLIENTS_KEPT = 8
 """Idle connections to holders that a process keeps: four descriptors each."""
 
 PEER_POOLS_KEPT = 64
-"""Processes whose shared memory is kept open: a descriptor and a page table each."""
+"""Number of processes whose shared memory is kept open: a descriptor and a page table each."""
 
 
 class LocalMemories:
@@ -65,7 +65,7 @@ class LocalMemories:
         self._peer_pools: OrderedDict[int, PeerPool | None] = OrderedDict()
 
     def __len__(self) -> int:
-        """Return how many holders' memory is open."""
+        """Return the number of holders whose memory is open."""
         return sum(peer_pool is not None for peer_pool in list(self._peer_pools.values()))
 
     def attach(self, reference: Reference) -> list[Any]:
@@ -78,7 +78,7 @@ class LocalMemories:
             return part
         try:
             return peer_pool.attach(part.handle)
-        except errors.OpError as error:  # freed, or its holder has ended: a call to the holder tells which
+        except errors.OpError as error:  # the part was freed, or its holder has ended: a call to the holder tells which
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 
@@ -86,14 +86,14 @@ class LocalMemories:
         if reference.store not in self._peer_pools:
             for store, peer_pool in list(self._peer_pools.items()):
                 if peer_pool is not None and not peer_pool.alive:
-                    self._peer_pools.pop(store, None)  # its memory is unmapped with the last array that shows it
+                    self._peer_pools.pop(store, None)  # its memory is unmapped when the last array over it is collected
             self._peer_pools[reference.store] = self._open(reference)
             if len(self._peer_pools) > PEER_POOLS_KEPT:
                 self._peer_pools.popitem(last=False)
         return self._peer_pools.get(reference.store)
 
     def _open(self, reference: Reference) -> PeerPool | None:
-        """Open a holder's memory; None if it is on another host, which the nonce shows: the offer's numbers are valid on its host only."""
+        """Open a holder's memory; None if the nonce in it differs, because the offer's numbers are valid only on the holder's own host."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory
@@ -104,7 +104,7 @@ class LocalMemories:
 class HolderClients:
     """Connections to holders, one for each address. Any thread may use them.
 
-    A few idle connections are kept for the next payload; not all, because coordinators and workers come and go.
+    A few idle connections are kept for the next payload. Not all are kept, because coordinators and workers join and leave.
 
     Args:
       role: the role of this process at the holders: "worker" or "submit".
@@ -119,12 +119,12 @@ class HolderClients:
         self._closed = False
 
     def __len__(self) -> int:
-        """Return how many connections are open."""
+        """Return the number of open connections."""
         return len(self._holders)
 
     @property
     def unreachable(self) -> list[str]:
-        """Addresses at which no holder replied lately, and which are not tried for now."""
+        """Addresses at which no holder has replied lately, and which are not tried for now."""
         now = time.monotonic()
         with self._lock:
             return [address for address, until in self._unreachable.items() if until > now]
@@ -139,16 +139,16 @@ class HolderClients:
 
     @contextmanager
     def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
-        """Yield the connection to an address, for a with-statement. Blocks up to REACH_S when it is new.
+        """Yield the connection to an address, for a with-statement. Blocks up to REACH_S when the connection is new.
 
-        After an error in the with-statement the connection is dropped, and the next use makes a new one.
+        After an error in the with-statement the connection is closed, and the next call makes a new one.
 
         Args:
           key: the public key from the holder's reference; empty for a server.
 
         Raises:
           Unreachable: no process replies at that address.
-          UnauthenticatedError: `key` does not belong to this cluster, or the process at the address has another one.
+          UnauthenticatedError: `key` does not belong to this cluster, or the process at the address has another key.
         """
         endpoint = address, key
         with self._lock:
@@ -160,7 +160,7 @@ class HolderClients:
             if holder is None:
                 security = self._credentials.client(address, self._role, key)
                 holder = Holder(ZmqClient(address, security=security))
-            self._holders[endpoint] = holder  # at the end: the connections unused for longest are at the front
+            self._holders[endpoint] = holder  # at the end, so that the connections unused for longest are first
             holder.users += 1
         try:
             self._reach(holder, address)
@@ -184,7 +184,7 @@ class HolderClients:
             return
         try:
             internal_client.reach(holder.client, time.monotonic() + REACH_S)
-        except internal_client.NotListeningError:  # a holder listens before its address is known, so this one has ended
+        except internal_client.NotListeningError:  # a holder listens before others know its address, so it has ended
             raise Unreachable(f"no process listens at {address}: the connection was refused") from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
             raise self._note_unreachable(address, error.message) from None
@@ -195,7 +195,7 @@ class HolderClients:
         with self._lock:
             self._unreachable[address] = time.monotonic() + UNREACHABLE_S
         log.warning(
-            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads of its process come through the dispatcher, "
+            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads from that port go through the dispatcher, "
             "which is slower; open that port between the two hosts",
             address,
             socket.gethostname(),
@@ -206,15 +206,15 @@ class HolderClients:
 
 
 class Unreachable(errors.UnavailableError):
-    """The holder cannot be reached from here. The dispatcher may still reach it."""
+    """This process cannot reach the holder. The dispatcher may still reach it."""
 
 
 class Holder:
     """A connection to one holder, or to the dispatcher.
 
     Attributes:
-      users: threads that use it now.
-      reached: whether it has replied once.
+      users: the number of threads that use it now.
+      reached: whether the holder has replied once.
     """
 
     def __init__(self, client: ZmqClient) -> None:
@@ -228,7 +228,7 @@ class Fetcher:
 
     Args:
       role: the role of this process at the holders: "worker" or "submit".
-      dispatcher: the dispatcher's address, for holders that cannot be reached from here.
+      dispatcher: the dispatcher's address, for holders that this process cannot reach.
     """
 
     def __init__(self, credentials: Credentials, role: str, dispatcher: str) -> None:
@@ -240,16 +240,16 @@ class Fetcher:
         self.clients.close()
 
     def fetch(self, reference: Reference, wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """Return the parts of a payload. Blocks while bytes come; does not free the payload at its holder.
+        """Return the parts of a payload. Blocks while bytes arrive; does not free the payload at its holder.
 
         Args:
-          wanted: whether the payload is still needed; called about once a second.
+          wanted: returns whether the payload is still needed; called about once a second.
 
         Raises:
           CancelledError: `wanted` returned False.
           NotFoundError: the holder has freed the payload.
           UnavailableError: the holder has ended, or cannot be reached, not even by the dispatcher.
-          DeadlineExceededError: the holder does not reply any more.
+          DeadlineExceededError: the holder has stopped replying.
         """
         parts = self.memories.attach(reference)
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
@@ -294,7 +294,7 @@ def read_parts(
 
     Raises:
       OpError: the error with which a call ended.
-      DeadlineExceededError: nothing has come for STALLED_S.
+      DeadlineExceededError: nothing has arrived for STALLED_S.
       CancelledError: `wanted` returned False.
     """
     calls = [
@@ -311,7 +311,7 @@ def read_parts(
 
 
 def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -> None:
-    """Wait until the call has ended. Time is counted in polls, so that the time for which this process is stopped does not count."""
+    """Wait until the call has ended. Silence is counted in polls, so that time during which this process is stopped does not count."""
     ended = threading.Event()
     call.add_done_callback(lambda _: ended.set())
     received, silent_s = -1, 0.0
@@ -321,7 +321,7 @@ def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -
         received, before = client.snapshot().messages_received, received
         silent_s = 0.0 if received != before else silent_s + POLL_S
         if silent_s >= STALLED_S:
-            raise errors.DeadlineExceededError(f"nothing has come from {client.address} for {STALLED_S:g} s")
+            raise errors.DeadlineExceededError(f"no bytes have arrived from {client.address} for {STALLED_S:g} s")
 
 
 def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:

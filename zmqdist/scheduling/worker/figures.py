@@ -10,23 +10,23 @@ from zmqdist.scheduling.worker.store import Holdings
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """What a worker runs, has waiting and holds at one moment.
+    """The running and waiting work of a worker, and the data that it holds, at one moment.
 
     Attributes:
-      registered: whether it is registered with a dispatcher and connected to it.
-      leaving: whether it leaves, and takes no more work.
+      registered: whether the worker is registered with a dispatcher and connected to it.
+      leaving: whether the worker is leaving, and accepts no more work.
       running: slots that run an item, plus items that wait for a slot.
       waiting: items that wait for a slot.
-      waiting_pinned: those of them that are pinned to this worker; they go first.
+      waiting_pinned: those of the waiting items that are pinned to this worker; they begin first.
       slots: each slot, in order.
-      functions: functions that it has from coordinators.
-      results: large results that it holds until their coordinator has received them, or releases those that it keeps.
-      held: large parts that it holds: of results, and of arguments that were fetched.
-      fetched: those of them that were fetched from other processes for the slots.
-      fetched_bytes: the bytes of those.
-      fetches: how many parts were fetched so far.
-      resources: resources of coordinators that exist here; None if slots are processes, because each slot has its own.
-      slot_deaths: slot processes that ended and were not killed by the worker.
+      functions: functions that coordinators have sent.
+      results: large results that the worker holds: until their coordinator has received them or, if they are kept, releases them.
+      held: large parts that the worker holds: of results, and of arguments that were fetched.
+      fetched: those of the held parts that were fetched from other processes for the slots.
+      fetched_bytes: the bytes of the fetched parts.
+      fetches: the number of parts that were fetched so far.
+      resources: resources of coordinators that exist in the worker; None if slots are processes, because each slot has its own.
+      slot_deaths: slot processes that ended without being killed by the worker.
     """
 
     registered: bool

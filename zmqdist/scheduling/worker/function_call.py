@@ -1,7 +1,7 @@
 """Run one scheduled function: unpickle, call, pickle. No other module runs the user's scheduled code.
 
-An outcome is (kind, payload): VALUE with the packed result; ERROR with the packed exception; BULK with a list of parts; KEPT likewise, also
-for a small result, if it is to stay with the worker; INPUT_LOST if the function could not begin. No exception of the user's code leaves
+An outcome is (kind, payload). VALUE: the packed result. ERROR: the packed exception. BULK: a list of parts. KEPT: a list of parts of a
+result, large or small, that stays with the worker. INPUT_LOST: the function could not begin. Exceptions of the user's code do not leave
 this module.
 """
 
@@ -18,11 +18,11 @@ from zmqdist.wire import results, trusted
 
 
 class Functions:
-    """The functions of one slot by (coordinator, fn); payloads that are too large for a message are fetched from their holders.
+    """The functions of one slot by (coordinator, fn). Pickles that are too large for a message are fetched from their holders.
 
     A function is unpickled at its first use, so that a failure is the error of the work item that uses it. A function that captures
-    something mutable, or is too large for a message, is unpickled for each run: no run sees what an earlier one has changed, and what the
-    function captures is not kept in memory.
+    something mutable, or is too large for a message, is unpickled for each run. A run therefore does not see changes by an earlier run, and
+    large captured data does not stay in memory.
 
     Attributes:
       resources: the per-worker resources, under numbers that no function has.
@@ -65,9 +65,10 @@ class Functions:
 
 
 def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
-    """Run a function on its packed arguments and return the outcome; see the module's docstring. Raises nothing.
+    """Run a function on its packed arguments and return the outcome (see the module's docstring). Raises no exception.
 
-    A payload that is marked SAFE wants its result, or its error, in the safe form, and takes no input in another (wire/results.py).
+    If the payload is marked SAFE, the result or the error is packed in the safe form, and inputs in any other form are refused
+    (wire/results.py).
     """
     safely = payload[:1] == results.SAFE
     if safely:

@@ -2,31 +2,31 @@
 
 Theory of operation
     Assigned work waits in a queue until a slot can take it. A slot runs its items in order; positions count the items given to it. Quick
-    work is given in batches, so that a slot is not idle while a message travels, slow work one by one. What a slot has not begun can be
-    taken back (`Reclaim`; the reply says at which position the slot is).
+    work is given in batches, so that a slot is not idle while a message travels, slow work one by one. Items that a slot has not begun
+    can be taken back (`Reclaim`; the reply contains the slot's position).
     Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or once the runtime
-    has seen it: most work ends before its start would be worth a message. If the worker is lost, work whose start is unknown runs elsewhere
-    with `report_before_start`: that worker reports the start, and begins once the dispatcher has echoed a Beat sent after the report.
-    A report contains how long the worker has had work since the last one, and the round-trip time, from which the dispatcher computes how
-    much work to send ahead (credit.py).
-    When the connection to the dispatcher is lost, work goes on for half a lease; then everything is stopped, so that nothing of it can
+    has seen it, because most work ends before its start would be worth a message. If the worker is lost, work whose start is unknown runs
+    elsewhere with `report_before_start`: that worker reports the start, and begins once the dispatcher has echoed a Beat sent after it.
+    A report contains how long the worker has had work since the last report, and the round-trip time. From these the dispatcher computes
+    how much work to send ahead (credit.py).
+    When the connection to the dispatcher is lost, work goes on for half a lease. Then everything is stopped, so that none of it can
     be executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker,
-    so they are stopped before the worker registers there.
+    so the worker stops them before it registers with that incarnation.
 
 Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
-    P2  each lease ends by exactly one of: an outcome, LeasesReturned, SlotsLost; or is dropped because contact was lost
-    P3  nothing runs longer than `lease_s / 2` after contact was lost (process slots)
-    P4  when Register is sent to a new dispatcher, nothing of the old one is running except `stale_leases` (thread slots)
+    P2  each lease ends by exactly one of an outcome, LeasesReturned, or SlotsLost; or it is dropped because contact was lost
+    P3  no item runs for longer than `lease_s / 2` after contact was lost (process slots)
+    P4  when Register is sent to a new dispatcher, no item of the old one is running except `stale_leases` (thread slots)
     P5  an aborted lease ends at most its grace later (process slots)
     P6  an item with `report_before_start` begins only after its start was reported and the report has arrived
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
     P8  with a start delay, worker i begins a coordinator's first work i times that later (stagger.py)
-    P9  pinned work begins before other waiting work, in the order in which it came; an item that a slot has not begun is taken back
-        for it if the slot reports nothing for STUCK_S
+    P9  pinned work begins before other waiting work, in the order in which it was assigned; if a slot reports nothing for STUCK_S,
+        the items that it has not begun are taken back so that pinned work can begin
     P10 an item that a slot has begun is neither taken back from it nor begun again by this worker
 
-Not here: processes, threads and pipes (runtime.py), and what a function is.
+Not here: processes, threads and pipes (runtime.py), and the functions themselves, which are opaque.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 
 STUCK_S: Final = 0.02
-"""Seconds of silence after which a slot must give back what it has not begun, if another slot is idle or pinned work waits."""
+"""Seconds of silence after which a slot's unbegun items are taken back, if another slot is idle or pinned work waits."""
 SPAWN_FAILURES_MAX: Final = 3
-"""After so many slot processes in a row have ended before they were ready, the worker ends."""
+"""Number of slot processes in a row that end before they are ready, after which the worker ends."""
 
 
 class WorkerMachine:
@@ -97,8 +97,8 @@ class WorkerMachine:
 
     Attributes:
       workers: the number of workers, as of the last Assign.
-      serving: whether data tasks still serve readers; a leaving worker then stays until the end of its grace.
-      leave_at: when a leaving worker aborts what still runs; None if it has, or does not leave.
+      serving: whether data tasks still serve readers; while they do, a leaving worker stays until the end of its grace.
+      leave_at: when a leaving worker aborts items that still run; None if it has aborted them, or does not leave.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class WorkerMachine:
         self.leave_at: float | None = None
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
         self._announced: tuple[int, int] | None = None
-        """The lease whose start was reported before it happens, and the number of the beat whose echo lets it start (P6)."""
+        """The lease whose start was reported in advance, and the number of the beat whose echo lets it start (P6)."""
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
         if self.ended is not None:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
@@ -165,7 +165,7 @@ class WorkerMachine:
 
     @property
     def running(self) -> int:
-        """How many slots run an item, plus how many items wait."""
+        """The number of slots that run an item, plus the number of items that wait."""
         return self.busy_slots + len(self.queue)
 
     @property
@@ -175,11 +175,11 @@ class WorkerMachine:
         return {**self.queue.figures, "slots": slots, "functions": len(self._functions), "results": len(self._bulk)}
 
     def lease_at(self, slot: int, position: int) -> int | None:
-        """Return the lease of the item at a position of a slot; None if it has none there."""
+        """Return the lease of the item at this position of the slot; None if there is no such item."""
         return next((item[0] for at, item in self._slots[slot].given if at == position), None)
 
     def start(self) -> list[Effect]:
-        """Return the first effects: start the slots."""
+        """Return the first effects, which start the slots."""
         return [Spawn(slot.index) for slot in self._slots]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -242,7 +242,7 @@ class WorkerMachine:
                 return []
             case StealRequest(leases):
                 wanted = set(leases)
-                for slot in self._slots:  # dispatcher P17: a program may wait for the reply that the work has begun
+                for slot in self._slots:  # dispatcher P17: a program may wait for the report that work has begun
                     self._started += slot.begun_among(wanted)
                 return self._return_unbegun(wanted)
             case AbortLeases(leases, grace_s):
@@ -307,7 +307,7 @@ class WorkerMachine:
     # -- stopping -----------------------------------------------------------------------------------------------
 
     def _abandon(self) -> list[Effect]:
-        """Drop all leases: no dispatcher would accept their outcomes, and nothing may go on running (P3, P4)."""
+        """Drop all leases, because no dispatcher would accept their outcomes, and abort everything that runs (P3, P4)."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
         self.queue.empty()
         self.queue.pinned.clear()
@@ -332,9 +332,8 @@ class WorkerMachine:
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
         at = now + grace_s
-        if not self.leaving or (
-            self.leave_at is not None and at < self.leave_at
-        ):  # a second request may only shorten the grace
+        # A second request may only shorten the grace.
+        if not self.leaving or (self.leave_at is not None and at < self.leave_at):
             self.leave_at = at
         self.leaving = True
         reclaims = [effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)]
@@ -363,9 +362,8 @@ class WorkerMachine:
 
     def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
         back = self.queue.take_out(wanted)
-        effects: list[Effect] = [
-            *self._contact.report(LeasesReturned(back))
-        ]  # also when empty: each StealRequest gets one
+        # Even if `back` is empty, because the dispatcher waits for one LeasesReturned to each StealRequest.
+        effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
             if unbegun:
@@ -421,7 +419,7 @@ class WorkerMachine:
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """Give a slot the next items of the queue, up to one that must be reported first. Runs for each work item, so it has to be fast."""
+        """Give a slot the next items of the queue, but none that must be reported first. Runs for each work item, so it has to be fast."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
@@ -441,9 +439,8 @@ class WorkerMachine:
             items.append((position, coordinator, fn, payload))
         slot.position = position
         slot.note_given(len(items), now, was_idle=was_idle)
-        if was_idle and (
-            self._outcomes or not self.can_kill
-        ):  # this report has room for it; and a thread's start is not seen otherwise
+        # The next report has room for this start; and the runtime does not poll the starts of threads.
+        if was_idle and (self._outcomes or not self.can_kill):
             self._started += slot.take_begun()
         return Give(slot.index, functions, items)
 
@@ -455,7 +452,7 @@ class WorkerMachine:
         may_be_aborted = bool(slot.abort_at or slot.to_return)
         for position, kind, payload in outcomes:
             if not given or given[0][0] != position:
-                continue  # an item that was abandoned
+                continue  # the worker has dropped this lease
             item = given.popleft()[1]
             lease = item[0]
             if kind == NOT_RUN:
@@ -468,7 +465,8 @@ class WorkerMachine:
                 stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            if aborted and kind == BULK and not self.leaving:  # the dispatcher does not know it: nothing would free it
+            # The dispatcher does not know this result, so it would never free it.
+            if aborted and kind == BULK and not self.leaving:
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
             ended.append((lease, kind, payload))
@@ -483,7 +481,7 @@ class WorkerMachine:
         return effects + self._returned(stale)
 
     def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
-        """Handle an item that a slot was about to begin when it was taken back."""
+        """Handle an item that was taken back from a slot when the slot was about to begin it."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
         self.queue.put_back([item])
@@ -528,7 +526,7 @@ class WorkerMachine:
                 effects += self._report()
                 effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
-                back.append(lease)  # its function has ended, and the outcome is lost with the slot
+                back.append(lease)  # the function has ended, but its outcome is lost with the slot
             else:
                 again.append(item)
         self.queue.put_back(again)
@@ -545,7 +543,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions, and return waiting items that need them: they have ended elsewhere, so the dispatcher does not run them again."""
+        """Drop functions, and return waiting items that need them. Their work has ended already, so it is not assigned again."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
@@ -558,7 +556,7 @@ class WorkerMachine:
         return effects
 
     def _report(self, now: float | None = None) -> list[Effect]:
-        """Report outcomes and starts since the last report, in as few messages as they fit into."""
+        """Report outcomes and starts since the last report, in as few messages as possible."""
         if not self.registered or not (self._outcomes or self._started):
             return []
         outcomes, started = self._outcomes, self._started
@@ -588,7 +586,7 @@ def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
 
 
 def _reclaim(slot: Slot) -> list[Effect]:
-    """Take back what a slot has not begun. One Reclaim at a time: the reply to a second one would cover items given after the first."""
+    """Take back the items that a slot has not begun. A second Reclaim must wait for the reply, which would cover items given meanwhile."""
     effects: list[Effect] = [] if slot.reclaiming else [Reclaim(slot.index)]
     slot.reclaiming = True
     return effects

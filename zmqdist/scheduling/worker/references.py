@@ -1,10 +1,10 @@
-"""References: what a message carries in place of a payload that is too large for it.
+"""References: a message carries a reference in place of a payload that is too large for the message.
 
-A payload may begin with a byte with which neither a pickle nor MessagePack begins:
+A payload may begin with a mark: a byte with which neither a pickle nor MessagePack begins.
     MARK     the payload is a reference
-    INPUTS   results of other work items stand before the arguments
-    KEEP     the result stays with its worker; stands in front of the other marks
-    MUTABLE  of a function: it captures something that may change, so it is unpickled for each run
+    INPUTS   the payload begins with results of other work items, followed by the arguments
+    KEEP     the result stays with its worker; this mark precedes the others
+    MUTABLE  the payload is a function that captures something that may change, so it is unpickled for each run
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Memory: TypeAlias = tuple[int, int, int, int]
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):
-    """A part that its holder keeps: its number there, its size in bytes, and its handle in shared memory; None for none."""
+    """A part that its holder keeps: its number at the holder, its size in bytes, and its handle if it is in shared memory."""
 
     bulk: int
     size: int
@@ -39,7 +39,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
       store: the number of the holder's store, random and unique.
       address: the holder's "host:port".
-      memory: how the holder's shared memory is found (transport/shm_pool.py: offer and nonce); None if it has none.
+      memory: how to open the holder's shared memory (transport/shm_pool.py: offer and nonce); None if it has none.
       parts: each part, as its bytes or as Held.
       holder: the name of the holder for error texts, such as "worker:1"; "" if it has none.
       key: the holder's public key (transport/security.py); empty without CURVE.
@@ -59,7 +59,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PartsFetcher(Protocol):
-    """An object that fetches payloads: the parts are the caller's own and writable, except those of frozen arrays."""
+    """An object that fetches payloads. The parts are the caller's own and writable, except the parts of frozen arrays."""
 
     def fetch(self, reference: Reference) -> list[Any]: ...
 
@@ -92,12 +92,12 @@ def decode_reference(payload: bytes) -> Reference:
 
 
 def encode_inputs(inputs: dict[int, bytes], packed: bytes) -> bytes:
-    """Return what follows the mark INPUTS: results by work number, each packed or a reference, and the packed arguments."""
+    """Encode results and packed arguments, to be sent after the mark INPUTS. Each result is packed or a reference, by work number."""
     return _ENCODER.encode((list(inputs.items()), packed))
 
 
 def decode_inputs(payload: bytes) -> tuple[dict[int, bytes], bytes]:
-    """Decode what `encode_inputs` returns. Raises WireError if it is damaged."""
+    """Decode the bytes that `encode_inputs` has returned. Raises WireError if they are damaged."""
     try:
         inputs, packed = _INPUTS.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Results of other work items as arguments, and how kept values are fetched from their workers.
 
-In the pickle of the arguments, or of a function that captures it, a result is a call of `input_value` with the number of its work. What it
-stands for comes with each payload, beside the arguments: the packed result, or a reference to where it is.
+In the pickle of the arguments, or of a function that captures it, a result is a call of `input_value` with the number of its work item.
+Each payload carries the value for this call beside the arguments: the packed result, or a reference to it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LOSS: msgspec.msgpack.Decoder[tuple[int, bytes]] = msgspec.msgpack.Decoder(tupl
 
 
 class InputLost(Exception):
-    """An input is no longer where it was kept. Raised only inside `function_call.run`.
+    """The holder no longer has the value of an input. Raised only inside `function_call.run`.
 
     Attributes:
-      work: the number of the work item whose result it is.
+      work: the number of the work item whose result the input is.
       error: the error of the function if the input is not recomputed.
     """
 
@@ -35,12 +35,12 @@ class InputLost(Exception):
 
 
 def encode_loss(lost: InputLost) -> bytes:
-    """Return the payload of INPUT_LOST."""
+    """Return the payload of an INPUT_LOST outcome."""
     return msgspec.msgpack.encode((lost.work, results.pack_error(lost.error)))
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
-    """Return the lost input and the packed error of an INPUT_LOST. Raises WireError if the payload is damaged."""
+    """Return the lost input and the packed error of an INPUT_LOST outcome. Raises WireError if the payload is damaged."""
     try:
         return _LOSS.decode(payload)
     except (msgspec.DecodeError, ValueError) as error:
@@ -65,8 +65,8 @@ def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> byt
     """Make the inputs of a payload available to `input_value` in this thread; return the packed arguments.
 
     Args:
-      payload: the payload after its mark INPUTS.
-      fetched: returns the parts of a reference; the inputs together may be too large for a message.
+      payload: the payload after its mark INPUTS; it may be a reference, because inputs may be too large for a message.
+      fetched: returns the parts of a reference.
     """
     if is_reference(payload):
         payload = bytes(fetched(payload)[0])
@@ -78,11 +78,11 @@ def input_value(work: int, name: str) -> Any:
     """Return the value of an input. The pickle of a RemoteValue calls this function by name, so the name is part of the protocol.
 
     Args:
-      work: the number of the work item whose result it is.
-      name: its function, for the error text.
+      work: the number of the work item whose result the input is.
+      name: the function of that work item, for the error text.
 
     Raises:
-      InputLost: the value is no longer where it was kept.
+      InputLost: the holder no longer has the value.
       Exception: raised by a class in the value while it is unpickled.
     """
     encoded = _of_thread.inputs[work]
@@ -97,21 +97,21 @@ def input_value(work: int, name: str) -> Any:
 def kept_value(encoded: bytes, name: str) -> Any:
     """Return a kept value. The pickle of a per-worker resource calls this function by name, so the name is part of the protocol.
 
-    Unlike an input, the value may be needed at any time. Raises as `fetch`.
+    The pickle contains the reference itself, because a worker may build the resource at any time. Raises as `fetch`.
     """
     return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
 
 
 def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
-    """Fetch and unpickle a kept value: a copy for the caller, while the holder keeps its own. Blocks as `Fetcher.fetch`.
+    """Fetch and unpickle a kept value. The caller gets a copy, and the holder keeps the value. Blocks as `Fetcher.fetch`.
 
     Args:
-      encoded: the reference to it.
-      name: the function that returned it, for the error text.
+      encoded: the reference to the value.
+      name: the function that returned the value, for the error text.
       safe_only: refuse a pickle, with FailedPreconditionError.
 
     Raises:
-      UnavailableError: its holder has ended, or has freed it.
+      UnavailableError: the holder has ended, or has freed the value.
       Exception: raised by a class in the value while it is unpickled.
     """
     reference = decode_reference(encoded)

@@ -1,12 +1,12 @@
-"""Per-worker resources at the worker: values that are built once on each worker and used by each function that names them.
+"""Per-worker resources at the worker: values that are built once on each worker and used by each function that refers to them.
 
 Rules
-    In a pickle a resource is a call of `resource` with its number and its definition: the packed function and arguments that build it. The
-    process that unpickles the call looks the resource up, and builds it if it is missing. So a restarted worker or slot has the resource
-    again, as it was at first, before the function that uses it begins.
+    A pickle represents a resource as a call of `resource` with its number and its definition: the packed function and arguments that
+    build it. The process that unpickles the call looks the resource up, and builds it if it is missing. A restarted worker or slot
+    therefore builds the resource anew before the function that uses it begins.
     A resource is built once; functions that need it meanwhile wait. A failed build is not repeated: each function that uses the resource
     gets ClosureInputError.
-    Slots that are threads of one worker share their resources; a slot process has its own.
+    Slots that are threads of one worker share their resources; each slot process has its own.
 
 Not here: when a resource is no longer needed (its coordinator sends a Forget), and iterators (datasets.py).
 """
@@ -23,7 +23,7 @@ from zmqdist.scheduling.worker.references import PartsFetcher, decode_reference,
 from zmqdist.wire import trusted
 
 RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
-"""What a definition builds: any value; an iterable; an iterator that all functions of the worker share."""
+"""The kinds of a definition, by what it builds: any value; an iterable; an iterator that all functions of the worker share."""
 
 _of_thread = threading.local()
 
@@ -40,16 +40,16 @@ def current_resources() -> SlotResources:
 
 
 def resource(coordinator: int, number: int, kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-    """Return the value of a resource; build it if it is missing. Pickles call this function by name, so it is part of the protocol.
+    """Return the value of a resource; build it if it is missing. Pickles call this function by name, so the name is part of the protocol.
 
     Args:
       number: the coordinator's number for the resource.
       kind: RESOURCE, DATASET or ITERATOR.
       definition: a packed call, or a reference to one.
-      sharers: indices of the workers that share an ITERATOR's elements; empty: each worker has all elements.
+      sharers: the indices of the workers that share an ITERATOR's elements; if empty, each worker gets all elements.
 
     Raises:
-      ClosureInputError: the resource could not be built; its text has the reason.
+      ClosureInputError: the resource could not be built; the text has the reason.
       RuntimeError: this thread runs no scheduled function.
     """
     resources: SlotResources | None = getattr(_of_thread, "resources", None)
@@ -61,7 +61,7 @@ def resource(coordinator: int, number: int, kind: str, definition: bytes, sharer
 
 
 def slice_of(values: tuple[Any, ...]) -> Any:
-    """Return this worker's value of a tuple with one value for each worker. Pickles call this function by name.
+    """Return this worker's value from a tuple with one value for each worker. Pickles call this function by name.
 
     Raises:
       RuntimeError: the tuple has no value for this worker.
@@ -73,28 +73,28 @@ def slice_of(values: tuple[Any, ...]) -> Any:
 
 
 def ensure_built(resource: Any) -> None:
-    """Do nothing: this function is scheduled so that its argument, the resource, gets built."""
+    """Do nothing: the coordinator schedules this function with a resource as its argument, so that the worker builds the resource."""
 
 
 def read_value(resource: Any) -> Any:
-    """Return the value of a resource. Run as a scheduled function."""
+    """Return the value of a resource. The coordinator schedules this function."""
     return resource
 
 
 def read_numpy(resource: Any) -> Any:
-    """As `read_value`, but convert each leaf that has a method `numpy()`. Run as a scheduled function."""
+    """Return the value with each leaf that has a method `numpy()` converted by it. The coordinator schedules this function."""
     return nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, resource)
 
 
 def read_spec(dataset: Any) -> Any:
-    """Return the spec of a dataset's elements. Run as a scheduled function."""
+    """Return the spec of a dataset's elements. The coordinator schedules this function."""
     from zmqdist.scheduling.worker import datasets
 
     return datasets.spec_of(dataset)
 
 
 class _Resource:
-    """One resource. `failure` is the packed error of its build; b"" for none."""
+    """One resource. `failure` is the packed error of its build; b"" if it has not failed."""
 
     __slots__ = ("built", "failure", "lock", "value")
 
@@ -117,7 +117,7 @@ class SlotResources:
         return len(self._resources)
 
     def get(self, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-        """Return the value of a resource; arguments and errors as for `resource`."""
+        """Return the value of a resource; build it if it is missing. Arguments and errors are those of `resource`."""
         with self._lock:
             entry = self._resources.get(key)
             if entry is None:
@@ -131,7 +131,7 @@ class SlotResources:
         return entry.value
 
     def forget(self, keys: list[tuple[int, int]]) -> None:
-        """Drop resources by (coordinator, number); ALL_NUMBERS for all of that coordinator. Unknown ones are ignored."""
+        """Drop resources by (coordinator, number); ALL_NUMBERS drops all of that coordinator. Unknown ones are ignored."""
         with self._lock:
             for coordinator, number in keys:
                 if number == ALL_NUMBERS:
@@ -143,9 +143,8 @@ class SlotResources:
 
     def _build(self, entry: _Resource, kind: str, definition: bytes, sharers: Sequence[int]) -> None:
         if is_reference(definition):
-            parts = self._fetcher.fetch(
-                decode_reference(definition)
-            )  # outside of `try`: a failed fetch is not a failed build, and is tried again
+            # Outside of `try`, because a failed fetch is tried again by the next function, unlike a failed build.
+            parts = self._fetcher.fetch(decode_reference(definition))
         else:
             parts = [definition]
         try:

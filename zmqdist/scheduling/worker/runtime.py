@@ -1,6 +1,7 @@
 """The worker's server, the runtime of machine.py: a connection to the dispatcher, slots that run functions, and the results that it holds.
 
-Messages and events of the slots go into the machine, and the effects that it returns are carried out. The runtime decides nothing.
+The runtime passes messages and events of the slots to the machine, and carries out the effects that the machine returns. It decides
+nothing itself.
 
 The loop's thread refers to the runtime and not to the WorkerServer, so that a server that the program has dropped is collected and stops.
 """
@@ -61,7 +62,7 @@ from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.scheduling")
 end_log = logging.getLogger("zmqdist.scheduling.end")
-"""Logs why a worker ends. `zmqdist worker` prints that itself, and turns this log off."""
+"""Logs why a worker ends. The command `zmqdist worker` prints the reason itself, and turns this log off."""
 
 READERS = frozenset({"submit", "worker"})
 SLOTS = frozenset({"worker"})
@@ -69,23 +70,23 @@ FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
 
 
 class WorkerServer:
-    """A worker in this process: registers with a dispatcher and runs scheduled functions in its slots.
+    """A worker in this process: it registers with a dispatcher and runs scheduled functions in its slots.
 
     Its slots are threads unless the config has `processes=True`; those of the command `zmqdist worker` are processes. The dispatcher may be
-    started later: `start` waits for it and logs that it waits.
+    started later: `start` waits for it, and logs that it waits.
 
-    Stop it, use it in a with-statement, or drop it: a dropped worker stops in the background and aborts what it runs.
+    Stop the worker, use it in a with-statement, or drop it: a dropped worker stops in the background and aborts its running functions.
 
     Args:
       config: a WorkerConfig.
-      start: whether to start at once; else call `start()`.
-      zygote: the process from which slot processes are forked, if the caller has one already.
+      start: whether the constructor starts the worker; otherwise call `start()`.
+      zygote: the process from which slot processes are forked, if the caller has started one already.
 
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
       AlreadyExistsError: another worker is registered under this job and index.
       UnavailableError: no dispatcher accepted the worker within `orphan_limit_s`.
-      UnknownError: its own port could not be bound.
+      UnknownError: the worker's own port could not be bound.
       ResourceExhaustedError: the slots need more descriptors than this process may have.
     """
 
@@ -98,7 +99,7 @@ class WorkerServer:
     # -- for users ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start, and return once the dispatcher has registered this worker. A second call only waits for that.
+        """Start, and return once the dispatcher has registered this worker. A second call only waits for the registration.
 
         Raises:
           FailedPreconditionError: the worker was stopped before. Other errors: see the class.
@@ -137,18 +138,18 @@ class WorkerServer:
 
     @property
     def in_contact(self) -> bool:
-        """Whether it is registered with a dispatcher and connected to it."""
+        """Whether the worker is registered with a dispatcher and connected to it."""
         machine = self._runtime.machine
         return machine is not None and machine.registered and not self._runtime.stopped.is_set()
 
     @property
     def address(self) -> str:
-        """ "host:port" of its own server, with the port that was bound."""
+        """ "host:port" of the worker's own server, with the port that was bound."""
         return self._runtime.address
 
     @property
     def advertised_address(self) -> str:
-        """ "host:port" at which readers of the data service reach it: `worker_address` of its config, or its own address.
+        """ "host:port" at which readers of the data service reach the worker: `worker_address` of its config, or `address`.
 
         Loopback is "localhost", as in tf.data service.
         """
@@ -165,19 +166,19 @@ class WorkerServer:
 
     @property
     def name(self) -> str:
-        """ "job:index", as the dispatcher knows it."""
+        """ "job:index", the name under which the dispatcher knows the worker."""
         machine = self._runtime.machine
         assert machine is not None
         return f"{machine.job}:{machine.index}"
 
     @property
     def num_tasks(self) -> int:
-        """How many functions it runs or has waiting, plus how many of its data tasks have not ended."""
+        """The number of functions that run or wait in the worker, plus the number of its data tasks that have not ended."""
         machine = self._runtime.machine
         return 0 if machine is None else machine.running + self._num_tasks()
 
     def snapshot(self) -> WorkerSnapshot:
-        """Return an immutable record of what the worker runs, has waiting and holds. Waits for the loop; any thread.
+        """Return an immutable record of the worker's running and waiting work and the data that it holds. Waits for the loop; any thread.
 
         Raises:
           FailedPreconditionError: the worker was not started, or has stopped.
@@ -188,16 +189,16 @@ class WorkerServer:
         return runtime.loop.run(runtime.snapshot)
 
     def _num_tasks(self) -> int:
-        """How many data tasks have not ended; the name is tf.data service's."""
+        """Return how many data tasks have not ended. The name is tf.data service's."""
         return 0 if self._runtime.machine is None else self._runtime.data.num_tasks
 
     def data_snapshot(self) -> WorkerDataSnapshot:
-        """Return an immutable record of its data tasks and of the streams of distributed snapshots that it writes."""
+        """Return an immutable record of the worker's data tasks and of the streams of distributed snapshots that it writes."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def _snapshot_task_progresses(self) -> list[Any]:
-        """The streams of its snapshots; the name is tf.data service's."""
+        """Return the streams of snapshots that the worker writes. The name is tf.data service's."""
         return list(self.data_snapshot().streams)
 
     def __enter__(self) -> WorkerServer:
@@ -219,9 +220,9 @@ class _Runtime:
     Attributes:
       loop, machine: None before `open`.
       started: whether `open` was called.
-      stopped: set once everything has ended.
-      ended: how it ended; None before.
-      address, advertised: the address of its server, and the one that readers get.
+      stopped: set once the worker has ended.
+      ended: how the worker ended; None before.
+      address, advertised: the address of its server, and the address that readers get.
     """
 
     def __init__(self, config: WorkerConfig, zygote: ZygoteProcess | None) -> None:
@@ -245,11 +246,11 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether it still runs in this process; a forked child has none of its threads."""
+        """Whether the worker still runs in this process. A forked child has none of its threads."""
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def wait_registered(self) -> None:
-        """Wait until the dispatcher has registered this worker. Raises the error with which it ended otherwise."""
+        """Wait until the dispatcher has registered this worker. If the worker ended with an error instead, raise that error."""
         while not self._registered.wait(FIRST_CONTACT_LOG_S):
             log.warning(
                 "worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no reply"
@@ -258,7 +259,7 @@ class _Runtime:
             raise errors.from_code(self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}")
 
     def stop(self, grace_s: float) -> None:
-        """Leave the dispatcher and wait for the end. Not in the loop's thread."""
+        """Leave the dispatcher and wait for the end of the worker. Do not call it in the loop's thread."""
         assert self.loop is not None
         try:
             self.loop.call_soon(self._handle, LeaveRequested(grace_s))
@@ -270,7 +271,7 @@ class _Runtime:
         self.loop.stop()
 
     def open(self) -> None:
-        """Bind its port, start the loop, and begin to connect."""
+        """Bind the port, start the loop, and begin to connect."""
         config = self._config
         credentials = config.credentials
         host = bindable(config.host) if config.host else own_host(self._dispatcher)
@@ -341,7 +342,7 @@ class _Runtime:
         loop.start()
 
     def _bound_children(self, loop: Loop, environment: dict[str, str]) -> BoundChildren:
-        """Return the zygote of the slots and of the tasks of the data service, in its own process."""
+        """Return the zygote of the slots and of the data tasks, in a process of its own."""
         check_descriptors(self._config.slots)
         bound = BoundChildren(loop, self._zygote or start_slots_zygote(children.MODULES, environment))
         loop.on_stop(bound.close)
@@ -352,7 +353,7 @@ class _Runtime:
         return self.machine.index, self.machine.workers
 
     def snapshot(self) -> WorkerSnapshot:
-        """Return the snapshot. In the loop."""
+        """Return the record for `WorkerServer.snapshot`. In the loop."""
         machine, cache = self.machine, self._cache
         assert machine is not None
         return WorkerSnapshot(
@@ -369,7 +370,7 @@ class _Runtime:
         )
 
     def _task_processes(self, host: str, incarnation: int, timeout_s: float) -> TaskProcesses | None:
-        """Return what starts processes for data tasks; None if they run in threads."""
+        """Return the object that starts processes for data tasks; None if data tasks run in threads."""
         if self._children is None:
             return None
         assert self.loop is not None
@@ -377,13 +378,13 @@ class _Runtime:
         return TaskProcesses(self.loop, spawn, host, self._dispatcher, incarnation, timeout_s)
 
     def _bind(self, router: Router, key: bytes, host: str) -> None:
-        """Bind the ports and set the addresses that others use.
+        """Bind the ports and set the addresses that other processes use.
 
-        With `processes` each data task binds a port of its own, so only its address can be configured.
+        With `processes` each data task binds a port of its own, so the config sets the address of data tasks but not their ports.
         """
         config = self._config
         self.address = router.bind(join(host, config.port))
-        if is_wildcard(host):  # no process can connect to it: peers are on the dispatcher's network
+        if is_wildcard(host):  # peers need an address of this host in the dispatcher's network
             self.address = join(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = self.data.host.address = config.advertised(self.address)
         self._store.address = self.address if config.worker_address is None else self.advertised
@@ -460,9 +461,8 @@ class _Runtime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(
-                        message
-                    )  # dropped while disconnected: the machine registers again, with all leases
+                    # While disconnected the message is dropped; the machine then registers again, with all leases.
+                    self._dealer.send(message)
                 case Give():
                     self._slots.give(effect)
                 case Reclaim(slot):
@@ -483,7 +483,7 @@ class _Runtime:
     # -- bulk results -------------------------------------------------------------------------------------------
 
     def _hold(self, kind: int, parts: list[Any]) -> bytes:
-        """Hold the parts of a result. Any process may fetch a kept value, but only the coordinator an ordinary result."""
+        """Hold the parts of a result. Any process may fetch a kept value; only the coordinator may fetch an ordinary result."""
         return encode_reference(self._store.hold(parts, shared=kind == KEPT))
 
     def _note_results(self, event: SlotFinished) -> None:

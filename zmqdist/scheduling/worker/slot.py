@@ -1,8 +1,8 @@
-"""What a worker knows of one of its slots: its items, its speed, and which starts were reported.
+"""The worker's record of one of its slots: its items, its speed, and which starts were reported.
 
 Positions count the items given to a slot, from 1. A slot works in order, so the first of its items is the one that runs.
 
-Not here: which work a slot gets, and what its outcomes mean (machine.py).
+Not here: which work a slot gets, and how its outcomes are handled (machine.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zmqdist.messages import Leased
 from zmqdist.scheduling.worker.worker_events import Kill
 
 SLOT_BATCH_MAX = 512
-"""Items in a batch for a slot."""
+"""Maximum of items in a batch for a slot."""
 SLOT_BATCH_S = 0.005
 """Seconds that a batch for a slot should take."""
 
@@ -27,7 +27,7 @@ class SlotRow(NamedTuple):
     Attributes:
       state: "starting": its process is not ready; "idle"; "running"; "ending": its process is being killed; "left over": it runs a
         function of an earlier dispatcher, which cannot be killed because the slot is a thread.
-      given: how many items it has; the first of them runs.
+      given: the number of items that it has; the first of them runs.
     """
 
     state: str
@@ -39,18 +39,18 @@ class Slot:
     """The state of one slot.
 
     Attributes:
-      ready: whether it takes items.
+      ready: whether the slot can be given items.
       given: (position, item) of each item that it has, in order.
       position: the position of the newest item.
-      batch: how many items it should have.
+      batch: the number of items that it should have.
       reported_at: when it last reported an outcome, or got work after it was idle.
-      known: functions that it has, as (coordinator, number).
-      reclaiming: whether a Reclaim is in progress; it gets no items meanwhile.
+      known: functions that were sent to it, as (coordinator, number).
+      reclaiming: whether a Reclaim is in progress; the slot gets no items meanwhile.
       to_return: leases that go back to the dispatcher if they have not begun.
-      abort_at: aborted leases: lease -> the end of its grace.
+      abort_at: for each aborted lease the time when its grace ends.
       reported_to: the position up to which starts were reported.
       killed: whether the worker has killed its process.
-      abandoned: whether it runs a function in a thread that no present dispatcher has assigned.
+      abandoned: whether it runs, in a thread, a function whose lease the worker has dropped.
     """
 
     index: int
@@ -71,12 +71,12 @@ class Slot:
 
     @property
     def running(self) -> int | None:
-        """The lease that runs; None if it is idle."""
+        """The lease of the item that runs; None if the slot is idle."""
         return self.given[0][1][0] if self.given else None
 
     @property
     def kill_at(self) -> float | None:
-        """When to kill its process, because the item that runs was aborted; None for never."""
+        """When to kill the slot's process, because the item that runs was aborted; None for never."""
         lease = self.running
         return None if lease is None or self.killed else self.abort_at.get(lease)
 
@@ -95,26 +95,26 @@ class Slot:
         return [item[0] for _, item in self.given]
 
     def note_given(self, count: int, now: float, *, was_idle: bool) -> None:
-        """Note that the slot got `count` more items."""
+        """Note that the slot was given `count` more items."""
         if was_idle:
             self._since = self.reported_at = now
             self._count = 0
         self._count += count
 
     def tune(self, now: float, *, several: bool) -> None:
-        """Adapt the batch to the time that items take, after some have ended: up by doubling, down at once."""
+        """Adapt the batch to the time that items take, after some have ended. It grows at most twofold, and shrinks at once."""
         each_s = (now - self._since) / max(1, self._count - len(self.given))
         fits = SLOT_BATCH_MAX if each_s <= 0 else int(SLOT_BATCH_S / each_s)
         self.batch = max(1, min(fits, self.batch * 2, SLOT_BATCH_MAX)) if several else 1
         self._restart(now)
 
     def forget_lease(self, lease: int) -> bool:
-        """Forget the requests about a lease that the slot no longer has. Return whether it was aborted."""
+        """Forget the requests about a lease that the slot no longer has. Return whether the lease was aborted."""
         self.to_return.discard(lease)
         return self.abort_at.pop(lease, None) is not None
 
     def take_begun(self, position: int | None = None) -> list[int]:
-        """Mark starts as reported and return those that were not before: up to `position`; None: the first item."""
+        """Return the leases whose start was not reported yet, up to `position` (None: the first item), and mark them as reported."""
         if position is None:
             position = self.given[0][0] if self.given else 0
         new = [item[0] for at, item in self.given if self.reported_to < at <= position]
@@ -122,21 +122,21 @@ class Slot:
         return new
 
     def begun_among(self, wanted: Container[int]) -> list[int]:
-        """Return those of these leases that have begun as far as is known, also if they were reported before.
+        """Return the leases in `wanted` that are known to have begun, including leases that were reported before.
 
-        An earlier report may be lost with its connection.
+        They are returned again because an earlier report may have been lost with its connection.
         """
         if self.running in wanted:
             self.take_begun()
         return [item[0] for at, item in self.given if at <= self.reported_to and item[0] in wanted]
 
     def unbegun(self) -> set[int]:
-        """Return the leases that it has not begun as far as is known. The first of its items counts as begun."""
+        """Return the leases that are not known to have begun. The first item of the slot counts as begun."""
         begun = max(self.reported_to, self.given[0][0]) if self.given else 0
         return {item[0] for at, item in self.given if at > begun}
 
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
-        """Take the items after `position`, which the slot will not begin; return them, newest first."""
+        """Remove the items after `position`, which the slot will not begin; return them, newest first."""
         self.reclaiming = False
         self.reported_at = now
         taken = []

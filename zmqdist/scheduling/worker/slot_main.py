@@ -1,16 +1,17 @@
-"""A slot process: runs functions one after the other, in the order in which it got them.
+"""A slot process: it runs functions one after the other, in the order in which it received them.
 
 It shares a page of six numbers with its worker:
-    POSITION    the item that it has begun last; written before the item begins
-    GIVEN_UP    with GIVEN_UP_TO a range: items after the first and up to the second were taken back
+    POSITION    the item that the slot has begun last; the slot writes it before the item begins
+    GIVEN_UP    with GIVEN_UP_TO a range: the worker has taken back the items after the first and up to the second
     CANCEL      the item that should end early: zmqdist.cancelled() compares it with POSITION
-    INDEX       the index of the worker, with WORKERS, the number of workers: written before the items that came with it
+    INDEX       the index of the worker; the worker writes it before it sends items
+    WORKERS     the number of workers; written together with INDEX
 
 To claim an item the slot reads the range, writes POSITION, and reads the range again. To take items back the worker writes the range and
-then reads POSITION. In whatever order these steps happen, at least one side sees the other; an item that both have given up is reported
-as NOT_RUN.
+then reads POSITION. In whatever order these steps happen, at least one of the two processes sees what the other has written. If both give
+an item up, the slot reports it as NOT_RUN.
 
-Outcomes are reported when the batch ends, or after FLUSH_S, by a second thread if a function runs for long.
+Outcomes are reported when the batch ends, or after FLUSH_S; if a function runs for longer, a second thread reports them.
 """
 
 from __future__ import annotations
@@ -52,16 +53,17 @@ _forked: list[bool] = []
 """Not empty in a process that a function has forked from its slot."""
 
 FLUSH_S = 0.002
-"""Seconds after which an outcome is reported although its batch goes on."""
+"""Seconds after which an outcome is reported although its batch has not ended."""
 FLUSH_ITEMS = 256
-"""Outcomes that are reported at once although their batch goes on."""
+"""Number of outcomes that are reported at once although their batch has not ended."""
 
 
 class _Reporter:
-    """Collects outcomes and sends them to the worker: from the main thread, or from a helper while a function occupies that.
+    """Collects outcomes and sends them to the worker: from the main thread or, while a function occupies that, from a helper thread.
 
     Attributes:
-      outcomes: not reported yet. Only the main thread appends, without a lock; `flush` removes from the front, with the lock.
+      outcomes: outcomes that are not reported yet. Only the main thread appends, without a lock; `flush` removes the first ones, with
+        the lock.
     """
 
     def __init__(self, pipe: BlockingPipe[SlotMessage]) -> None:
@@ -78,14 +80,14 @@ class _Reporter:
             outcomes = self.outcomes[:]
             if outcomes:
                 self._pipe.send(SlotReport(outcomes))
-                del self.outcomes[: len(outcomes)]  # only now, because `send` may fail for lack of memory
+                del self.outcomes[: len(outcomes)]  # after `send`, because that may fail for lack of memory
 
     @property
     def pool(self) -> ShmPool | None:
         return self._pool
 
     def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
-        """Report a large result: each part is written once, into shared memory from which readers map it; else it goes through the pipe."""
+        """Report a large result. Each part is written once into shared memory, from which readers map it, or else sent through the pipe."""
         self.flush()
         handles = [self._lend(part) for part in parts]
         piped = [part for part, handle in zip(parts, handles, strict=True) if handle is None]
@@ -98,7 +100,7 @@ class _Reporter:
         return None if block is None else block.lend()
 
     def begin(self) -> None:
-        """Note that a batch of several items begins: an outcome must not wait until the next function has ended."""
+        """Note that a batch of several items begins, so that the helper reports outcomes while a later function of the batch runs."""
         if self._helper is None:
             self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
             self._helper.start()
@@ -111,7 +113,7 @@ class _Reporter:
         self.flush()
 
     def _help(self) -> None:
-        """Flush every FLUSH_S while batches run. Of several batches in quick succession only the first wakes it."""
+        """Flush every FLUSH_S while batches run. If several batches follow each other quickly, only the first wakes this thread."""
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
@@ -121,12 +123,12 @@ class _Reporter:
                 self.flush()
             except OSError:
                 return
-            except BaseException:  # a MemoryError, say: unreported outcomes go with the next flush
+            except BaseException:  # for example a MemoryError: the next flush sends these outcomes
                 log.exception("outcomes could not be reported to the worker; trying again")
 
 
 def main(pipe_fd: int, page_fd: int) -> None:
-    """Run items until the worker has gone. Does not return."""
+    """Run items until the worker has closed the pipe. Does not return."""
     os.register_at_fork(after_in_child=lambda: _forked.append(True))
     cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
     pipe = BlockingPipe(pipe_fd, SLOT_CODEC)
@@ -169,7 +171,7 @@ def _run_batch(
             continue
         kind, result = run(functions, coordinator, fn, payload)
         if _forked:
-            os._exit(0)  # a child that the function forked and that returned from it: the pipe is its parent's
+            os._exit(0)  # the function forked this child, which must not use its parent's pipe
         if kind in (BULK, KEPT):
             reporter.send_bulk(position, kind, result)
             continue

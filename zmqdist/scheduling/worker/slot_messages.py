@@ -19,9 +19,9 @@ class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """Slot to worker: outcomes (position, kind, payload). A bulk outcome comes alone, with its parts.
+    """Slot to worker: outcomes (position, kind, payload). A bulk outcome is reported alone, with its parts.
 
-    A part is a handle in the slot's shared memory; None stands for the next part that follows the message in the pipe.
+    A part is a handle in the slot's shared memory, or None for a part that follows the message in the pipe; such parts follow in order.
     """
 
     outcomes: list[tuple[int, int, bytes]]
@@ -29,7 +29,7 @@ class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
 
 
 class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """Slot to worker: it has started; `memory` says how its shared memory is found, None if it has none."""
+    """Slot to worker: the slot process has started. `memory` tells how to open its shared memory; None if it has none."""
 
     pid: int
     memory: Offer | None = None

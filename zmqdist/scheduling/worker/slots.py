@@ -1,9 +1,9 @@
 """Slots as child processes, from the worker's side.
 
-Each slot has a pipe for work and outcomes, and a page of memory for what must not wait for a message (slot_main.py). How a slot process is
-forked, and what becomes of its standard error, is in process/bound_children.py.
+Each slot has a pipe for work and outcomes, and a page of shared memory for numbers that must not wait for a message (slot_main.py).
+process/bound_children.py forks the slot processes and reads their standard error.
 
-Everything here runs in the loop's thread.
+The code of this module runs in the loop's thread.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
 from zmqdist.wire import results
 
 POSITION_POLL_S = 0.02
-"""Seconds between two reads of the positions of busy slots: a function that runs for longer is known to have started."""
+"""Seconds between two reads of the positions of busy slots. If a function runs for longer, the worker knows that it has begun."""
 
 SLOT_FDS = 3
-"""Descriptors of this process for one slot: pipe, page, standard error."""
+"""Descriptors of the worker for one slot: pipe, page, standard error."""
 
 OTHER_FDS = 96
-"""Descriptors for everything else in a worker: connections, threads, and slots that are starting."""
+"""Descriptors of the worker for everything else: connections, threads, and slots that are starting."""
 
 LINE_CHARS_MAX = 200
-"""Characters of a slot's last line that go into the log."""
+"""How many characters of the last line that a slot process wrote go into the log."""
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -81,12 +81,12 @@ class ProcessSlots:
       worker: returns the worker's index and the number of workers.
 
     Attributes:
-      deaths: slot processes that ended and were not killed by this worker.
+      deaths: the number of slot processes that ended without being killed by this worker.
     """
 
     can_kill = True
     resources = None
-    """None, because each slot process has its own resources and only it knows them."""
+    """None, because each slot process has its own resources, and the worker cannot count them."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ProcessSlots:
 
     def spawn(self, slot: int) -> None:
         if self._zygote_lost:
-            return  # `_zygote_died` reports the end of all slots
+            return  # `_zygote_died` reports the deaths of all slots
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
         process.child = self._children.spawn(SLOT, process.child_fds(), lambda code: self._exited(process, code))
@@ -135,7 +135,7 @@ class ProcessSlots:
             process.pipe.send(SlotWork([], [], forget.functions))
 
     def reclaim(self, slot: int) -> None:
-        """Take back what the slot has not begun: write the range, then read the position; slot_main.py has the reason for this order."""
+        """Take back the items that the slot has not begun: write the range, then read the position (slot_main.py explains this order)."""
         process = self._slots[slot]
         if process is None:
             return
@@ -159,7 +159,7 @@ class ProcessSlots:
             process.child.kill()
 
     def close(self) -> None:
-        """Release pipes and pages. The slot processes end with the zygote."""
+        """Release pipes and pages. The slot processes end together with the zygote."""
         self.loop.set_timer((self, "look"), None, self._poll_positions)
         for process in filter(None, self._slots):
             process.close()
@@ -177,7 +177,7 @@ class ProcessSlots:
         if not process.killed:
             kills = oom_kills() - process.oom_kills
             if code == -int(signal.SIGKILL) and kills > 0:
-                tail += f"\n(while it lived, the kernel of this machine ended {kills} processes because memory ran out)"
+                tail += f"\n(while it ran, the kernel of this host killed {kills} processes because memory ran out)"
             self._note_death(process.slot, code, running, tail)
         self._feed(SlotDied(process.slot, position, code, tail))
 
@@ -212,13 +212,13 @@ class ProcessSlots:
                     outcomes = [(position, BULK, self._hold(kind, process.adopt_parts(message, parts)))]
                 except OpError as error:
                     if not is_alive(process.child.pid):
-                        return  # its memory ended with it; the event of its end follows
+                        return  # the slot process has ended, and its memory with it: `_exited` follows
                     outcomes = [(position, ERROR, results.pack_error(error))]
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
 
     def _poll_positions(self) -> None:
-        """Report the positions of busy slots, from which the machine learns of starts."""
+        """Read the positions of busy slots and report new ones, so that the machine learns which items have begun."""
         self._poll_scheduled = False
         for process in self._slots:
             if process is not None and process.running:
@@ -235,12 +235,12 @@ class ProcessSlots:
 
 
 def check_descriptors(slots: int) -> None:
-    """Raise ResourceExhaustedError if this process may not have the descriptors for so many slots. Call it before anything is created."""
+    """Raise ResourceExhaustedError if this process may not open enough descriptors for so many slots. Call it before creating slots."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = slots * SLOT_FDS + OTHER_FDS
     if limit != resource.RLIM_INFINITY and wanted > limit:
         problem = (
-            f"{slots} slots need {wanted} descriptors, and this process may have {limit}: start it with fewer slots,"
+            f"{slots} slots need {wanted} descriptors, but this process may open only {limit}: start it with fewer slots,"
             f" or after `ulimit -n {wanted}`"
         )
         raise ResourceExhaustedError(problem)
@@ -250,11 +250,11 @@ class _SlotProcess:
     """One process of one slot.
 
     Attributes:
-      given_to, finished_to: positions of the last item that it got, and of the last one with an outcome.
+      given_to, finished_to: the positions of the last item that was given to it, and of the last item with an outcome.
         Invariant: finished_to <= given_to.
       seen_at: the last position that was reported.
-      killed: whether this worker has killed it.
-      oom_kills: how many processes the kernel had ended for lack of memory when this one started.
+      killed: whether this worker has killed the process.
+      oom_kills: how many processes the kernel had killed for lack of memory when this one started.
     """
 
     def __init__(self, owner: ProcessSlots, slot: int) -> None:
@@ -275,7 +275,7 @@ class _SlotProcess:
         self.pipe.send(SlotWelcome(owner.address, owner.key))
 
     def adopt_parts(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
-        """Take over the parts of a bulk result, which outlive the slot. Raises UnavailableError if its memory cannot be opened."""
+        """Take over the parts of a bulk result, so that they outlive the slot. Raises UnavailableError if its memory cannot be opened."""
         received = iter(piped)
         return [next(received) if handle is None else self._adopt(handle) for handle in report.parts]
 
@@ -289,12 +289,12 @@ class _SlotProcess:
         return pool.adopt(segment, handle[3], handle[4], lease)
 
     def child_fds(self) -> list[int]:
-        """The descriptors that its process gets."""
+        """The descriptors that the child process gets."""
         return [self.pipe.theirs, self._page_fd]
 
     @property
     def running(self) -> bool:
-        """Whether it has an item without an outcome."""
+        """Whether the slot has an item without an outcome."""
         return self.given_to > self.finished_to
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""The store of a process: payloads that are too large for a message, held where they were made until they are no longer needed.
+"""The store of a process: payloads that are too large for a message, held by the process that made them until they are freed.
 
 Rules
-    What is held is a snapshot that does not change any more: in a block of shared memory if there is some, else in memory of its own.
+    The store holds snapshots, which do not change: in blocks of shared memory if possible, otherwise in memory of its own.
     The same bytes are held once, however often they are handed in, so that a large array that many tasks get is copied once. The bytes are
-    compared each time, because the caller may have changed them: with the last snapshot of the same place in the caller's memory, and with
-    the last part that begins and ends alike, because a pickle is at another place each time. A frozen array is identified by its place
-    alone.
+    compared each time, because the caller may have changed them. They are compared with the last snapshot of the same address in the
+    caller's memory, and with the last part that has the same first and last bytes, because a pickle is at another address each time. A
+    frozen array is identified by its address alone.
     A process that needs a part maps it (fetch.py), calls the holder, or has the dispatcher read it in ranges.
 
 Not here: how long a payload is needed; the owner of the store calls `free`.
@@ -37,18 +37,18 @@ Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 READ = "zmqdist_bulk_read"
 """Method of each holder: (bulk) -> the bytes of the part."""
 RECENT_MAX = 128
-"""How many keys (places of the caller's memory, ends of parts) the store remembers, each with its last snapshot."""
+"""How many keys (addresses in the caller's memory, first and last bytes of parts) the store remembers, each with its last snapshot."""
 
 ENDS_BYTES = 64
-"""Bytes at each end of a part that are its key: few, because they are copied each time."""
+"""Bytes at each end of a part that are its key: few, because they are copied for each comparison."""
 
 
 class Holdings(NamedTuple):
-    """What a store holds at one moment.
+    """The parts that a store holds at one moment.
 
     Attributes:
-      parts: how many arrays and other large parts.
-      bytes: their size in all.
+      parts: the number of arrays and other large parts.
+      bytes: their total size.
       copies: how often a part was copied since the store was made. Frozen arrays and shared blocks are not copied.
     """
 
@@ -58,7 +58,7 @@ class Holdings(NamedTuple):
 
 
 class _Entry:
-    """One held part. `uses` counts the references to it; it is freed at 0."""
+    """One held part. `uses` counts the references to it; the part is freed when the count is 0."""
 
     __slots__ = ("block", "bytes", "handle", "nbytes", "uses")
 
@@ -80,7 +80,7 @@ class BulkStore:
     """The parts held by this process. Any thread may use it.
 
     Args:
-      service: the service at which the method READ is registered, before it starts.
+      service: the service at which the method READ is registered, before the service starts.
       roles: the roles that may read.
       number: random number that identifies this store.
 
@@ -88,7 +88,7 @@ class BulkStore:
       address: "host:port" of the service, as its peers know it; set before the first `hold`.
       holder: the name of the task that owns the store, for error texts of other processes; "" for none.
       key: the public key of the service; empty without CURVE.
-      memory: how other processes find its shared memory; None if there is none.
+      memory: how other processes open the shared memory of this one; None if there is none.
       copies: how often a part was copied.
     """
 
@@ -111,21 +111,22 @@ class BulkStore:
 
     @property
     def holdings(self) -> Holdings:
-        """An immutable record of what it holds now."""
+        """An immutable record of the parts that the store holds now."""
         with self._lock:
             return Holdings(len(self._entries), sum(entry.nbytes for entry in self._entries.values()), self.copies)
 
     def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
         """Hold parts until they are freed, and return the reference to send.
 
-        Copies large parts, except frozen arrays and blocks, which must not change any more. Small parts travel in the reference.
+        Large parts are copied, except frozen arrays and blocks, which must not change any more. Small parts are sent inside the reference.
 
         Args:
-          shared: whether any number of processes may map the parts, each with private pages. Else one process may, and owns them then.
-          inline_max: how many bytes in all may travel in the reference.
+          shared: whether any number of processes may map the parts, each with private pages. If False, one process may map them, and owns
+            them from then on.
+          inline_max: the number of bytes, for all parts together, that may be sent inside the reference.
 
         Raises:
-          ResourceExhaustedError: there is no memory for a copy; nothing is held.
+          ResourceExhaustedError: there is no memory for a copy; no part is held.
         """
         held_parts: list[bytes | Held] = []
         room = inline_max
@@ -153,14 +154,14 @@ class BulkStore:
         return Held(bulk, part.nbytes, handle)
 
     def view(self, bulk: int) -> NDArray[np.uint8]:
-        """Return the bytes of a part, which the caller must not change. Raises NotFoundError if it was freed."""
+        """Return the bytes of a part, which the caller must not change. Raises NotFoundError if the part was freed."""
         entry = self._entries.get(bulk)
         if entry is None:
             raise NotFoundError(f"payload {bulk} is no longer held here: its owner has freed it")
         return entry.view()
 
     def free(self, bulks: Sequence[int]) -> None:
-        """Drop one reference to each of these parts. Parts that were freed are ignored."""
+        """Drop one reference to each of these parts. Parts that were freed already are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)
@@ -172,7 +173,7 @@ class BulkStore:
                     self._end(entry)
 
     def hold_again(self, bulks: Sequence[int]) -> None:
-        """Add one reference to each of these parts, to be dropped by `free`. Parts that were freed are ignored."""
+        """Add one reference to each of these parts; `free` drops it. Parts that were freed already are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)
@@ -188,7 +189,7 @@ class BulkStore:
         return 0 if entry is None else entry.nbytes
 
     def close(self) -> None:
-        """Free everything. Processes that have mapped a part keep it."""
+        """Free all parts. Processes that have mapped a part keep their mapping."""
         with self._lock:
             entries, self._entries = list(self._entries.values()), {}
         for entry in entries:
@@ -199,7 +200,7 @@ class BulkStore:
             self._pool.take_back(entry.handle)
 
     def read_reply(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
-        """Return the reply to a Read of the dispatcher, which reads for another process."""
+        """Return the reply to a Read that the dispatcher has sent on behalf of another process."""
         try:
             first, length = max(0, read.offset), min(max(0, read.length), CHUNK_BYTES)
             return ReadDone(read.request, 0, ""), [memoryview(self.view(read.bulk)[first : first + length])]  # type: ignore[arg-type]
@@ -212,7 +213,7 @@ class BulkStore:
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._pool is None else self._pool.find_frozen(source)
         address = shm_mapping.address_of(source)
-        if not shared:  # its borrower may write to it, so it cannot be shared with later parts
+        if not shared:  # the borrower may write to it, so no later part can share it
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
         keys: list[tuple[int | bytes, int]] = [(address, size)]
         if frozen is None:
@@ -231,12 +232,12 @@ class BulkStore:
         return held
 
     def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
-        """Return this part with one more reference, if its bytes equal those at `address` now; else None."""
+        """Return this part with one more reference if it has the bytes that are now at `address`; otherwise None."""
         with self._lock:
             entry = None if bulk is None else self._entries.get(bulk)
             if bulk is None or entry is None:
                 return None
-            entry.uses += 1  # it must not be freed during the comparison
+            entry.uses += 1  # so that no thread frees it during the comparison
         if frozen is None:
             same = shm_mapping.same_bytes(address, shm_mapping.address_of(entry.view()), entry.nbytes)
         else:

@@ -1,7 +1,7 @@
 """Slots as threads of the worker's own process, for a `WorkerServer` inside a program.
 
 A thread cannot be killed: a cancelled function is asked to end early (`zmqdist.cancelled()`), and its slot waits for it. A slot has one
-item at a time, so there is nothing to take back.
+item at a time, so the worker never takes items back from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmqdist.wire import results
 
 
 class ThreadSlots:
-    """The slots of one worker, as threads. The methods are called in the loop's thread."""
+    """The slots of one worker, as threads. Call the methods in the loop's thread."""
 
     can_kill = False
 
@@ -37,11 +37,11 @@ class ThreadSlots:
         self._functions = Functions(fetcher)
         self._slots = [_Slot(self, number) for number in range(slots)]
         self.deaths = 0
-        """Always 0: a thread ends only with its worker."""
+        """Always 0, because a thread ends only with its worker."""
 
     @property
     def resources(self) -> int:
-        """How many per-worker resources exist; the slots share them."""
+        """The number of per-worker resources that exist in this process; the slots share them."""
         return len(self._functions.resources)
 
     def spawn(self, slot: int) -> None:
@@ -66,7 +66,7 @@ class ThreadSlots:
         raise AssertionError("a thread cannot be killed: the machine must not return Kill here")
 
     def close(self) -> None:
-        """End idle threads. A running function goes on in its daemon thread, and its outcome is dropped."""
+        """End idle threads. A running function continues in its daemon thread, and its outcome is dropped."""
         for slot in self._slots:
             slot.items.put(None)
         for slot in self._slots:
@@ -85,7 +85,7 @@ class ThreadSlots:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
                     kind, result = BULK, self._hold(kind, result)
-            except BaseException as error:  # no memory for the result, say: the item fails, and the slot goes on
+            except BaseException as error:  # for example no memory for the result: the item fails, and the slot goes on
                 kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False
@@ -94,7 +94,7 @@ class ThreadSlots:
     def _report(self, event: SlotReady | SlotFinished) -> None:
         try:
             self._loop.call_soon(self._feed, event)
-        except FailedPreconditionError:  # the worker has stopped, and with it its leases
+        except FailedPreconditionError:  # the worker has stopped and has given up its leases
             pass
 
 

@@ -1,4 +1,4 @@
-"""The queue of a worker: work that waits for a slot, in the order in which it begins. Pinned work goes first (machine.py, P9).
+"""The queue of a worker: work that waits for a slot, in the order in which it will begin. Pinned work is first (machine.py, P9).
 
 Not here: the items that slots have, and when a slot gets more.
 """
@@ -16,10 +16,9 @@ class WaitingWork(deque[Leased]):
     """A queue of leased work items.
 
     Attributes:
-      pinned: leases of pinned work, which was scheduled for this worker, in the queue or at a slot. It may include leases that have ended.
+      pinned: leases of pinned work, in the queue or at a slot. It may include leases that have ended.
       report_before_start: leases in the queue whose start must be reported before it happens.
-      announced: the lease whose start the worker has reported last. No item is put before it any more, because the dispatcher takes it
-        for begun.
+      announced: the lease whose start the worker has reported last. No item is put before it, because the dispatcher counts it as begun.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class WaitingWork(deque[Leased]):
 
     @property
     def pinned_waiting(self) -> int:
-        """How many items in the queue are pinned work."""
+        """The number of items in the queue that are pinned work."""
         return sum(item[0] in self.pinned for item in self) if self.pinned else 0
 
     @property
@@ -44,7 +43,7 @@ class WaitingWork(deque[Leased]):
         return {"waiting": len(self), "waiting_pinned": self.pinned_waiting}
 
     def put(self, items: list[Leased], *, report_before_start: bool, pinned: bool) -> None:
-        """Add items from the dispatcher."""
+        """Add items that the dispatcher has assigned."""
         if report_before_start:
             self.report_before_start.update(item[0] for item in items)
         if pinned:
@@ -54,7 +53,7 @@ class WaitingWork(deque[Leased]):
             self.extend(items)
 
     def put_back(self, items: list[Leased]) -> None:
-        """Put back items that a slot has not begun, oldest first: before the other items of their kind, because they are older."""
+        """Put back items that a slot has not begun, oldest first. They are put before the other items of their kind, which are newer."""
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)
@@ -98,5 +97,5 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """Sort items in the order in which they were assigned: the dispatcher counts lease numbers up."""
+        """Sort items by their lease numbers, and so in the order in which they were assigned, because the dispatcher counts these up."""
         return sorted(items)

@@ -1,7 +1,7 @@
-"""The cache of a worker: parts of arguments that it has fetched for its slots, so that each part moves once to a host.
+"""The cache of a worker: parts of arguments that it has fetched for its slots, so that each part is sent to the worker only once.
 
-A slot maps a part that is in shared memory of its own host. For any other part it calls its worker, which fetches the part into its own
-store, once, and replies with a reference to the copy. The worker keeps what it has fetched while it has work.
+A slot maps a part that is in shared memory of its own host. For any other part it calls its worker. The worker fetches the part once
+into its own store, and replies with a reference to that copy. It keeps fetched parts while it has work.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.shm_pool import this_pool
 
 FETCH_FOR_SLOT = "zmqdist_bulk_pull"
-"""Method of a worker, for its slots: the encoded reference to a payload -> a reference to a copy in the worker's store."""
+"""Method of a worker that its slots call: the encoded reference to a payload -> a reference to a copy in the worker's store."""
 
 TRIES = 3
-"""How often a slot tries: the worker may drop a part, to make room, before the slot has mapped it."""
+"""How often a slot tries to map a part, because the worker may drop the part, to make room, before the slot has mapped it."""
 
 
 class WorkerCache:
     """The parts that one worker has fetched. Any thread may use it.
 
     Attributes:
-      fetches: how many parts were fetched.
+      fetches: the number of parts that were fetched so far.
     """
 
     def __init__(self, store: BulkStore, fetcher: Fetcher) -> None:
@@ -45,16 +45,16 @@ class WorkerCache:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return how many parts it has, or is fetching."""
+        """Return the number of parts that it has, or is fetching."""
         return len(self._parts)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of those parts."""
+        """The bytes of the parts that it has, or is fetching."""
         return self._bytes
 
     def fetch_for_slot(self, payload: bytes) -> bytes:
-        """Serve FETCH_FOR_SLOT. Blocks until all parts are here. Raises as `Fetcher.fetch`."""
+        """Serve FETCH_FOR_SLOT. Blocks until all parts have arrived. Raises as `Fetcher.fetch`."""
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
         return encode_reference(
@@ -77,14 +77,14 @@ class WorkerCache:
             try:
                 whole: NDArray[np.uint8] = self._store.view(held.bulk).copy()
                 return whole
-            except errors.NotFoundError:  # dropped meanwhile, to make room for other parts
+            except errors.NotFoundError:  # the part was dropped meanwhile, to make room for others
                 continue
         buffer = np.empty(part.size, np.uint8)
         self._fetcher.read(reference, [part], [buffer])
         return buffer
 
     def drop(self) -> None:
-        """Drop all parts, because the worker has no work. Slots that have mapped a part keep it."""
+        """Drop all parts, because the worker has no work. Slots that have mapped a part keep their mapping."""
         with self._lock:
             futures, self._parts = list(self._parts.values()), OrderedDict()
             self._bytes = 0
@@ -105,10 +105,10 @@ class WorkerCache:
         if mine:
             self._fetch(reference, part, future, key)
             self._trim()
-        return future.result()  # the fetching thread ends its fetch if nothing comes for STALLED_S
+        return future.result()  # not without end: a fetch fails when nothing arrives for STALLED_S
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
-        try:  # other threads wait for the outcome, so it must be set in any case
+        try:  # other threads wait for `future`, so it must be settled in any case
             pool = this_pool()
             block = None if pool is None else pool.allocate(part.size)
             buffer = np.empty(part.size, np.uint8) if block is None else block.array()
@@ -143,10 +143,10 @@ class WorkerCache:
 
 
 class SlotFetcher:
-    """Fetches payloads in a slot process: from shared memory, else through its worker.
+    """Fetches payloads in a slot process: from shared memory if possible, otherwise through its worker.
 
     Args:
-      worker: the address of its worker.
+      worker: the address of the worker.
       key: the worker's public key; empty without CURVE.
     """
 

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from zmqdist.events import Heard, Send, Ticked
 
 NOT_RUN: Final = -1
-"""Kind of an outcome: the slot was about to begin this item when a Reclaim stopped it."""
+"""Kind of an outcome: the slot was about to begin this item when the worker took the item back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class DispatcherConnected:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDisconnected:
-    """The connection is lost; libzmq tries to reconnect."""
+    """The connection to the dispatcher is lost; libzmq tries to reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotReady:
-    """A slot is ready for items."""
+    """A slot has started and can be given items."""
 
     slot: int
 
@@ -40,7 +40,7 @@ class SlotFinished:
 
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
-    """The position of a slot, as the runtime has read it: the slot has begun the item there."""
+    """The runtime has read the position of a slot: the slot has begun the item at this position."""
 
     slot: int
     position: int
@@ -48,7 +48,7 @@ class SlotSeen:
 
 @dataclass(frozen=True, slots=True)
 class SlotReclaimed:
-    """The reply to Reclaim: nothing after `position` has begun or will begin."""
+    """The reply to Reclaim: the slot has begun no item after `position`, and will begin none."""
 
     slot: int
     position: int
@@ -56,7 +56,7 @@ class SlotReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDied:
-    """A slot's process has ended at `position`; 0: it ran no item. It is not replaced before the machine returns a Spawn."""
+    """A slot's process has died while it ran the item at `position`; 0: it ran no item. A Spawn of the machine replaces the process."""
 
     slot: int
     position: int
@@ -66,7 +66,7 @@ class SlotDied:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The program requests the worker to stop in good order."""
+    """The program requests that the worker stop in good order."""
 
     grace_s: float
 
@@ -118,14 +118,14 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a slot's process."""
+    """Start a slot's process, or its thread."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetFunctions:
-    """Have a slot drop functions and resources by (coordinator, number); ALL_NUMBERS for all of that coordinator."""
+    """Have a slot drop functions and resources by (coordinator, number); ALL_NUMBERS drops all of that coordinator."""
 
     slot: int
     functions: list[tuple[int, int]]
@@ -140,7 +140,7 @@ class FreeBulk:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The worker has ended. `code` is one of zmqdist.errors; `error` says why unless the end was requested (OK)."""
+    """The worker has ended. `code` is one of zmqdist.errors; unless it is OK, because the end was requested, `error` has the reason."""
 
     code: int
     error: str
