@@ -35,9 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("no deadline")
     name, value = _MARK.split("=")
     os.environ[name] = value  # children inherit it, and theirs
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # started in the background of a shell; children would inherit that, too
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a shell; children would inherit that, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "shares_cluster: changes a cluster of module scope; checked after the module only"

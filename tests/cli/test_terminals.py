@@ -58,10 +58,8 @@ def test_a_role_that_is_asked_to_end_does_so_with_exit_code_0(
 ) -> None:
     opened, address = dispatcher
     worker = start_worker(terminal, address, "--slots", "2")
-    for each in (
-        worker,
-        opened,
-    ):  # the whole process group, as at a terminal; the tests' own checks look for what is left
+    for each in worker, opened:
+        # The whole process group, as at a terminal; the tests' own checks look for what is left.
         os.killpg(each.pid, number)
         assert each.ends() == 0, each.lines
         assert not [line for line in each.lines if "Traceback" in line], "\n".join(each.lines)

@@ -342,9 +342,8 @@ def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
         stream = client.count()
         next(stream)
         client.close()
-        with pytest.raises(
-            (errors.CancelledError, errors.FailedPreconditionError)
-        ):  # what was asked; what would be asked next
+        with pytest.raises((errors.CancelledError, errors.FailedPreconditionError)):
+            # What was asked; what would be asked next.
             list(stream)
     assert source.closed.wait(30)
 

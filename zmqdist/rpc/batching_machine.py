@@ -45,9 +45,8 @@ class Batches(Generic[T]):
         self._rows_max = rows_max
         self._delay_s = delay_s
         self._open: dict[Hashable, CallBatch[T]] = {}  # in the order of their first calls
-        self._closed: list[
-            tuple[float, int, CallBatch[T]]
-        ] = []  # a heap by the arrival of the first call; empty batches are skipped
+        # A heap by the arrival of the first call; empty batches are skipped.
+        self._closed: list[tuple[float, int, CallBatch[T]]] = []
         self._numbers = itertools.count()
 
     def __len__(self) -> int:

@@ -36,9 +36,8 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
         if timeout_in_ms <= 0:
             timeout_in_ms = default_in_ms
         if timeout_in_ms > 0:
-            due = (
-                monotonic() + float(timeout_in_ms) / 1000
-            )  # `float`, because a sum with a float32 is too coarse for a clock
+            # `float`, because a sum with a float32 is too coarse for a clock.
+            due = monotonic() + float(timeout_in_ms) / 1000
             return due if due < NEVER_S else inf
     except (TypeError, ValueError):  # an array raises ValueError
         text = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"

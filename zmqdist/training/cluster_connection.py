@@ -395,9 +395,8 @@ def _host_for(addresses: list[str]) -> str:
     for address in addresses:
         try:
             host = own_host(address)
-        except (
-            errors.UnavailableError
-        ):  # the task's name cannot be resolved; the wait for this task reports the fault later
+        except errors.UnavailableError:
+            # The task's name cannot be resolved; the wait for this task reports the fault later.
             continue
         if not is_loopback(host):
             return host

@@ -115,9 +115,8 @@ class DistributedDatasetsFromFunction(_Distributed):
 
     def _elements(self, dataset: Iterator[Any]) -> Iterator[Any]:
         while elements := [element for _, element in zip(range(self._replicas), dataset, strict=False)]:
-            missing = self._replicas - len(
-                elements
-            )  # above 0 only at the end of the dataset: these replicas get batches without rows
+            # Above 0 only at the end of the dataset: these replicas get batches without rows.
+            missing = self._replicas - len(elements)
             if missing:
                 elements += [nest.map_structure(_no_rows, elements[-1])] * missing
             yield nest.map_structure(lambda *leaves: PerReplica(leaves), *elements)

@@ -92,9 +92,8 @@ class StrategyCoordinator(ClusterCoordinator):
 
     def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
-            if (
-                self._initialized
-            ):  # the strategy has its coordinator, and `ClusterCoordinator(strategy)` was called again
+            if self._initialized:
+                # The strategy has its coordinator, and `ClusterCoordinator(strategy)` was called again.
                 if options and options != self._options:
                     text = f"the strategy already has its coordinator, made with {self._options or 'no options'}, not with {options}"
                     raise InvalidArgumentError(text)

@@ -427,9 +427,8 @@ class PsClient:
           A PsCall whose value is a list with an UpdateOutcome for each variable.
         """
         refs = [ref for ref, _ in changes]
-        functions = tuple(
-            change[1] for _, change in changes if change[0] == "call"
-        )  # the request itself has only the digests of these functions
+        # The request itself has only the digests of these functions.
+        functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
         changes_on_wire = [
             (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
@@ -507,9 +506,8 @@ class PsClient:
         Raises:
           UnavailableError: no process listens at the address, or none replies before `until`.
         """
-        began = (
-            time.monotonic()
-        )  # before the lock: the wait for another thread's attempt is part of the wait for the ps
+        # Before the lock: the wait for another thread's attempt is part of the wait for the ps.
+        began = time.monotonic()
         with self._reaching:
             if self.reached:
                 return

@@ -321,9 +321,8 @@ class HostedVariable:
             raise self.wrong(f"{self.storage.dtype} has no arithmetic: assign a value instead")
 
     def _check_floats(self, name: str) -> None:
-        if (
-            self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None
-        ):  # "V" is the kind of bfloat16 and the like
+        if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:
+            # "V" is the kind of bfloat16 and the like.
             raise self.wrong(f"{name} needs a variable of floats, and this one is {self.storage.dtype}")
 
 

@@ -89,9 +89,8 @@ class Storage:
     def gather(self, indices: Array) -> Array:
         """Return the rows at `indices` as a new array."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
-        np.take(
-            self.value, indices, axis=0, out=out, mode="clip"
-        )  # the indices are in bounds; with mode "clip" NumPy needs no buffer
+        # The indices are in bounds; with mode "clip" NumPy needs no buffer.
+        np.take(self.value, indices, axis=0, out=out, mode="clip")
         return out
 
     def run(self, rows: range) -> Array:

@@ -335,9 +335,8 @@ class VariableHost:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
                     stack.enter_context(each.lock)
-                call.reply(
-                    fn()
-                )  # `reply` copies or freezes the arrays while the locks are held, because other threads may change them later
+                # `reply` copies or freezes the arrays while the locks are held, because other threads may change them later.
+                call.reply(fn())
         except BaseException as error:
             call.fail(error)
 

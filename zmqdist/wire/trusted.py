@@ -409,9 +409,8 @@ _names_of_code: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
 
 def global_names(code: CodeType) -> tuple[str, ...]:
     """Return the names of globals in a function's code, including inner functions: cloudpickle pickles the values of these globals."""
-    known = _names_of_code.get(
-        id(code)
-    )  # by id, because comparing code objects is slow; the entry keeps the code alive
+    # By id, because comparing code objects is slow; the entry keeps the code alive.
+    known = _names_of_code.get(id(code))
     if known is not None:
         return known[1]
     names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}

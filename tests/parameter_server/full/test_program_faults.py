@@ -104,9 +104,8 @@ def test_a_program_that_was_killed_and_started_again_begins_clean_on_the_same_se
             count = zd.Variable(0, name="count")
 
         def variables() -> list[str]:
-            with zd.ParameterServerStrategy(
-                servers.spec
-            ):  # what a program has left is dropped when one opens a session
+            with zd.ParameterServerStrategy(servers.spec):
+                # What a program has left is dropped when one opens a session.
                 told = client_of(servers.spec["ps"][0]).status().get_value()["variables"]
             return [each["name"] for each in told if each["session"] != strategy.session]
 

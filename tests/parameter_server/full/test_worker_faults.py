@@ -68,9 +68,8 @@ def test_one_worker_preemption_with_cancellation(program: Program) -> None:
 
     failed = program.coordinator.schedule(failing)
     program.begun(4)
-    if (
-        program.size == 1
-    ):  # as long as the dispatcher has not heard of it, it goes first again, and what fails waits for it
+    if program.size == 1:
+        # As long as the dispatcher has not heard of it, it goes first again, and what fails waits for it.
         eventually(lambda: running(program) == 1, "the dispatcher knows that the long one has begun", WITHIN_S)
     program.cluster.restart_worker(0)
     with pytest.raises(errors.InvalidArgumentError, match="on purpose"):

@@ -38,9 +38,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
     sys.path[:] = facts["path"]
-    multiprocessing.current_process().authkey = bytes.fromhex(
-        facts["authkey"]
-    )  # the objects of `manager` authenticate with it
+    # The objects of `manager` authenticate with it.
+    multiprocessing.current_process().authkey = bytes.fromhex(facts["authkey"])
     set_barrier(Barrier(pipe, facts["parties"]))
     while True:
         try:

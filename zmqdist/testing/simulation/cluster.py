@@ -102,9 +102,8 @@ class SimCluster:
         for coordinator in self.coordinators:
             left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
             assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
-        self.clock.run(
-            self.clock.now + 10.0
-        )  # so that messages in flight arrive, and each side notices the end of connections
+        # So that messages in flight arrive, and each side notices the end of connections.
+        self.clock.run(self.clock.now + 10.0)
         self._check_nothing_left()
 
     # -- parts ----------------------------------------------------------------------------------------------------

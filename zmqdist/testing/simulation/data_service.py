@@ -316,9 +316,8 @@ class DataSim:
     def _check_shares(self, reader: SimReader, got: Counter[int]) -> None:
         """Check an OFF iteration: every live worker whose address has a task of the iteration must have delivered the whole dataset."""
         there = {worker.address for worker in self.workers if worker.alive}
-        last = dict(
-            self._begun[reader.state, reader.iteration]
-        )  # the last address of a task, which may move to another worker
+        # The last address of a task, which may move to another worker.
+        last = dict(self._begun[reader.state, reader.iteration])
         shares = len(there & set(last.values()))
         least = min((got[element] for element in range(self.count)), default=shares)
         assert least >= shares, f"OFF: an element was delivered {least} times, and {shares} workers had the dataset"

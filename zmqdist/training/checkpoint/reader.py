@@ -66,9 +66,8 @@ class CheckpointReader:
         entry = self.manifest.entries[name]
         kept = {} if kept is None else kept
         touched = [piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)]
-        touched = touched or [
-            entry.pieces[0]
-        ]  # no rows are requested: the empty result has the shapes and slots of the first piece
+        # No rows are requested: the empty result has the shapes and slots of the first piece.
+        touched = touched or [entry.pieces[0]]
         if len(touched) == 1 and (touched[0].start, touched[0].stop) == (start, stop):
             return self._load(name, touched[0])
         value = np.empty((stop - start, *entry.shape[1:]), entry.dtype)

@@ -158,9 +158,8 @@ class Recovery:
             except FailedPreconditionError:  # the strategy was closed
                 return
             except BaseException as error:
-                if logged != str(
-                    error
-                ):  # log a repeated error once: the attempts follow each other in fractions of a second
+                if logged != str(error):
+                    # Log a repeated error once: the attempts follow each other in fractions of a second.
                     log.exception("the variables of ps:%d could not be restored; the attempts go on", ps)
                 logged = str(error)
 

@@ -59,9 +59,8 @@ def write(
       UnknownError: another fault of the disk.
     """
     path = storage.absolute(path)
-    suffix = uuid.uuid4().hex[
-        :8
-    ]  # new names, so that the files of a checkpoint that is replaced stay readable until the new manifest is written
+    # New names, so that the files of a checkpoint that is replaced stay readable until the new manifest is written.
+    suffix = uuid.uuid4().hex[:8]
     # At a URL the files are written to the final folder, because a rename there may copy the files.
     in_place = "://" in path or storage.exists(path)
     folder = path if in_place else f"{path}.{suffix}{storage.TMP}"
