@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from zmqdist.observe.bench import BenchPlan, Figure
 
 
-@click.command(short_help="Measure this host against bare pyzmq.")
-@click.option("--peer", metavar="HOST:PORT", help="Measure only calls, to a `bench --serve` at this address.")
-@click.option("--serve", metavar="HOST:PORT", help="Serve the other end of --peer, until Ctrl-C.")
-@click.option("--quick", is_flag=True, help="Fewer and smaller blocks: seconds instead of a minute or two.")
+@click.command(short_help="Compare the speed of zmqdist with bare pyzmq on this host.")
+@click.option("--peer", metavar="HOST:PORT", help="Measure only calls, to `zmqdist bench --serve` at this address.")
+@click.option("--serve", metavar="HOST:PORT", help="Answer the calls of --peer, until Ctrl-C.")
+@click.option("--quick", is_flag=True, help="Measure less: this takes seconds instead of a minute or two.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) -> None:
-    """Measure this host against bare pyzmq and a process pool.
+    """Compare the speed of zmqdist with bare pyzmq and a process pool on this host.
 
-    Starts a cluster of two worker processes and measures calls, tasks and large results. Both sides of a ratio are measured in turn
-    in the same run; figures of different runs cannot be compared.
+    The command starts a cluster of two worker processes and measures calls, scheduled functions and large results. Each ratio compares two
+    times that were measured alternately in one run; times of different runs cannot be compared.
 
-    With --serve, a bare echo listens beside the RPC server, open to every process that can reach the host.
+    To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a port
+    without keys, which sends every message back to its sender.
     """
     from zmqdist.errors import InvalidArgumentError
 

@@ -30,9 +30,9 @@ ROLES: Final = ("client", "submit", "worker", "admin")
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 @target_options
 def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """List the methods of the server at ADDRESS: parameters, signatures, and the first line of each docstring.
+    """List the methods of the server at ADDRESS, with their parameters, signatures, and the first line of each docstring.
 
-    Every zmqdist server has an address: an RPC server, a dispatcher, a worker, a task of a cluster.
+    ADDRESS is the host:port of any zmqdist server: an RPC server, a dispatcher, a worker, or a task of a cluster.
     """
     from zmqdist.observe.status import printable
 
@@ -52,23 +52,31 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
 @click.argument("address")
 @click.argument("method")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON, arrays as nested lists.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one line of JSON, with arrays as nested lists."
+)
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Save the answer: .npy an array, .npz arrays by name, .json anything.",
+    help="Save the result: an array as .npy, arrays by name as .npz, anything as .json.",
 )
 @click.option(
     "--timeout",
     "timeout_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Longest time to wait for the answer.  [default: no limit]",
+    help="Longest time to wait for the result.  [default: no limit]",
 )
-@click.option("--role", type=click.Choice(ROLES), default="client", show_default=True, help="Role in which to connect.")
-@click.option("--traceback", is_flag=True, help="Also print where the method raised its error.")
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    default="client",
+    show_default=True,
+    help="Connect with the rights of this role.",
+)
+@click.option("--traceback", is_flag=True, help="Also print the remote traceback of an error.")
 @secret_options
 @click.pass_context
 def call(
@@ -88,11 +96,11 @@ def call(
     """Call METHOD of the server at ADDRESS and print its result; of a streaming method, each item as it arrives.
 
     \b
-    Each of ARGS is read as JSON if it is JSON:
-      3  2.5  true  null  NaN  "text"  [1, 2]  {"a": 1}
-      text        any other word is a string
-      @a.npy      the array in a file; also .npz, .json, else bytes
+    Each of ARGS is one of these:
+      3  2.5  true  null  NaN  "text"  [1, 2]  {"a": 1}    JSON
+      @a.npy      the array in a file; also .npz, .json; other files: bytes
       NAME=ARG    an argument by name
+      text        any other word is a string
 
     If the method has an input signature, lists become arrays of its dtype.
     """

@@ -64,10 +64,14 @@ def secret_options(command: F) -> F:
     """Add the options --token-file, --keys and --insecure, which tell where the secret is if it is not in its usual place."""
     for option in (
         click.option(
-            "--insecure", is_flag=True, help="Neither token nor keys: every process that reaches the port can run code."
+            "--insecure",
+            is_flag=True,
+            help="Use neither token nor keys: every process that can connect to the port can run code.",
         ),
-        click.option("--keys", "keys_dir", metavar="DIR", help="CURVE keys, made by zmqdist keygen."),
-        click.option("--token-file", metavar="FILE", help="Token instead of the user's own."),
+        click.option("--keys", "keys_dir", metavar="DIR", help="Folder of CURVE keys, made by zmqdist keygen."),
+        click.option(
+            "--token-file", metavar="FILE", help="File with the token to use instead of the one in your home folder."
+        ),
     ):
         command = option(command)
     return command
@@ -97,20 +101,22 @@ ports_option = click.option(
     metavar="FIRST-LAST",
     expose_value=False,
     callback=_use_ports,
-    help="Range from which it chooses its free ports.",
+    help="Range from which to take the ports that are not given, for a firewall.",
 )
 
 advertise_option = click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Address at which other processes reach it, behind NAT for example.",
+    help="Address to which other processes connect, if it differs from --host: behind NAT, for example.",
 )
 
 
 def ticket_options(command: F) -> F:
     """Add the options --ticket-file and --ticket-fd. A role that joins by a ticket makes its own keys."""
     for option in (
-        click.option("--ticket-fd", type=click.IntRange(0), metavar="N", help="Descriptor to read a join ticket from."),
+        click.option(
+            "--ticket-fd", type=click.IntRange(0), metavar="N", help="File descriptor from which to read a join ticket."
+        ),
         click.option("--ticket-file", metavar="FILE", help="Private file with a join ticket (zmqdist keys token)."),
     ):
         command = option(command)
@@ -126,7 +132,7 @@ def target_options(command: F) -> F:
         default=ANSWER_S,
         show_default=True,
         metavar="SECONDS",
-        help="How long to wait for an answer.",
+        help="How long to wait for a reply.",
     )
     return timeout(secret_options(command))
 

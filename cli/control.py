@@ -24,18 +24,18 @@ SILENT_S: Final = 1.0
 ENDS_WITHIN_S: Final = 3.0
 """Seconds that a dispatcher may take to end after the grace."""
 
-_grace = grace_option("Time that running functions have to end; then they are cut off.")
+_grace = grace_option("Time that running functions have to end; then they are killed.")
 
 
-@click.command(short_help="Have a worker finish what it runs, and leave.")
+@click.command(short_help="Stop one worker after it has finished its running functions.")
 @click.argument("target_and_worker", nargs=-1, metavar="[TARGET] WORKER")
 @_grace
 @target_options
 def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: float, **secrets: Any) -> None:
-    """Have a worker finish what it runs, and leave.
+    """Stop one worker after it has finished its running functions.
 
-    WORKER is the name of the worker, as worker:1. Work that it has not begun returns to the queue at once. The command does not wait until
-    the worker has left.
+    WORKER is its name, such as worker:1; TARGET is the address of its dispatcher. The worker gets no new work, and other workers run the
+    work that it has not begun. The command returns before the worker has ended.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
@@ -48,7 +48,7 @@ def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: floa
     click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
 
 
-@click.command(short_help="End a dispatcher and its workers, or a cluster of servers.")
+@click.command(short_help="Stop a dispatcher and its workers, or all tasks of a cluster.")
 @click.argument("target", required=False)
 @_grace
 @target_options
@@ -56,10 +56,10 @@ def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: floa
 def shutdown(
     context: click.Context, /, target: str | None, *, grace_s: float, timeout_s: float, **secrets: Any
 ) -> None:
-    """End the dispatcher TARGET and its workers; returns when the dispatcher has ended.
+    """Stop the dispatcher TARGET and its workers, and wait until the dispatcher has ended.
 
-    The dispatcher drops queued work; its coordinators report the cluster as lost, unless it is restarted. If TARGET is a task of a
-    cluster of servers, all running tasks of this cluster end.
+    Functions that have not begun do not run. A program that waits for results gets an error, unless a dispatcher is started again at this
+    address. If TARGET is a task of a cluster (zmqdist server), the command stops all running tasks of the cluster.
     """
     from zmqdist.errors import FailedPreconditionError
     from zmqdist.observe.status import plural

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HOSTS_AT_A_TIME: Final = 16
 
 
-@click.command(short_help="Look for what is wrong, and say what to do.")
+@click.command(short_help="Find faults, and say what to do about each.")
 @click.argument("what", nargs=-1, metavar="[CONFIG | ADDRESS...]")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @target_options
@@ -35,13 +35,13 @@ def doctor(
     keys_dir: str | None,
     insecure: bool,
 ) -> None:
-    """Look for what is wrong, and say what to do: on this host, and at a cluster.
+    """Find faults of this host and of a cluster, and say what to do about each.
 
-    CONFIG is a cluster file, whether its cluster runs or not; the command checks Python and zmqdist on the hosts of its launcher. Each
-    ADDRESS is the host:port of a zmqdist server. Without either, the command examines the cluster that ZMQDIST_CONFIG or TF_CONFIG names.
-    Each line of the output is ok, a warning or a problem.
+    CONFIG is a cluster file; its cluster need not run. The command then also checks Python and zmqdist on the hosts of the file's
+    `launcher`. Each ADDRESS is the host:port of a zmqdist server. Without CONFIG and ADDRESS, the command checks the cluster that
+    ZMQDIST_CONFIG or TF_CONFIG names. Each line of the output is ok, a warning or a problem.
 
-    Exit codes: 0 no problem was found, 1 there is one.
+    Exit codes: 0 no problem was found, 1 at least one was found.
     """
     from zmqdist.cluster import ClusterConfig
     from zmqdist.observe.doctor.findings import healthy

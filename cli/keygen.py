@@ -13,13 +13,15 @@ from zmqdist_cli.exit_codes import ExitCode
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Replace existing keys; processes that have the old ones are locked out.")
+@click.option(
+    "--force", is_flag=True, help="Replace existing keys; processes with the old keys cannot connect any more."
+)
 @click.pass_context
 def keygen(context: click.Context, folder: Path, force: bool) -> None:
     """Make the CURVE keys of a cluster in the folder DIR.
 
-    The folder gets mode 0700. Servers need server.key and authorized; a process that connects needs server.pub and the key of its role
-    (client, submit, worker or admin). Set ZMQDIST_KEYS_DIR to the folder on every host.
+    The folder gets mode 0700. Servers need the files server.key and authorized; a process that connects to them needs server.pub and the
+    key of its role (client, submit, worker or admin). Copy the files to each host, and set ZMQDIST_KEYS_DIR to their folder there.
     """
     try:
         keys.keygen(folder, force=force)

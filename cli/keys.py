@@ -13,12 +13,13 @@ from zmqdist import limits
 from zmqdist_cli.common import Dispatcher, Seconds, place, target_options, ticket_options
 
 
-@click.group(short_help="List, admit, revoke and replace the keys of a running dispatcher.")
+@click.group(short_help="Manage the keys that a running dispatcher accepts.")
 def keys() -> None:
-    """List, admit, revoke and replace the keys of a running dispatcher.
+    """Manage the keys that a running dispatcher accepts.
 
-    These commands act as admin, so they need admin.key of the dispatcher's key folder (--keys, or ZMQDIST_KEYS_DIR). Only `join` needs a
-    ticket instead.
+    A dispatcher with keys accepts connections only from processes whose public key it knows. A new process makes a key pair and joins with
+    a ticket: `token` makes the ticket, and `join` uses it. All commands but `join` need the file admin.key in the folder of --keys or
+    ZMQDIST_KEYS_DIR.
     """
 
 
@@ -27,10 +28,10 @@ def keys() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the keys as JSON; since_s is in seconds since 1970.")
 @target_options
 def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """Show role, name, public key and time of each key that the dispatcher TARGET knows.
+    """Show the state, role, name, time and public key of each key that the dispatcher TARGET knows.
 
-    A static key is in the file `authorized`; the others joined. A replaced key lets no process in, but a port that was opened
-    with it still shows it.
+    Keys in the file `authorized` are static; all others joined with a ticket. The dispatcher refuses connections with a replaced key, but
+    a process that opened its port with this key keeps using it there.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -42,9 +43,15 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
         click.echo(f"{row['state']:9} {row['role'] or '-':7} {row['name']:12} {since:19}  {row['key']}")
 
 
-@keys.command("token", short_help="Make a join ticket, with which one process joins.")
+@keys.command("token", short_help="Make a join ticket, with which one process can join.")
 @click.argument("target", required=False)
-@click.option("--role", "name", required=True, metavar="NAME", help="worker:3, ps:0, submit, client or admin.")
+@click.option(
+    "--role",
+    "name",
+    required=True,
+    metavar="NAME",
+    help="What the process may be: worker:3, ps:0, submit, client or admin.",
+)
 @click.option(
     "--valid-s",
     "valid_s",
@@ -54,7 +61,9 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     metavar="SECONDS",
     help="How long the ticket can be used.",
 )
-@click.option("--listens", default="", metavar="HOST:PORT", help="Where a ps will listen, as programs know it.")
+@click.option(
+    "--listens", default="", metavar="HOST:PORT", help="For a ps: the address to which programs will connect."
+)
 @click.option("--output", metavar="FILE", help="Write the ticket to a new private file instead of printing it.")
 @target_options
 def make_token(
@@ -69,8 +78,8 @@ def make_token(
 ) -> None:
     """Make a join ticket for the dispatcher TARGET and print it.
 
-    A ticket can be used once, and is a secret until then: pass it on in a private file or through a pipe. TARGET must be the address
-    at which the process that joins reaches the dispatcher.
+    A ticket works once, and is a secret until then: pass it to the new process in a private file or through a pipe. The new process
+    connects to the dispatcher at the address TARGET.
     """
     from zmqdist.errors import FailedPreconditionError
 
@@ -89,13 +98,14 @@ def make_token(
     click.echo(f"ok: the ticket for {name} is in {output}, good for {valid_s:g} s")
 
 
-@keys.command("join", short_help="Make a key pair here, and have it admitted by a ticket.")
+@keys.command("join", short_help="Make a key pair on this host, and join with a ticket.")
 @click.argument("folder", metavar="DIR")
 @ticket_options
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
-    """Make a key pair in the folder DIR, and have it admitted by the ticket on standard input, in a file, or on a descriptor.
+    """Make a key pair in the folder DIR, and join the dispatcher of a ticket with it.
 
-    A program or worker on this host can then use the folder as ZMQDIST_KEYS_DIR. The secret key never leaves this host.
+    The command reads the ticket from standard input, unless an option gives a file or descriptor. When it has ended, set ZMQDIST_KEYS_DIR
+    to DIR for a program or worker on this host. The secret key never leaves this host.
     """
     from zmqdist.transport.ticket import join, read_ticket
 
@@ -104,14 +114,14 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
     click.echo(f"ok: joined {ticket.dispatcher} as {ticket.name}; set ZMQDIST_KEYS_DIR={os.path.abspath(folder)}")
 
 
-@keys.command("revoke", short_help="Withdraw keys, and end their connections.")
+@keys.command("revoke", short_help="Revoke keys, and end their connections.")
 @click.argument("target_and_key", nargs=-1, metavar="[TARGET] NAME_OR_KEY")
 @target_options
 def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
-    """Withdraw the keys of a name (worker:3), or one public key: at once at the dispatcher, within seconds at its members.
+    """Revoke the keys of a name (worker:3), or one public key, and end their connections.
 
-    A revoked key never becomes valid again. Functions that ran in a process with such a key run again on other workers. Open tickets of
-    the name are withdrawn, too.
+    The dispatcher refuses a revoked key at once, other members within seconds, and for ever. Functions that a revoked worker was running
+    run again on other workers. Unused tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
@@ -120,14 +130,17 @@ def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any)
         click.echo(f"revoked {key}")
 
 
-@keys.command("rotate", short_help="Have members replace their keys.")
+@keys.command("rotate", short_help="Have members make new keys.")
 @click.argument("target", required=False)
-@click.option("--name", default="", metavar="NAME", help="Only this member, as worker:3; by default all that joined.")
+@click.option(
+    "--name", default="", metavar="NAME", help="Only this member, such as worker:3; by default all that joined."
+)
 @target_options
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
-    """Have the members of the dispatcher TARGET that joined make new key pairs. No work is lost.
+    """Have all members of the dispatcher TARGET that joined with a ticket make new key pairs. No work is lost.
 
-    Each member proves its identity by its old key, which is dropped some seconds later. Static keys are replaced by hand (zmqdist keygen).
+    Each member registers its new key over a connection with its old key, which the dispatcher refuses some seconds later. You replace
+    static keys yourself (zmqdist keygen).
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)

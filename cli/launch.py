@@ -32,11 +32,13 @@ sys.exit(main())
     "--on",
     type=click.Choice(get_args(LauncherName)),
     default=None,
-    help="Launcher that starts the jobs, in place of the file's `launcher`.",
+    help="The system that starts the jobs, in place of the file's `launcher`.",
 )
-@click.option("--detach", is_flag=True, help="Print the number of the job of Slurm, and do not follow it.")
-@click.option("--attach", "job", type=int, metavar="JOB", help="Follow a job of Slurm that was submitted before.")
-@click.option("--render", is_flag=True, help="Write the manifests of Kubernetes to standard output; start nothing.")
+@click.option("--detach", is_flag=True, help="With Slurm: submit the job, print its id, and return at once.")
+@click.option(
+    "--attach", "job", type=int, metavar="JOB", help="Print the output of the Slurm job with this id, until it ends."
+)
+@click.option("--render", is_flag=True, help="Print manifests for kubectl (Kubernetes); start nothing.")
 @grace_option("Time that the program and the workers have to end after Ctrl-C or SIGTERM.")
 @click.pass_context
 def launch(
@@ -53,9 +55,10 @@ def launch(
 ) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
 
-    The workers and parameter servers run on this host, or where the file's `launcher` places them; dispatcher and program run on this
-    host, or in the job of Slurm. Lines that workers write get a prefix, as [worker-0] or [worker-0@host]. When the program ends, the
-    command stops all jobs and ends with the exit code of the program.
+    A job is a group of processes of one kind, such as the workers. Workers and parameter servers run on this host, or on the hosts where
+    the file's `launcher` starts them. The dispatcher and the program run on this host; with Slurm, they run in the Slurm job. Each line
+    that a worker or parameter server prints has a prefix such as [worker-0] or [worker-0@host]. When the program ends, the command stops
+    all jobs and returns the program's exit code.
     """
     if job is not None:
         if config is not None or detach:

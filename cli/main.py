@@ -24,17 +24,17 @@ COMMANDS: Final = {
     "dispatcher": ("roles", "Run a dispatcher in the foreground."),
     "worker": ("roles", "Run a worker in the foreground."),
     "server": ("server", "Run one task of a cluster in the foreground."),
-    "status": ("status", "Show workers, queues and losses, once."),
-    "top": ("top", "Show workers, queues and losses, live."),
+    "status": ("status", "Show the workers, queues and losses of a dispatcher, once."),
+    "top": ("top", "Show the workers, queues and losses of a dispatcher, live."),
     "methods": ("call", "List the methods of a server."),
     "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
-    "keys": ("keys", "List, admit, revoke and replace the keys of a running dispatcher."),
-    "drain": ("control", "Have a worker finish what it runs, and leave."),
-    "shutdown": ("control", "End a dispatcher and its workers, or a cluster of servers."),
-    "doctor": ("doctor", "Look for what is wrong, and say what to do."),
-    "bench": ("bench", "Measure this host against bare pyzmq."),
+    "keys": ("keys", "Manage the keys that a running dispatcher accepts."),
+    "drain": ("control", "Stop one worker after it has finished its running functions."),
+    "shutdown": ("control", "Stop a dispatcher and its workers, or all tasks of a cluster."),
+    "doctor": ("doctor", "Find faults, and say what to do about each."),
+    "bench": ("bench", "Compare the speed of zmqdist with bare pyzmq on this host."),
 }
 """For each command its module, and its line in `zmqdist --help`."""
 
@@ -107,19 +107,19 @@ def exit_code(error: Exception) -> ExitCode:
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="zmqdist", message="%(prog)s %(version)s")
-@click.option("-v", "--verbose", count=True, help="Logs on stderr; -vv for more of them.")
+@click.option("-v", "--verbose", count=True, help="Print logs on stderr; -vv prints more.")
 @click.pass_context
 def cli(context: click.Context, verbose: int) -> None:
     """Distributed Python and NumPy over ZeroMQ: a dispatcher, workers, and functions that run on them.
 
     \b
-    TARGET is the host:port of a dispatcher; inside a program that
-    `zmqdist launch` started it may be left out.
+    TARGET is the host:port of a dispatcher. You may leave it out in a
+    process that `zmqdist launch` has started.
 
     \b
     Exit codes: 0 done, 1 the program or request failed, 2 the command line
-    or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C;
-    `launch` ends with the exit code of its program.
+    or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C.
+    `launch` returns the exit code of its program.
     """
     context.obj = verbose
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]

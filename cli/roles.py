@@ -32,7 +32,7 @@ HOST: Final = "127.0.0.1"
 
 _port = click.IntRange(0, 65535)
 _config = click.option(
-    "--config", "file", metavar="FILE", help="Cluster file; the options of the command line override it."
+    "--config", "file", metavar="FILE", help="Cluster file; options of the command line override its settings."
 )
 _grace = grace_option("Time that running functions have to end after Ctrl-C or SIGTERM.")
 
@@ -55,15 +55,21 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 )
 @advertise_option
 @ports_option
-@click.option("--lease", "lease_s", type=Seconds(), metavar="SECONDS", help="Silence after which a worker is lost.")
+@click.option(
+    "--lease",
+    "lease_s",
+    type=Seconds(),
+    metavar="SECONDS",
+    help="Time without a message after which a worker is lost.",
+)
 @click.option(
     "--attempts",
     "attempts_max",
     type=click.IntRange(1),
     metavar="N",
-    help="A function fails with WorkerLost when its process has died N times.",
+    help="Run a function again if its process dies; after N deaths it fails with WorkerLost.",
 )
-@click.option("--work-dir", metavar="DIR", help="Folder of the data service: its datasets, and its journal.")
+@click.option("--work-dir", metavar="DIR", help="Folder in which the data service keeps its datasets and its journal.")
 @click.option(
     "--fault-tolerant",
     "fault_tolerant_mode",
@@ -78,7 +84,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     """Run a dispatcher in the foreground.
 
     Workers register with it (zmqdist worker --dispatcher HOST:PORT), and programs schedule functions on it
-    (ClusterCoordinator("HOST:PORT")). Off loopback it needs keys (zmqdist keygen).
+    (ClusterCoordinator("HOST:PORT")). To accept connections from other hosts it needs keys (zmqdist keygen).
     """
     from zmqdist.launch.roles import run_dispatcher
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig
@@ -96,32 +102,41 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 
 
 @click.command(short_help="Run a worker in the foreground.")
-@click.option("--dispatcher", "target", metavar="HOST:PORT", help="Dispatcher; by default the one in ZMQDIST_CONFIG.")
-@click.option("--slots", type=Slots(), metavar="N|auto", help="Functions that run at a time.  [default: 1]")
 @click.option(
-    "--threads", is_flag=True, help="Slots are threads instead of processes; a running function cannot be cut off."
+    "--dispatcher",
+    "target",
+    metavar="HOST:PORT",
+    help="Address of the dispatcher; by default the one in ZMQDIST_CONFIG.",
+)
+@click.option(
+    "--slots", type=Slots(), metavar="N|auto", help="Number of functions that run at the same time.  [default: 1]"
+)
+@click.option(
+    "--threads",
+    is_flag=True,
+    help="Run functions in threads instead of processes; a running function then cannot be killed.",
 )
 @click.option(
     "--threads-per-slot",
     type=click.IntRange(1),
     metavar="N",
-    help="Threads of BLAS and OpenMP in each slot.  [default: the cores, divided among the slots]",
+    help="Threads of BLAS and OpenMP in each slot.  [default: cores / slots]",
 )
 @click.option(
-    "--job", default="worker", show_default=True, metavar="NAME", help="Job in its name, as worker in worker:1."
+    "--job", default="worker", show_default=True, metavar="NAME", help="Job in the worker's name: worker in worker:1."
 )
 @click.option(
     "--index",
     type=click.IntRange(0),
     metavar="N",
-    help="Index in its name, as 1 in worker:1; by default the lowest free one.",
+    help="Index in the worker's name: 1 in worker:1; by default the lowest free one.",
 )
 @click.option(
     "--host",
     "--bind",
     "host",
     metavar="HOST",
-    help="Address or interface (eth1) at which other processes fetch its large results.",
+    help="Address or interface (eth1) at which other processes fetch the worker's large results.",
 )
 @advertise_option
 @ports_option
@@ -131,7 +146,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "orphan_limit_s",
     type=Seconds(),
     metavar="SECONDS",
-    help=f"End after so long without a dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
+    help=f"End after so long without a connection to the dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
 )
 @ticket_options
 @_grace
@@ -158,8 +173,8 @@ def worker(
 ) -> None:
     """Run a worker in the foreground.
 
-    The worker waits for its dispatcher, and reconnects to a restarted one. Each slot is a process of its own, so a crash of one function
-    ends no other function.
+    The worker waits for its dispatcher, and reconnects to a restarted one. Each slot is a process of its own, so that a
+    function that crashes stops no other function.
     """
     from zmqdist.cluster.addresses import advertised_address
     from zmqdist.cluster.sections import WorkerJob

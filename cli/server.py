@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 @click.command(short_help="Run one task of a cluster in the foreground.")
 @click.argument("config", required=False)
 @click.option(
-    "--spec", metavar="JSON", help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE with it.'
+    "--spec",
+    metavar="JSON",
+    help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE to read this from a file.',
 )
-@click.option("--job", metavar="NAME", help="Job of this task; may be left out where the cluster has only one job.")
+@click.option("--job", metavar="NAME", help="Job of this task; you may leave it out if the cluster has only one job.")
 @click.option(
     "--index",
     type=click.IntRange(0),
     metavar="N",
-    help="Index of this task; may be left out where its job has only one task.",
+    help="Index of this task; you may leave it out if its job has only one task.",
 )
 @click.option(
     "--host",
@@ -58,8 +60,8 @@ def server(
 ) -> None:
     """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
-    CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, TF_CONFIG or ZMQDIST_CONFIG describes the cluster
-    and tells which task this one is.
+    CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, the environment variable TF_CONFIG or
+    ZMQDIST_CONFIG says which cluster this is, and which of its tasks to run.
     """
     from zmqdist.launch.roles import run_server
     from zmqdist.transport.credentials import Credentials

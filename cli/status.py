@@ -10,14 +10,14 @@ import click
 from zmqdist_cli.common import Dispatcher, place, target_options
 
 
-@click.command(short_help="Show workers, queues and losses, once.")
+@click.command(short_help="Show the workers, queues and losses of a dispatcher, once.")
 @click.argument("target", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON; durations are seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print the status as JSON; durations are in seconds.")
 @target_options
 def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """Show workers, queues and losses of the dispatcher TARGET, once.
+    """Show the workers, queues and losses of the dispatcher TARGET, once.
 
-    TARGET is host:port; it may be left out if ZMQDIST_CONFIG names a running cluster.
+    TARGET is host:port; you may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
     """
     with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
         show(dispatcher.call("status"), as_json=as_json)

@@ -16,7 +16,7 @@ from zmqdist_cli.common import Dispatcher, Seconds, place, target_options
 from zmqdist_cli.exit_codes import ExitCode
 
 
-@click.command(short_help="Show workers, queues and losses, live.")
+@click.command(short_help="Show the workers, queues and losses of a dispatcher, live.")
 @click.argument("target", required=False)
 @click.option(
     "--interval",
@@ -25,7 +25,7 @@ from zmqdist_cli.exit_codes import ExitCode
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two requests.",
+    help="Time between two updates.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one record as JSON and end.")
 @target_options
@@ -33,7 +33,7 @@ from zmqdist_cli.exit_codes import ExitCode
 def top(
     context: click.Context, /, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
 ) -> None:
-    """Show workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends the command.
+    """Show the workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends the command.
 
     The command continues when the dispatcher is restarted. If the output is not a terminal, it prints one table and ends.
     """

@@ -21,9 +21,10 @@ from .exit_codes import ExitCode
 def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
     """Check the cluster file CONFIG. The command starts nothing and contacts no host.
 
-    `zmqdist launch` can start a file that is ok here, unless a port is in use or an address belongs to another host.
+    `zmqdist launch` can start the cluster of a file without errors, unless a port is in use or an address belongs to another host.
+    Each error is one line: file:line: key: what is wrong.
 
-    Exit codes: 0 the file is right, 2 the file (file:line: key: what) or the command line is wrong.
+    Exit codes: 0 the file is right, 2 the file or the command line is wrong.
     """
     if wants_schema:
         click.echo(json.dumps(schema(), indent=2))

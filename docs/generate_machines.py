@@ -9,6 +9,7 @@ this code reaches. Above the mark of `BEGIN` the page is written by hand.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,9 @@ PARTS = (
 
 EFFECTS = ("messages.py",)
 """Beside the classes of the `*Effect*` aliases, every class of these modules is an effect where a machine makes one."""
+
+SENTENCE_END = re.compile(r"(?<=[.?!])\s(?=[A-Z`*])")
+"""The gap between two sentences; none is after "e.g." or "...", because no capital follows these."""
 
 Function = ast.FunctionDef
 
@@ -82,17 +86,21 @@ def events(owner: ast.ClassDef) -> Iterator[tuple[str, list[ast.AST]]]:
 
 
 def meanings() -> dict[str, str]:
-    """The first line of the docstring of each class of the package, by its name."""
+    """Return the summary of each class of the package, by its name."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "zmqdist").rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, first_line(node))
+                found.setdefault(node.name, summary(node))
     return found
 
 
-def first_line(node: ast.ClassDef | Function | ast.Module) -> str:
-    return (ast.get_docstring(node) or "").partition("\n")[0].replace("|", "\\|")
+def summary(node: ast.ClassDef | Function | ast.Module) -> str:
+    """Return the sentences that begin on the first line of a docstring, each of them whole, as one line of a table."""
+    paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    first_line = paragraph.partition("\n")[0]
+    end = SENTENCE_END.search(paragraph, len(first_line) - 1)
+    return " ".join(paragraph[: end.start() if end else None].split()).replace("|", "\\|")
 
 
 def is_query(function: Function, effects: set[str]) -> bool:
@@ -195,7 +203,7 @@ COLLECTIONS = {name for kind in (dict, list, set, str, bytes) for name in dir(ki
 
 
 def meaning(event: str, known: dict[str, Function], of_class: dict[str, str]) -> str:
-    return first_line(known[event]) if event in known else of_class.get(event.partition(" ")[0], "")
+    return summary(known[event]) if event in known else of_class.get(event.partition(" ")[0], "")
 
 
 def tables() -> str:
@@ -212,7 +220,7 @@ def tables() -> str:
                 continue
             where = path.relative_to(ROOT / "zmqdist")
             head = ["| event | meaning | calls | effects |", "|---|---|---|---|"]
-            pieces.append(f"### `{owner.name}`\n\n`{where}`: {first_line(tree)}\n\n" + "\n".join([*head, *rows]) + "\n")
+            pieces.append(f"### `{owner.name}`\n\n`{where}`: {summary(tree)}\n\n" + "\n".join([*head, *rows]) + "\n")
     return "\n".join(pieces)
 
 

@@ -1,4 +1,4 @@
-"""Hosts of a test that are plain processes of this machine: an agent each, over pipes, as ssh would carry them."""
+"""Hosts for tests: each is an agent as a process of this host, whose byte stream goes over pipes instead of ssh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmqdist.launch.hosts import AgentHost
 def pipe_host(
     name: str, slots: int | None = None, python: str = sys.executable, silence_limit_s: float = 60.0
 ) -> AgentHost:
-    """A host whose agent this process starts by command."""
+    """A host of a test: this process starts its agent by command."""
 
     def open_stream(on_note: NoteHandler) -> AgentStream:
         command = agent_command(python, silence_limit_s)

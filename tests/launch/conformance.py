@@ -4,8 +4,9 @@
         with Rig(config) as rig:
             check(rig)
 
-`Rig` makes the launcher that a cluster file names. `python -m tests.launch.conformance FILE` runs all checks with it, where no pytest runs:
-on a host of a test, or inside a job. With a second argument KILLED it starts roles, prints their pids, and waits to be killed (R4).
+`Rig` makes the launcher that a cluster file names. Without pytest, on a host of a test or inside a job,
+`python -m tests.launch.conformance FILE` runs all checks with this launcher. With the second argument KILLED it starts roles, prints their
+pids, and waits until a test kills it (R4).
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class Rig:
     """A dispatcher, and a launcher of workers for it; in a `with` statement.
 
     Args:
-      config: its `launcher` says which one.
-      hosts: in place of those of the config.
+      config: its key `launcher` selects the launcher.
+      hosts: used instead of the hosts of the config.
 
     Attributes:
-      exits: the roles that `on_exit` was called with.
-      said: what the launcher said beside lines of roles.
+      exits: the arguments of the calls of `on_exit`.
+      said: the lines of the launcher itself, without the lines of roles.
     """
 
     def __init__(self, config: ClusterConfig, hosts: list[AgentHost] | None = None) -> None:
@@ -74,7 +75,7 @@ class Rig:
             host = "127.0.0.1" if self.pool is None else self.pool.own_address()
             if self.pool is not None:
                 closing.callback(self.pool.close)
-            # After the agents have started, which must not have it from here.
+            # Only now, because the agents, which have started, must not inherit it.
             variables = self.credentials.variables()
             closing.enter_context(mock.patch.dict(os.environ, variables))
             dispatcher = DispatcherConfig(host=host, keys_dir=self.credentials.keys_dir)
@@ -133,7 +134,7 @@ def r1_the_end_of_a_role_is_reported_once(rig: Rig) -> None:
     rig.exited(role)
     assert role.exit_code == 0
     assert list(rig.launcher.running) == []
-    role.signal(signal.SIGKILL)  # without effect
+    role.signal(signal.SIGKILL)  # this call has no effect
     rig.launcher.close(0.0)
     assert rig.exits == [role]
 
@@ -182,7 +183,9 @@ def r3_after_close_no_role_runs_and_each_end_was_reported(rig: Rig) -> None:
     roles = [rig.start(index) for index in range(4)]
     rig.launcher.close(10.0)
     assert sorted(rig.exits, key=lambda role: role.name) == roles
-    assert {role.exit_code for role in roles} <= {0, -signal.SIGTERM}, "those that came up have ended in good order"
+    assert {role.exit_code for role in roles} <= {0, -signal.SIGTERM}, (
+        "the roles that had started have ended in good order"
+    )
     assert not rig.launcher.running
     rig.launcher.close(10.0)
     assert len(rig.exits) == len(roles)

@@ -1,4 +1,4 @@
-"""Launchers in child processes, which are ended whatever their test did."""
+"""Launchers in child processes; a fixture ends them even if their test fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.launch.launched import Launched
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    """launch(program, ...): as `Launched`, in the test's own folder."""
+    """Return `launch(program, ...)`, which makes a `Launched` in the test's own folder."""
     made: list[Launched] = []
 
     def make(*args: Any, **options: Any) -> Launched:

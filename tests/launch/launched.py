@@ -1,4 +1,4 @@
-"""A launcher in a child process, as a terminal would have it: its lines as they come, its processes, what it leaves behind."""
+"""A launcher in a child process, as a terminal would start it: its lines as it prints them, its processes, the files that it leaves."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ UNTIL_TOLD = """
 
 
 def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
-    """Look until it is so; a failure says what was awaited."""
+    """Poll a condition until it is true; the text of a failure names the condition."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()
     while not found():
@@ -69,13 +69,13 @@ def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP a process, and wait until none of its threads runs any more. It may be a child of the zygote, which only that waits for."""
+    """Send SIGSTOP to a process, and wait until none of its threads runs. `waitpid` cannot do this for a child of the zygote."""
     os.kill(pid, signal.SIGSTOP)
     eventually(lambda: _states(pid) == {"T"}, f"process {pid} stops")
 
 
 def _states(pid: int) -> set[str]:
-    """The states of the threads of a process, as the kernel writes them."""
+    """Return the states of the threads of a process, as in /proc."""
     threads = Path("/proc", str(pid), "task").iterdir()
     return {read(thread / "stat").rpartition(")")[2].strip()[:1] for thread in threads}
 
@@ -84,12 +84,12 @@ class Launched:
     """A child process in `folder`, with a folder for temporary files of its own.
 
     Args:
-      program: text of program.py, which the file of `FILE` runs; None: there is none.
-      file: text of the cluster file, or the path of one.
+      program: text of program.py, which the cluster file `FILE` runs; None: no program.
+      file: text of the cluster file, or its path.
       run: Python text of the launcher.
-      terminal: the descriptor of a terminal that it belongs to; None: it has none.
-      grace_s: what program and workers have to end in. Also on a busy machine no test gets near the default.
-      start: what starts it, as subprocess.Popen; `Host.run` of a host of a test.
+      terminal: the descriptor of the controlling terminal; None: without a terminal.
+      grace_s: the time that program and workers have to end. The default is longer than a test needs, even on a busy host.
+      start: the function that starts the process: subprocess.Popen, or `Host.run` of a host of a test.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Launched:
         self._mark = f"ZMQDIST_LAUNCHED={uuid.uuid4()}"
         name, value = self._mark.split("=")
         environment = {**os.environ, name: value, "TMPDIR": str(self.temporary), "PYTHONWARNINGS": "error"}
-        # With it, `print` writes a line in pieces, and a line of another process may come between two of them.
+        # Under this variable `print` writes a line in several pieces, and a line of another process may come between them.
         environment.pop("PYTHONUNBUFFERED", None)
         self.process = start(
             [sys.executable, "-c", run, str(file), str(grace_s), *arguments],
@@ -136,7 +136,7 @@ class Launched:
         return "\n".join(self.lines)
 
     def saw(self, text: str, within_s: float = PATIENCE_S) -> str:
-        """Wait for a line with this in it, and give it."""
+        """Wait for a line that contains this text, and return the line."""
         eventually(
             lambda: any(text in line for line in self.lines) or not self._reader.is_alive(), repr(text), within_s
         )
@@ -145,7 +145,7 @@ class Launched:
         return found[0]
 
     def ends(self, within_s: float = PATIENCE_S) -> int:
-        """Wait for its end. Gives the exit code."""
+        """Wait for the end of the launcher, and return its exit code."""
         code = self.process.wait(within_s)
         self._reader.join(within_s)
         assert self.process.stdout is not None
@@ -162,7 +162,7 @@ class Launched:
 
         def look() -> bool:
             for folder in self._processes():
-                if read(folder / "comm") == f"{job}:{index}\n":  # its name in `ps`, `top` and `pgrep`
+                if read(folder / "comm") == f"{job}:{index}\n":  # the name of the process in `ps`, `top` and `pgrep`
                     found.append(int(folder.name))
             return bool(found)
 
@@ -170,7 +170,7 @@ class Launched:
         return found[0]
 
     def agents(self) -> dict[int, Path]:
-        """The agents of hosts that run for it, by pid: the folder of each."""
+        """Return the folder of each agent that runs for the launcher, by the pid of the agent."""
         found = {}
         for folder in self._processes():
             for descriptor in links(folder / "fd"):
@@ -179,17 +179,17 @@ class Launched:
         return found
 
     def interrupt(self) -> None:
-        """What Ctrl-C at a terminal does: SIGINT to the group of the launcher. Without a terminal its program is in another one."""
+        """Send SIGINT to the launcher's process group, as Ctrl-C at a terminal does. Without a terminal the program is in another group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def left_nothing(self, folders: bool = True) -> None:
-        """No process, and no file: to be called when it has ended."""
+        """Check that the launcher, which has ended, has left no process and no file."""
         eventually(lambda: not list(self._processes()), f"all processes end; the output was\n{self.text}")
         left = [str(path) for path in self.temporary.rglob("*")]
         assert not (folders and left)
 
     def kill(self) -> None:
-        """End everything that is left of it."""
+        """Kill all processes that the launcher has left."""
         for folder in self._processes():
             try:
                 os.kill(int(folder.name), signal.SIGKILL)
@@ -210,7 +210,7 @@ class Launched:
 
 
 def links(folder: Path) -> list[Path]:
-    """Where the descriptors of a process lead; none where the process has gone."""
+    """Return the files of the descriptors of a process; an empty list if the process has ended."""
     try:
         return [each.readlink() for each in folder.iterdir()]
     except OSError:
@@ -218,8 +218,8 @@ def links(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> str:
-    """The text of a file of /proc; empty where its process has gone."""
+    """Return the text of a file of /proc; "" if the process has ended."""
     try:
         return path.read_bytes().decode(errors="replace")
-    except OSError:  # it has just gone
+    except OSError:  # the process has just ended
         return ""

@@ -1,6 +1,6 @@
-"""The pods of rendered manifests as processes of this machine: each in a folder of its own, with the files that it mounts and no others.
+"""The pods of rendered manifests as processes of this host: each in a folder of its own that has only the files which the pod mounts.
 
-In place of the cluster's DNS, names of Services are replaced by addresses of loopback, in everything that the manifests say.
+There is no DNS of a cluster: each name of a Service in the manifests is replaced by an address of loopback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMAND = {"zmqdist": [sys.executable, "-m", "zmqdist_cli"], "python": [sys.exec
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The objects of a YAML stream."""
+    """Return the objects of a YAML stream."""
     return list(yaml.safe_load_all(text))
 
 
@@ -36,7 +36,7 @@ def named(text: str) -> dict[str, dict[str, Any]]:
 
 
 def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """As Kubernetes fills variables into commands and environments: $(NAME) where it is known, and $$ is a dollar."""
+    """Replace variables in commands and environments as Kubernetes does: $(NAME) by the value of a known variable, $$ by a dollar."""
     return re.sub(
         r"\$\$|\$\((\w+)\)", lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]), text
     )
@@ -64,7 +64,7 @@ class Pod:
             self.environment[each["name"]] = self._here(value)
 
     def _mount(self, folder: Path, volume: Mapping[str, Any]) -> None:
-        """As the kubelet writes them: a hidden folder with a new name for each version, and links to it."""
+        """Write mounted files as the kubelet does: into a hidden folder with a new name for each version, with links to it."""
         real = folder / "..2026_11_25"
         real.mkdir(parents=True)
         folder.joinpath("..data").symlink_to(real.name)
@@ -80,12 +80,12 @@ class Pod:
             folder.joinpath(name).symlink_to(Path("..data", name))
 
     def _here(self, text: str) -> str:
-        """Addresses and mounted folders of this machine in place of those of the cluster."""
+        """Replace addresses and mounted folders of the cluster by those of this host."""
         text = ADDRESS.sub(lambda found: self._cluster.address_of(found[0]), text)
         return text.replace("/etc/zmqdist", str(self.folder / "root/etc/zmqdist"))
 
     def command(self, words: list[str]) -> list[str]:
-        """Words of the manifest as a command of this machine."""
+        """Return the command of a manifest as a command of this host."""
         own = self._cluster.own_addresses.get(self.name, "")
         words = [self._here(expanded(word, self.environment)) for word in words]
         words = [own.rpartition(":")[2] if words[at - 1] == "--port" else word for at, word in enumerate(words)]
@@ -108,7 +108,7 @@ class Pod:
             )
 
     def probe(self, kind: str) -> int:
-        """Run an exec probe of the container, and give its exit code."""
+        """Run an exec probe of the container, and return its exit code."""
         words = self.command(self.container[kind]["exec"]["command"])
         environment = {**os.environ, **self.environment}
         return subprocess.run(words, env=environment, capture_output=True, timeout=PATIENCE_S, check=False).returncode
@@ -123,9 +123,9 @@ class Pods:
 
     Args:
       text: the manifests.
-      secret: the data of the Secret that they name.
-      folder: for the folders of the pods.
-      working_directory: what the image has as its working directory.
+      secret: the data of the Secret that the manifests name.
+      folder: contains the folders of the pods.
+      working_directory: stands for the working directory of the image.
     """
 
     def __init__(self, text: str, secret: Mapping[str, str], folder: Path, working_directory: Path) -> None:
@@ -140,7 +140,7 @@ class Pods:
         self.pods = {pod.name: pod for pod in self._pods()}
 
     def address_of(self, address: str) -> str:
-        """The address of loopback for that of a pod or Service; each pod knows its own."""
+        """Return the loopback address that replaces the name of a pod or Service; a pod listens at the address of its own name."""
         if address not in self._addresses:
             self._addresses[address] = free_address()
             pod = address.partition(".")[0]
@@ -163,7 +163,7 @@ class Pods:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """As the deletion of the manifests does: SIGTERM; no process may be left after the grace."""
+        """End the pods as the deletion of the manifests does: by SIGTERM. Check that no process is left after the grace."""
         running = [pod.process for pod in self.pods.values() if pod.process is not None]
         for process in running:
             if process.poll() is None:
@@ -177,7 +177,7 @@ class Pods:
                 os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """The pids of all processes of the pods that run."""
+        """Return the pids of all running processes of the pods."""
         mark = f"ZMQDIST_PODS={self.folder}".encode()
         found = []
         for folder in Path("/proc").iterdir():
@@ -185,12 +185,12 @@ class Pods:
                 try:
                     if mark in (folder / "environ").read_bytes().split(b"\0"):
                         found.append(int(folder.name))
-                except OSError:  # it has just gone
+                except OSError:  # the process has just ended
                     pass
         return found
 
     def text(self) -> str:
-        """The output of all pods, for the message of a failure."""
+        """Return the output of all pods, for the text of a failure."""
         return "\n".join(f"== {pod.name}\n{pod.output.read_text()}" for pod in self.pods.values() if pod.process)
 
     def wait_until_alive(self, *names: str) -> None:

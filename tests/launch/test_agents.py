@@ -1,4 +1,4 @@
-"""A cluster whose roles run under agents, over pipes of plain processes: what ssh and others carry, without them."""
+"""A cluster whose roles run under agents, with pipes to plain processes in place of ssh, Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WITH_PS = FILE.replace("{count: 2}", "{count: 2}\n  ps: {count: 1}")
 
 
 @pytest.mark.processes("hosts")
-def test_roles_run_on_hosts_with_the_keys_of_a_worker_alone(launch: Launcher) -> None:
+def test_roles_on_hosts_have_only_the_keys_of_a_worker(launch: Launcher) -> None:
     job = launch(WHERE, run=ON_PIPES)
     assert job.ends() == 0, job.text
     assert "(True, ['joined', 'server.pub', 'worker.key'], '700')" in job.lines, job.text
@@ -101,12 +101,12 @@ def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -
     job.left_nothing()
     folder = agents.pop(agent)
     assert gone(agents.values())
-    remove_left_behind(folder.parent)  # as the next agent there does
+    remove_left_behind(folder.parent)  # as the next agent on that host does
     assert not folder.exists()
 
 
 def agent_of(role: int) -> int:
-    """The agent that started a role: the parent of the zygote from which the role was forked."""
+    """Return the agent that started a role: the parent of the zygote from which the role was forked."""
     zygote = parent(role)
     assert Path("/proc", str(zygote), "comm").read_text() == f"{NAME}\n"
     return parent(zygote)
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_everything_and_leaves_nothing(launch: Launcher) -> None:
 
 
 class Pool:
-    """A pool with a launcher of tasks that need no dispatcher."""
+    """Yield a pool of agents with a launcher of tasks that need no dispatcher."""
 
     def __init__(self, pool: AgentPool, said: list[str]) -> None:
         self.pool = pool
@@ -193,7 +193,7 @@ def test_a_role_that_finds_no_free_slot_ends_with_that_reason() -> None:
         pool.close()
 
 
-def test_a_port_that_cannot_be_bound_is_told_with_the_host() -> None:
+def test_the_error_of_a_port_that_cannot_be_bound_names_the_host() -> None:
     pool = AgentPool(pipe_hosts("a"), lambda line: None)
     try:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -234,13 +234,13 @@ def test_an_agent_ends_when_no_order_comes_for_its_silence_limit() -> None:
         assert not Path(str(hello["folder"])).exists()
 
 
-def test_an_agent_whose_launcher_does_not_read_still_obeys() -> None:
-    """A link that is cut fills the pipe with lines; what ends the agent must not wait behind them."""
+def test_an_agent_whose_launcher_does_not_read_still_carries_out_orders() -> None:
+    """When a link is cut, lines fill the pipe. The agent must not wait for the pipe before it handles the end of its input."""
     with agent() as process:
         assert process.stdin is not None
         (hello,) = events(process, 1)
         for ticket in range(2, 2000):
-            process.stdin.write(encode(ReservePort(ticket, "192.0.2.1")))  # each is refused in a sentence
+            process.stdin.write(encode(ReservePort(ticket, "192.0.2.1")))  # the agent refuses each with a sentence
         process.stdin.close()
         assert process.wait(20) == 0
         assert not Path(str(hello["folder"])).exists()
@@ -309,7 +309,7 @@ BAD: list[tuple[dict[str, object], str]] = [
 
 
 def speaking(tmp_path: Path, *lines: str) -> str:
-    """A Python of a host that says these lines in place of an agent, and goes on until its input ends."""
+    """Return a command that prints these lines in place of an agent, and runs until its input ends."""
     script = tmp_path / "python"
     text = "\n".join(lines)
     ends = "cat > /dev/null" if lines else ""
@@ -319,9 +319,7 @@ def speaking(tmp_path: Path, *lines: str) -> str:
 
 
 @pytest.mark.parametrize(("event", "told"), BAD, ids=[row[1][3:30] for row in BAD])
-def test_a_host_that_cannot_run_roles_is_told_in_one_sentence(
-    tmp_path: Path, event: dict[str, object], told: str
-) -> None:
+def test_one_sentence_says_why_a_host_cannot_run_roles(tmp_path: Path, event: dict[str, object], told: str) -> None:
     python = speaking(tmp_path, json.dumps(event)) if event else speaking(tmp_path)
     with pytest.raises((errors.FailedPreconditionError, errors.UnavailableError)) as caught:
         AgentPool([pipe_host("a", python=python)], lambda line: None)

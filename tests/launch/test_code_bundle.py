@@ -1,4 +1,4 @@
-"""The program's code on its way to hosts: what is packed, what is refused, and what a host does with it."""
+"""The program's code for hosts: which files are packed, which are refused, and what an agent does with the archive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zmqdist.launch.hosts import AgentHost, AgentPool
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a program, which is the working directory."""
+    """Return a folder with a program; it is the working directory of the test."""
     folder = tmp_path / "project"
     for name, text in {
         "train.py": "import helpers",
@@ -86,7 +86,9 @@ def test_a_large_file_is_left_out_and_named(project: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("bound", "value"), [("CODE_BYTES_MAX", 10), ("CODE_FILES_MAX", 3)])
-def test_too_much_is_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int) -> None:
+def test_too_much_code_is_refused_in_one_sentence(
+    project: Path, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
     monkeypatch.setattr(f"zmqdist.launch.code_bundle.{bound}", value)
     with pytest.raises(
         ResourceExhaustedError, match=r"too much for code that is sent to hosts: name what .* as `code:`"
@@ -99,7 +101,7 @@ def test_a_path_that_is_not_there_is_named(project: Path) -> None:
         bundle_of(["gone"], None)
 
 
-def test_what_is_packed_is_unpacked(project: Path, tmp_path: Path) -> None:
+def test_an_archive_unpacks_to_the_files_that_were_packed(project: Path, tmp_path: Path) -> None:
     (project / "train.py").chmod(0o755)
     bundle = bundle_of(["."], None)
     (tmp_path / "there").mkdir()
@@ -144,7 +146,7 @@ def test_an_archive_of_another_digest_is_refused(tmp_path: Path) -> None:
 
 
 class Hosts:
-    """Agents in processes of this machine."""
+    """Agents in processes of this host."""
 
     def __init__(self, folder: Path) -> None:
         self.said: list[str] = []
@@ -159,7 +161,7 @@ class Hosts:
 
     @property
     def received(self) -> list[Path]:
-        """The folders of code there."""
+        """Return the folders with code on the hosts."""
         return [folder for folder in self.temporary.glob("zmqdist-*/*") if folder.is_dir()]
 
 
@@ -177,9 +179,9 @@ def test_a_host_that_has_the_same_files_in_the_same_place_gets_nothing(project: 
     assert hosts.received == []
 
 
-def test_each_host_without_them_gets_the_files_once_and_the_user_sees_how_many(project: Path, hosts: Hosts) -> None:
+def test_each_host_without_the_files_gets_them_once_and_the_user_sees_how_many(project: Path, hosts: Hosts) -> None:
     bundle = bundle_of(["."], "train.py")
-    (project / "helpers.py").write_text("VALUE = 2")  # what the hosts find is another version
+    (project / "helpers.py").write_text("VALUE = 2")  # the hosts find another version of the file
     hosts.pool.send_code(bundle)
     assert sorted(hosts.said) == [f"[{host}] gets 0.0 MiB of code, 4 files of {project}" for host in ("a", "b")]
     assert [pack(folder, ["."]).digest for folder in hosts.received] == [bundle.digest] * 2

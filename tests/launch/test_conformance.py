@@ -1,4 +1,4 @@
-"""The launcher of this host, and the one over agents, keep the promises of launchers; ssh does in tests/engines."""
+"""The local launcher, and the launcher over agents, keep the promises of launchers; tests/engines checks ssh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job for three epochs, with a worker that is killed on the way; to its full accuracy it is trained in full/test_main_job.py."""
+"""The main job for three epochs, with a worker that is killed meanwhile; full/test_main_job.py trains to the full accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run: private, gone with its owner, however that ends, and nobody else's is touched."""
+"""The folder of a run: it is private, it is removed however its owner ends, and no other folder is touched."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Everything here has a folder for temporary files of its own, child processes included."""
+    """All tests of this file, and their child processes, use a folder of their own for temporary files."""
     folder = tmp_path / "mine"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -39,12 +39,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def killed(*arguments: str) -> None:
-    """A process makes a folder and is killed."""
+    """Have a process make a folder, and kill the process."""
     command = [sys.executable, "-W", "ignore", "-c", KILLED, *arguments]
     assert subprocess.run(command, timeout=50, check=False).returncode == -signal.SIGKILL
 
 
-def test_a_folder_is_private_and_goes_when_it_is_closed(temporary: Path) -> None:
+def test_a_folder_is_private_and_is_removed_when_it_is_closed(temporary: Path) -> None:
     folder = RunFolder()
     assert folder.path.parent == temporary
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -54,7 +54,7 @@ def test_a_folder_is_private_and_goes_when_it_is_closed(temporary: Path) -> None
     assert not list(temporary.iterdir())
 
 
-def test_what_a_killed_owner_left_is_removed_by_the_next_folder(temporary: Path) -> None:
+def test_the_folder_of_a_killed_owner_is_removed_with_the_next_new_folder(temporary: Path) -> None:
     killed()
     (left,) = temporary.iterdir()
     assert (left / "token").exists()
@@ -64,7 +64,7 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_folder(temporary: Path)
 
 
 @pytest.mark.parametrize("what", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"])
-def test_what_is_in_use_or_not_of_a_run_is_left_alone(what: str, temporary: Path, tmp_path: Path) -> None:
+def test_a_folder_in_use_or_of_another_kind_is_left_alone(what: str, temporary: Path, tmp_path: Path) -> None:
     folder = None
     place = temporary / ("other-x" if what == "another name" else "zmqdist-x")
     if what == "its owner lives":
@@ -102,7 +102,7 @@ def test_a_folder_that_a_forked_child_of_its_owner_may_still_use_stays(temporary
     assert not list(temporary.iterdir())
 
 
-def test_the_token_of_a_launcher_that_was_killed_goes_with_the_next_cluster(
+def test_the_token_of_a_killed_launcher_is_removed_when_the_next_cluster_starts(
     launch: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = launch("import time\nprint('up', flush=True)\nwhile True: time.sleep(1)")

@@ -1,4 +1,4 @@
-"""The jobs of a cluster file beside the workers: parameter servers, the chief, an evaluator; and what is started again."""
+"""The jobs of a cluster file besides the workers: parameter servers, the chief, an evaluator; and which tasks are started again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqdist.launch.launcher import launch as launch_here
 Launcher = Callable[..., Launched]
 
 
-def test_a_port_of_a_ps_that_is_in_use_is_told_before_anything_is_started(tmp_path: Path) -> None:
+def test_a_port_of_a_ps_that_is_in_use_is_an_error_before_any_process_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         file = tmp_path / "cluster.yaml"
@@ -28,7 +28,7 @@ def test_a_port_of_a_ps_that_is_in_use_is_told_before_anything_is_started(tmp_pa
             launch_here(ClusterConfig.load(str(file)))
 
 
-def test_a_ps_that_was_killed_comes_back_at_its_address_and_its_loss_is_told(launch: Launcher) -> None:
+def test_a_killed_ps_is_started_again_at_its_address_and_its_loss_is_printed(launch: Launcher) -> None:
     job = launch(UNTIL_TOLD, file=WITH_PS)
     job.saw("it runs")
     before = job.task("ps", 1)
@@ -46,5 +46,5 @@ def test_pauses_between_restarts_grow_and_have_a_bound() -> None:
     assert [restarts.pause_after(-9, 100.0) for _ in range(8)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
     assert restarts.pause_after(-9, 100.0) is None
     assert restarts.used == 8
-    assert restarts.pause_after(-9, 1e6) == 0.2, "it has lived long"
+    assert restarts.pause_after(-9, 1e6) == 0.2, "the task has run for long"
     assert [restarts.pause_after(code, 1e6) for code in (0, 2, 4)] == [None, None, None]

@@ -1,4 +1,4 @@
-"""The manifests of a cluster file: what they say, what they refuse, and that their pods are a cluster that runs the program."""
+"""The manifests of a cluster file: their content, the files that cannot be rendered, and a cluster of their pods that runs the program."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Load = Callable[[str], ClusterConfig]
 
 
 def pods(objects: dict[str, Any]) -> dict[str, Any]:
-    """The specs of the pods by the component."""
+    """Return the specs of the pods, by component."""
     found = {}
     for each in objects.values():
         if each["kind"] in ("StatefulSet", "Job"):
@@ -74,7 +74,7 @@ def variables(pod: dict[str, Any]) -> dict[str, str]:
 
 
 def mounted(pod: dict[str, Any]) -> set[str]:
-    """The key files that a pod mounts."""
+    """Return the key files that a pod mounts."""
     secrets = [volume["secret"] for volume in pod.get("volumes", ()) if "secret" in volume]
     return {item["path"] for secret in secrets for item in secret["items"]}
 
@@ -270,7 +270,7 @@ PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
 
 def mistakes(value: Any, kind: str, place: str) -> Iterator[str]:
-    """What does not fit the models of the client of Kubernetes: keys that there are not, and values of other types."""
+    """Yield the parts of an object that do not fit the models of Kubernetes' own client: unknown keys, and values of another type."""
     container = re.fullmatch(
         r"(?i)(list|dict)[\[(](?:str, *)?(.*)[\])]", kind
     )  # list[X], List[X]; dict(str, X), Dict[str, X]
@@ -294,7 +294,7 @@ def mistakes(value: Any, kind: str, place: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("text", [FULL, TOP + JOBS + IMAGE])
-def test_every_key_is_one_of_kubernetes_with_a_value_of_its_type(config: Load, text: str) -> None:
+def test_every_key_is_known_to_kubernetes_and_has_a_value_of_its_type(config: Load, text: str) -> None:
     for each in documents(render(config(text))):
         assert list(mistakes(each, KINDS[each["kind"]].__name__, each["kind"])) == []
     wrong = {"kind": "Service", "spec": {"selektor": {}, "ports": [{"port": "5050"}], "clusterIP": "None"}}
@@ -345,7 +345,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_pods_cannot_have_is_refused_by_its_key(
+def test_a_key_that_has_no_meaning_in_a_pod_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, problem = REFUSED[name]
@@ -381,7 +381,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
         assert done.err.startswith(f"zmqdist launch: {problem}")
 
 
-def test_validate_looks_at_what_kubernetes_needs_and_at_nothing_of_this_machine(tmp_path: Path) -> None:
+def test_validate_checks_what_kubernetes_needs_and_not_the_files_of_this_host(tmp_path: Path) -> None:
     file = TOP.replace("python", "program-of-the-image") + JOBS + "launcher: kubernetes\n"
     (tmp_path / "c.yaml").write_text(file + IMAGE)
     (tmp_path / "none.yaml").write_text(file)
@@ -418,7 +418,7 @@ BESIDE = """
 
 
 @pytest.mark.processes("launch")
-def test_the_pods_as_processes_run_the_program_to_its_end(config: Load, tmp_path: Path) -> None:
+def test_processes_in_place_of_the_pods_run_the_program_to_its_end(config: Load, tmp_path: Path) -> None:
     for name, text in (("train.py", PROGRAM), ("beside.py", BESIDE)):
         (tmp_path / "app").mkdir(exist_ok=True)
         (tmp_path / "app" / name).write_text(textwrap.dedent(text))

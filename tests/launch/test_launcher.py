@@ -1,4 +1,4 @@
-"""A cluster file is started, its program run, everything stopped: whatever the program, the user or the machine does."""
+"""A launcher starts a cluster file, runs its program, and stops all processes, whatever the program, the user or the host does."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COUNTS = """
 
 @pytest.mark.parametrize("at", ["terminal", "group"])
 def test_a_program_gets_one_sigint_for_a_ctrl_c(launch: Launcher, at: str) -> None:
-    """Wherever its standard input comes from: a second KeyboardInterrupt would come in the middle of what the first has begun."""
+    """Wherever the program's standard input comes from: a second KeyboardInterrupt would interrupt the handling of the first."""
     keyboard, terminal = os.openpty()
     with os.fdopen(keyboard, "wb", buffering=0) as keys, os.fdopen(terminal, "wb", buffering=0) as screen:
         job = launch(COUNTS, terminal=screen.fileno() if at == "terminal" else None)
@@ -88,7 +88,7 @@ sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=
 
 
 def test_a_ctrl_c_while_the_program_starts_reaches_it_once(launch: Launcher) -> None:
-    """The program has it from the terminal, though the launcher does not know the program yet."""
+    """The program gets the signal from the terminal, although the launcher does not know the program's pid yet."""
     program = COUNTS.replace('print("ready", flush=True)', 'open("blocks", "w").close()')
     keyboard, terminal = os.openpty()
     with os.fdopen(keyboard, "wb"), os.fdopen(terminal, "wb") as screen:
@@ -99,7 +99,7 @@ def test_a_ctrl_c_while_the_program_starts_reaches_it_once(launch: Launcher) -> 
 
 @pytest.mark.killed("launch")
 def test_workers_and_program_end_with_a_launcher_that_is_killed(launch: Launcher) -> None:
-    """The folder with the token stays until the next start, see test_folders.py."""
+    """The folder with the token stays until the next start: see test_folders.py."""
     job = launch(BUSY)
     workers = [job.worker(0), job.worker(1)]
     job.saw("a function runs")
@@ -133,7 +133,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("before", "after", "kind", "told"), REFUSED, ids=[row[3][:20] for row in REFUSED])
-def test_what_cannot_be_started_is_refused_before_anything_is(
+def test_a_program_that_cannot_start_is_refused_before_any_process_starts(
     tmp_path: Path, before: str, after: str, kind: type[Exception], told: str
 ) -> None:
     file = tmp_path / "cluster.yaml"
@@ -143,7 +143,7 @@ def test_what_cannot_be_started_is_refused_before_anything_is(
     assert str(caught.value) == told
 
 
-def test_a_port_in_use_is_told_before_anything_is_started(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_before_any_process_starts(tmp_path: Path) -> None:
     with DispatchServer() as other:
         file = tmp_path / "cluster.yaml"
         file.write_text(FILE.replace("127.0.0.1:0", other.address))

@@ -22,7 +22,7 @@ from zmqdist.rpc import ZmqClient, internal_client
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """No test may leave a folder behind, whether or not its cluster came up."""
+    """Check that no test leaves a folder behind, whether or not its cluster has started."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -36,10 +36,10 @@ def pids(coordinator: ClusterCoordinator, count: int) -> set[int]:
 
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_cluster_that_nothing_refers_to_any_more_is_closed(processes: bool) -> None:
-    """As that of a notebook's cell which is run again."""
+    """This happens when a cell of a notebook that makes a cluster is run again."""
     cluster = zd.local_cluster(workers=1, processes=processes)
     with ClusterCoordinator(cluster) as coordinator:
-        del cluster  # its coordinator has it
+        del cluster  # its coordinator refers to it
         gc.collect()
         assert coordinator.schedule(int).get(20) == 0
         address = coordinator.target.removeprefix("zmq://").rpartition(":")
@@ -92,7 +92,7 @@ def test_a_worker_that_is_killed_is_lost_and_another_can_be_added() -> None:
         assert cluster.dispatcher.num_workers == 1
 
 
-def test_parameter_servers_are_servers_at_addresses_that_stay_theirs() -> None:
+def test_parameter_servers_keep_their_addresses_when_they_are_started_again() -> None:
     with zd.local_cluster(workers=1, ps=2) as cluster:
         assert cluster.spec.as_dict() == {"dispatcher": [cluster.dispatcher.address], "ps": cluster.ps}
 
@@ -128,7 +128,7 @@ def test_a_worker_is_started_again_under_its_index() -> None:
 @pytest.mark.killed("local cluster")
 def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
     def run(index: int) -> int:
-        """The first start of each index goes on until its process ends."""
+        """Do not return at the first start of each index, so that the function ends with its process."""
         try:
             (tmp_path / str(index)).touch(exist_ok=False)
         except FileExistsError:
@@ -144,7 +144,7 @@ def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
         assert first.get(20) == 0
 
 
-def test_two_clusters_in_one_process_do_not_meet() -> None:
+def test_two_clusters_in_one_process_are_separate() -> None:
     with zd.local_cluster(workers=1, processes=False) as one, zd.local_cluster(workers=1, processes=False) as other:
         with ClusterCoordinator(one) as first, ClusterCoordinator(other) as second:
             assert first.schedule(int, ("1",)).get(20) + second.schedule(int, ("2",)).get(20) == 3
@@ -177,26 +177,26 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("options", "kind", "told"), BAD, ids=[str(row[0]) for row in BAD])
-def test_what_cannot_be_is_refused(options: dict[str, Any], kind: type[Exception], told: str) -> None:
+def test_impossible_arguments_are_refused(options: dict[str, Any], kind: type[Exception], told: str) -> None:
     with pytest.raises(kind, match=told):
         zd.local_cluster(**options)
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_an_error_that_says_so() -> None:
     with zd.DispatchServer() as other:
         port = int(other.address.rpartition(":")[2])
         with pytest.raises(errors.UnknownError, match=f"could not bind 127.0.0.1:{port}: Address already in use"):
             zd.local_cluster(port=port)
 
 
-def test_a_worker_that_dies_at_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_at_its_start_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     told = r"worker:0 ended before it had registered \(exit code 1\); its reason is on standard error"
     with pytest.raises(errors.UnavailableError, match=told):
         zd.local_cluster(workers=1)
 
 
-def test_what_is_closed_says_so() -> None:
+def test_a_closed_cluster_refuses_each_call_with_that_reason() -> None:
     with zd.local_cluster(workers=0, ps=1, processes=False) as cluster:
         pass
     for use in (ClusterCoordinator, zd.ParameterServerStrategy, lambda cluster: cluster.kill_ps(0)):

@@ -1,4 +1,4 @@
-"""What the Ray launcher decides before it meets Ray; with a real Ray it is in tests/engines."""
+"""What the Ray launcher decides before it connects to Ray; the tests with a real Ray are in tests/engines."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_mistake_names_its_key(text: str, problem: str) -> None:
     assert str(caught.value) == problem
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     Path("c.yaml").write_text(FILE)
     done = run_here("launch", "c.yaml")

@@ -1,4 +1,4 @@
-"""A job of Slurm where there is no Slurm: scripts answer as Slurm 22.05 did. A real one: tests/engines/test_slurm.py."""
+"""A job of Slurm, with scripts in place of Slurm's commands, which print what Slurm 22.05 printed. For a real Slurm: tests/engines."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ JobId=17 JobName=digits
 
 
 class FakeSlurm:
-    """Scripts in a folder that goes first in PATH. Each writes its arguments to a file of its name."""
+    """Scripts in a folder that is the first one in PATH. Each writes its arguments to a file with its name."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
     def answers(self, program: str, out: str = "", error: str = "", code: int = 0) -> None:
-        """Let a program write this and end with `code`."""
+        """Make the script of a program: it prints this text and ends with `code`."""
         (self.folder / f"{program}.answer").write_text(out)
         (self.folder / f"{program}.error").write_text(error)
         here = f"{self.folder}/{program}"
@@ -56,11 +56,11 @@ class FakeSlurm:
         (self.folder / f"{program}.new").rename(self.folder / program)
 
     def job(self, state: str, reason: str = "None", code: str = "0:0") -> None:
-        """Let scontrol describe job 17 so."""
+        """Have scontrol print this description of job 17."""
         self.answers("scontrol", SHOWN.format(state=state, reason=reason, code=code, folder=self.folder))
 
     def writes(self, text: str) -> None:
-        """The job has written this."""
+        """Write this text as the output of the job."""
         with (self.folder / "out file").open("a") as file:
             file.write(text)
 
@@ -91,7 +91,7 @@ def config(section: dict[str, object] | None = None, worker: dict[str, object] |
 
 
 def words(slurm: FakeSlurm, **sections: dict[str, object]) -> list[str]:
-    """The words that sbatch gets."""
+    """Return the arguments that sbatch gets."""
     slurm.answers("sbatch", "17\n")
     assert submit(config(**sections), ["true"], 10.0) == 17  # type: ignore[arg-type]
     return slurm.called("sbatch").split()
@@ -146,7 +146,7 @@ def test_a_worker_with_a_slot_for_each_core_gets_whole_nodes(slurm: FakeSlurm) -
         ("1-00:30", True),
     ],
 )
-def test_a_job_is_told_of_its_end_in_advance_if_it_is_not_a_short_one(slurm: FakeSlurm, time: str, told: bool) -> None:
+def test_a_job_gets_a_signal_before_its_time_limit_unless_it_is_short(slurm: FakeSlurm, time: str, told: bool) -> None:
     assert any(word.startswith("--signal") for word in words(slurm, section={"time": time})) is told
 
 
@@ -223,7 +223,7 @@ def test_the_script_runs_the_command_with_words_that_a_shell_would_change(slurm:
         ),
     ],
 )
-def test_what_sbatch_refuses_is_one_sentence_with_a_remedy(
+def test_a_refusal_of_sbatch_is_one_sentence_with_a_remedy(
     slurm: FakeSlurm, said: str, kind: type[errors.OpError], expected: str
 ) -> None:
     slurm.answers("sbatch", error=said, code=1)
@@ -247,7 +247,7 @@ def test_without_slurm_the_missing_program_is_named(monkeypatch: pytest.MonkeyPa
 # -- follow ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_output_is_passed_on_line_by_line_and_the_exit_code_is_the_jobs(slurm: FakeSlurm) -> None:
+def test_the_output_is_printed_line_by_line_and_the_exit_code_is_that_of_the_job(slurm: FakeSlurm) -> None:
     slurm.job("RUNNING")
     slurm.writes("one\ntw")
     lines: list[str] = []
@@ -275,7 +275,7 @@ def test_the_output_is_passed_on_line_by_line_and_the_exit_code_is_the_jobs(slur
         ("CANCELLED", "0:15", 143, "was cancelled"),
     ],
 )
-def test_an_end_that_is_not_the_programs_own_is_said(
+def test_an_end_of_the_job_that_slurm_has_caused_is_explained(
     slurm: FakeSlurm, state: str, code: str, exit_code: int, expected: str | None
 ) -> None:
     slurm.writes("")
@@ -365,12 +365,12 @@ def test_a_second_ctrl_c_does_not_wait(slurm: FakeSlurm) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with JobFollower(say) as follower:
-        signal.raise_signal(signal.SIGINT)  # before the job is known: it is cancelled once it is
+        signal.raise_signal(signal.SIGINT)  # the launcher does not know the job yet; it cancels the job later
         assert follower.run(17, submitted=True) == 130
     assert lines[-1] == "[slurm] job 17 is still ending: `squeue -j 17` lists it until it has"
 
 
-def test_a_controller_that_restarts_is_waited_for(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_waits_for_a_controller_that_restarts(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Callable[[], None]] = [
         lambda: slurm.answers("scontrol", error="slurm_load_jobs error: Unable to contact slurm controller\n", code=1),
         lambda: slurm.job("COMPLETED"),
@@ -400,7 +400,7 @@ def test_a_job_that_slurm_does_not_know_is_an_error(slurm: FakeSlurm) -> None:
         job_state(17)
 
 
-def test_an_output_that_this_host_does_not_see_is_said(slurm: FakeSlurm) -> None:
+def test_an_output_file_that_this_host_does_not_see_is_an_error(slurm: FakeSlurm) -> None:
     slurm.job("COMPLETED")
     lines: list[str] = []
     with JobFollower(lines.append) as follower:
@@ -425,7 +425,7 @@ def test_the_nodes_of_the_allocation_are_the_hosts(slurm: FakeSlurm, monkeypatch
     assert "--nodelist=n09" in srun_command("n09", ["python"])
 
 
-def test_outside_of_an_allocation_it_says_so(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_an_allocation_the_error_says_so(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm.answers("srun")
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What is said about an ssh that ends, and the command that starts it. Real hosts: tests/engines/test_ssh.py."""
+"""The texts that explain the end of ssh, and the command that starts it. tests/engines/test_ssh.py has real hosts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_host_whose_name_has_braces_is_explained_too() -> None:
     assert ssh.explain("{b}", "{python}", 255, "Permission denied (a{b}).").startswith("it refused your key: ")
 
 
-def test_the_options_of_the_file_come_before_ours_so_that_they_count() -> None:
+def test_the_options_of_the_file_come_before_ours_and_override_them() -> None:
     command = ssh.ssh_command("me@b", ["-o", "ConnectTimeout=1"], ["python", "-c", "a 'b'\nc"])
     assert command.index("ConnectTimeout=1") < command.index("ConnectTimeout=10")
     assert command[-3:-1] == ["--", "me@b"]
@@ -73,7 +73,7 @@ def test_hosts_have_the_names_and_slots_of_the_file(monkeypatch: pytest.MonkeyPa
     assert [(host.name, host.slots) for host in hosts] == [("a", None), ("b", 2)]
 
 
-def test_without_ssh_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ssh_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(
         errors.NotFoundError, match="needs the program `ssh`, which is not found: install OpenSSH's client"

@@ -1,4 +1,4 @@
-"""Machines to begin with: a dispatcher with rules that are easy to reckon with, and workers that are registered."""
+"""Fixtures of this folder: a dispatcher with round numbers for its rules, and registered workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordination machine that one test drives: tasks call it, and what each call was told can be read at any time."""
+"""A coordination machine that a test drives: tasks call it, and the test can read the reply to each call at any time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def workers(count: int) -> list[Task]:
 
 @dataclass(eq=False)
 class Call:
-    """What a call was told: a code and a text, or a value. It is its own ticket."""
+    """The reply to a call: a code and a text, or a value. This object is also the ticket of the call."""
 
     done: bool = False
     code: int = -1
@@ -37,7 +37,7 @@ class Call:
     counter: int = -1
 
     def replied(self, effect: Effect) -> None:
-        assert not self.done, "answered twice"
+        assert not self.done, "the machine replied twice"
         self.done = True
         if isinstance(effect, ReplyValue):
             self.code, self.value = OK, effect.value
@@ -49,7 +49,7 @@ class Call:
 
 @dataclass
 class Cluster:
-    """See the module. `lives` has the incarnation of each task."""
+    """The machine and its tasks. `lives` has the incarnation of each task."""
 
     machine: Coordination
     keys: Keys = field(default_factory=Keys)
@@ -132,12 +132,12 @@ class Cluster:
         self.tell(self.machine.stopped("the service has stopped", self.now))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, with a tick at each moment that the machine asks for."""
+        """Let time pass, with a tick at each deadline of the machine."""
         end = self.now + seconds
         while (at := self.machine.deadline) <= end:
             self.now = max(self.now, at)
             self.tell(self.machine.ticked(self.now))
-            assert self.machine.deadline > self.now, "the machine asks for the same moment again"
+            assert self.machine.deadline > self.now, "the machine has the same deadline again"
         self.now = end
 
     def state(self, task: Task) -> str:
@@ -145,7 +145,7 @@ class Cluster:
 
 
 def cluster(tasks: int | list[Task] | None = 3, *, up: bool = True, config: CoordinationConfig = OURS) -> Cluster:
-    """A cluster of so many workers, or of these tasks; they have registered, if `up`."""
+    """Return a cluster of so many workers, or of these tasks, which have registered if `up`."""
     names = workers(tasks) if isinstance(tasks, int) else tasks
     made = Cluster(Coordination(names, config))
     for task in (names or []) if up else []:

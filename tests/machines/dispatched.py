@@ -1,6 +1,6 @@
-"""Speaking to a dispatcher as its peers do, for the tests of the dispatch machine.
+"""Helpers that send a dispatcher's machine the messages of its peers.
 
-The payload of a piece of work is its number, and all of it is for function 7.
+The payload of a work item is its number, and every work item is for function 7.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def begin(broker: Broker, *leases: int, peer: str = "w", now: float = 0.0) -> No
 
 
 def given(effects: list[Send], *, careful: bool = False) -> list[tuple[str, int, int, int]]:
-    """What was handed out: (peer, lease, work, attempt)."""
+    """Return the assigned work: (peer, lease, work, attempt)."""
     return [
         (str(effect.to), lease, int(payload), attempt)
         for effect in effects

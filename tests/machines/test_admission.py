@@ -1,4 +1,4 @@
-"""Whose call begins next, and which arguments are let in, held to the promises of rpc/admission_machine.py."""
+"""Which client's call begins next, and which arguments are admitted: the promises of rpc/admission_machine.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def turns() -> FairAdmission:
 
 
 def drained(machine: FairAdmission) -> list[object]:
-    """All that begins now, in order."""
+    """Return the calls that begin now, in order."""
     begun = []
     while (item := machine.next()) is not None:
         begun.append(item)
@@ -25,7 +25,7 @@ def drained(machine: FairAdmission) -> list[object]:
 
 
 def entered(machine: FairAdmission) -> list[object]:
-    """All that is let in now, in order."""
+    """Return the calls whose arguments are admitted now, in order."""
     items = []
     while (item := machine.let_in()) is not None:
         items.append(item)
@@ -42,7 +42,7 @@ def test_a_client_with_one_call_does_not_wait_for_all_calls_of_another() -> None
     assert (len(machine), machine.count) == (0, 0)
 
 
-def test_a_client_that_comes_back_has_its_turn_behind_those_who_wait() -> None:
+def test_a_client_that_returns_has_its_turn_after_the_waiting_clients() -> None:
     machine = turns()
     machine.ready("a", 1, "a1")
     machine.ready("b", 1, "b1")
@@ -51,19 +51,19 @@ def test_a_client_that_comes_back_has_its_turn_behind_those_who_wait() -> None:
     assert drained(machine) == ["b1", "a2"]
 
 
-def test_arguments_are_let_in_up_to_the_bound_of_their_client_and_again_as_calls_begin() -> None:
+def test_arguments_are_admitted_up_to_the_bound_of_their_client_and_again_as_calls_begin() -> None:
     machine = turns()
     for number in range(5):
         machine.announced("a", number, 40, number)
     assert entered(machine) == [0, 1]
     machine.ready("a", 1, "one")
-    assert machine.let_in() is None  # it is here, and has not begun
+    assert machine.let_in() is None  # the call has arrived, and has not begun
     assert machine.next() == "one"
     assert entered(machine) == [2]
     assert machine.pulled == 80
 
 
-def test_arguments_of_all_clients_are_let_in_by_turns_up_to_the_bound_of_all() -> None:
+def test_arguments_of_all_clients_are_admitted_in_turn_up_to_the_bound_of_all() -> None:
     machine = FairAdmission(100, UNASKED, CLIENT, CLIENT_UNASKED)
     for client in ("a", "b", "c"):
         for number in range(3):
@@ -73,7 +73,7 @@ def test_arguments_of_all_clients_are_let_in_by_turns_up_to_the_bound_of_all() -
     assert entered(machine) == ["b1"]
 
 
-def test_a_call_that_is_too_large_for_a_client_comes_alone_and_holds_up_nobody_else() -> None:
+def test_a_call_that_is_too_large_for_a_client_is_admitted_alone_and_delays_no_other_client() -> None:
     machine = turns()
     machine.announced("a", 1, 10, "small")
     machine.announced("a", 2, 400, "large")
@@ -83,7 +83,7 @@ def test_a_call_that_is_too_large_for_a_client_comes_alone_and_holds_up_nobody_e
     assert entered(machine) == ["large"]
 
 
-def test_smaller_calls_of_others_are_not_let_in_for_ever_before_a_large_one() -> None:
+def test_smaller_calls_of_others_do_not_delay_a_large_one_for_ever() -> None:
     machine = FairAdmission(100, UNASKED, 100, CLIENT_UNASKED)
     machine.announced("a", 0, 25, "a0")
     machine.announced("b", 0, 90, "large")
@@ -94,7 +94,7 @@ def test_smaller_calls_of_others_are_not_let_in_for_ever_before_a_large_one() ->
     assert entered(machine) == ["large"]
 
 
-def test_what_is_too_large_for_all_waits_until_nothing_else_counts() -> None:
+def test_a_call_beyond_the_bound_of_all_waits_until_no_other_bytes_count() -> None:
     machine = turns()
     machine.announced("a", 1, 10, "small")
     machine.announced("b", 1, 5 * ALL, "huge")
@@ -113,7 +113,7 @@ def test_a_client_that_sends_more_unasked_than_it_may_is_refused_with_the_bound(
     assert machine.arrived("a", 2, 30) == ""
 
 
-def test_so_are_all_clients_together_and_nothing_is_kept_of_what_was_refused() -> None:
+def test_all_clients_together_are_bounded_too_and_nothing_is_kept_of_refused_calls() -> None:
     machine = turns()
     for number in range(10):
         assert machine.arrived(number, 0, 50) == ""
@@ -122,11 +122,11 @@ def test_so_are_all_clients_together_and_nothing_is_kept_of_what_was_refused() -
     assert not machine.dropped("late", 0)
 
 
-def test_one_call_is_taken_whatever_its_size() -> None:
+def test_one_call_is_accepted_whatever_its_size() -> None:
     assert turns().arrived("a", 1, 10 * ALL) == ""
 
 
-def test_what_a_client_has_pulled_leaves_the_room_for_its_small_calls() -> None:
+def test_requested_arguments_leave_room_for_the_small_calls_of_their_client() -> None:
     machine = turns()
     machine.announced("a", 1, 10 * ALL, "large")
     assert entered(machine) == ["large"]
@@ -147,7 +147,7 @@ def test_a_call_that_was_dropped_leaves_nothing_and_never_begins(where: str) -> 
     assert (len(machine), machine.count, machine.pulled, machine.unasked) == (0, 0, 0, 0)
 
 
-def test_of_a_client_that_has_gone_nothing_is_left() -> None:
+def test_nothing_is_left_of_a_client_that_has_disconnected() -> None:
     machine = turns()
     machine.arrived("a", 1, 10)
     machine.ready("a", 1, "ready")
@@ -160,7 +160,7 @@ def test_of_a_client_that_has_gone_nothing_is_left() -> None:
     assert not machine.dropped("a", 2)
 
 
-def test_what_is_cut_off_never_begins_and_what_is_ready_still_does_unless_that_is_cut_off_too() -> None:
+def test_when_the_server_stops_calls_without_their_arguments_never_begin_and_ready_ones_may() -> None:
     machine = turns()
     machine.announced("a", 1, 90, "let in")
     assert entered(machine) == ["let in"]
@@ -212,7 +212,7 @@ def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of
             begun.add(item)
             for client in {client for client, _ in waiting} - {item[0]}:
                 behind[client][item[0]] += 1
-                assert behind[client][item[0]] <= 2  # one turn may have been before it came
+                assert behind[client][item[0]] <= 2  # one turn may have passed before the call arrived
             behind.pop(item[0], None)
             for client in set(behind) - {client for client, _ in waiting}:
                 del behind[client]
@@ -228,16 +228,16 @@ def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of
     assert (machine.count, machine.pulled, machine.unasked) == (0, 0, 0)
 
 
-# -- nothing moves -----------------------------------------------------------------------------------------------------------
+# -- no call ends -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_jam_is_told_once_each_time_it_begins() -> None:
+def test_a_jam_is_reported_once_each_time_that_it_begins() -> None:
     jam = StallDetector(10.0)
     assert not jam.look(True, 5, 0.0)
     assert jam.deadline == 10.0
     assert jam.look(True, 5, 10.0)
     assert not jam.look(True, 5, 20.0)
-    assert not jam.look(True, 6, 30.0)  # something has ended
+    assert not jam.look(True, 6, 30.0)  # a call has ended
     assert not jam.look(True, 6, 39.0)
     assert jam.look(True, 6, 40.0)
     assert not jam.look(False, 6, 45.0)

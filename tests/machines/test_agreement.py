@@ -22,7 +22,7 @@ TASKS = [("worker", rank) for rank in range(3)]
 
 
 class Group:
-    """Three tasks, each of which announces one operation after the other."""
+    """Three tasks that announce operations, each one after the other."""
 
     def __init__(self) -> None:
         self.leader = Agreements()
@@ -35,7 +35,7 @@ class Group:
             assert self.announce(rank, counter) == []
 
     def agree(self, *counters: int | None) -> int:
-        """All come, each to the round that it means; the number of that on which they agree."""
+        """Have all members announce, each for its own round. Return the number of the round on which they agree."""
         for rank, counter in enumerate(counters[:-1]):
             self.come(rank, counter=counter)
         (verdict,) = self.announce(len(counters) - 1, counters[-1])
@@ -45,7 +45,7 @@ class Group:
 
 
 def ended(verdicts: list[Verdict]) -> tuple[list[int], int]:
-    """(ranks, code) of one verdict; OK when they agreed."""
+    """Return (ranks, code) of the only verdict; the code is OK if the members agreed."""
     (verdict,) = verdicts
     return [one.rank for one in verdict.members], OK if isinstance(verdict, Agreed) else verdict.code
 
@@ -56,14 +56,14 @@ def message(verdicts: list[Verdict]) -> str:
     return verdict.message
 
 
-def test_they_agree_when_all_have_come_whatever_the_order() -> None:
+def test_members_agree_when_all_have_announced_in_any_order() -> None:
     group = Group()
     group.come(2, 0)
     assert ended(group.announce(1)) == ([0, 1, 2], OK)
     assert group.agree(1, 1, 1) == 1
 
 
-def test_different_things_are_an_error_of_all_that_says_who_brought_what() -> None:
+def test_different_operations_are_an_error_for_all_that_lists_each_member_and_its_operation() -> None:
     group = Group()
     group.come(0, 2)
     verdicts = group.announce(1, what="max")
@@ -72,7 +72,7 @@ def test_different_things_are_an_error_of_all_that_says_who_brought_what() -> No
     assert group.agree(None, None, None) == 1
 
 
-def test_the_time_of_one_is_the_end_for_all_that_came_and_for_those_that_come_late() -> None:
+def test_the_time_out_of_one_member_ends_the_round_for_all_even_for_late_ones() -> None:
     group = Group()
     group.come(1)
     group.announce(0, due=5.0)
@@ -87,7 +87,7 @@ def test_the_time_of_one_is_the_end_for_all_that_came_and_for_those_that_come_la
     assert group.leader.deadline == inf
 
 
-def test_the_shortest_deadline_counts_whoever_gives_it() -> None:
+def test_the_shortest_deadline_of_all_members_counts() -> None:
     group = Group()
     group.announce(0, due=9.0)
     group.announce(1, due=5.0)
@@ -111,7 +111,7 @@ def test_a_member_that_fails_first_ends_the_round_for_those_that_come_after_it()
     assert group.agree(None, 1, None) == 1
 
 
-def test_a_member_that_goes_ends_the_round_and_meets_the_others_in_its_next_life() -> None:
+def test_a_member_that_ends_fails_the_round_and_its_next_incarnation_joins_the_next() -> None:
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(0, 1, counter=1)
@@ -122,14 +122,16 @@ def test_a_member_that_goes_ends_the_round_and_meets_the_others_in_its_next_life
 
 
 @pytest.mark.parametrize("counters", [(0, 58, 58), (58, 58, 0)], ids=["leader first", "leader last"])
-def test_a_leader_in_a_new_life_meets_members_that_go_on_counting(counters: tuple[int | None, ...]) -> None:
+def test_a_new_incarnation_of_the_leader_agrees_with_members_that_continue_counting(
+    counters: tuple[int | None, ...],
+) -> None:
     group = Group()
     assert group.agree(*counters) == 58
     assert group.agree(59, 59, 59) == 59
 
 
-def test_a_member_that_has_gone_on_without_the_others_is_never_taken_for_one_of_them() -> None:
-    """Its failure of round 1 was lost on the way: nobody may be given the sum of two different steps."""
+def test_a_member_that_is_ahead_of_the_others_never_joins_their_round() -> None:
+    """The message of its failure in round 1 was lost: no member may get the sum of two different steps."""
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(0, counter=1)
@@ -149,7 +151,7 @@ def test_a_member_that_fails_in_the_place_of_an_operation_that_has_failed_alread
     assert group.agree(None, 2, None) == 2
 
 
-def test_two_failures_of_one_member_that_both_come_late_end_nothing_else() -> None:
+def test_two_late_failures_of_one_member_end_no_other_round() -> None:
     group = Group()
     assert group.agree(0, 0, 0) == 0
     for counter in (1, 2):
@@ -162,8 +164,8 @@ def test_two_failures_of_one_member_that_both_come_late_end_nothing_else() -> No
     assert ended(group.announce(2, counter=3)) == ([0, 1, 2], OK)
 
 
-def test_a_member_that_was_told_of_another_error_than_the_one_it_missed_is_not_told_of_that_once_more() -> None:
-    """The leader's new life counts from 0: a member that is ahead hears so, and its next failure ends the round that it means."""
+def test_a_member_that_got_another_error_is_not_told_again_of_the_one_that_it_missed() -> None:
+    """The leader's new incarnation counts from 0. A member that is ahead learns this, and its next failure ends the right round."""
     group = Group()
     assert ended(group.announce(2, None, failure=(CANCELLED, "not now"))) == ([2], CANCELLED)
     (verdict,) = group.announce(1, 2)
@@ -173,8 +175,8 @@ def test_a_member_that_was_told_of_another_error_than_the_one_it_missed_is_not_t
     assert ended(group.announce(1, 1, failure=(CANCELLED, "nor I"))) == ([1, 2], CANCELLED)
 
 
-def test_a_failure_that_comes_late_to_the_next_life_of_the_leader_ends_nothing_either() -> None:
-    """That life knows of no round before the first that is announced to it."""
+def test_a_late_failure_ends_no_round_of_the_next_incarnation_of_the_leader() -> None:
+    """That incarnation knows of no round before the first one that is announced to it."""
     group = Group()
     group.come(1, counter=8)
     assert ended(group.announce(2, 7, failure=(CANCELLED, "late"))) == ([2], CANCELLED)
@@ -194,7 +196,7 @@ def test_an_error_says_which_round_has_ended_with_it_but_for_that_of_an_abort() 
     assert [verdict.counter for verdict in verdicts] == [0, 0, None, None]
 
 
-def test_the_first_operation_of_a_member_fails_where_it_comes_too_late_for_it() -> None:
+def test_the_first_operation_of_a_member_that_announces_too_late_fails() -> None:
     group = Group()
     group.announce(0, due=1.0)
     assert ended(group.leader.ticked(1.0)) == ([0], DEADLINE_EXCEEDED)
@@ -203,7 +205,7 @@ def test_the_first_operation_of_a_member_fails_where_it_comes_too_late_for_it() 
     assert group.agree(None, None, None) == 1
 
 
-def test_a_member_in_its_next_life_is_not_told_what_the_former_one_has_missed() -> None:
+def test_a_member_in_its_next_incarnation_is_not_told_what_the_earlier_one_has_missed() -> None:
     group = Group()
     group.come(0, 1)
     assert ended(group.leader.member_gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
@@ -219,7 +221,7 @@ def test_a_caller_that_does_not_wait_any_more_ends_the_round() -> None:
     assert group.leader.announcement_withdrawn("g", token) == []
 
 
-def test_after_an_abort_everything_fails_at_once_until_the_reset() -> None:
+def test_after_an_abort_each_operation_fails_at_once_until_the_reset() -> None:
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(0, counter=1)
@@ -232,8 +234,8 @@ def test_after_an_abort_everything_fails_at_once_until_the_reset() -> None:
     assert group.agree(2, 2, 2) == 2
 
 
-def test_members_that_were_told_of_an_error_meet_again_wherever_each_was() -> None:
-    """One failed in the middle of operation 0, which the others have ended, and those in 1."""
+def test_members_that_got_an_error_agree_again_wherever_each_was() -> None:
+    """One member failed during operation 0, which the others have ended; these failed during operation 1."""
     group = Group()
     assert group.agree(0, 0, 0) == 0
     group.come(1, 2, counter=1)
@@ -255,7 +257,7 @@ def test_a_round_that_has_passed_is_not_passed_again_by_one_member_alone() -> No
     assert ended(group.announce(1, counter=1)) == ([1], ABORTED)
 
 
-def test_groups_are_apart_and_one_that_is_named_with_other_members_is_refused() -> None:
+def test_groups_are_separate_and_a_name_with_other_members_is_refused() -> None:
     group = Group()
     group.come(0)
     other = TASKS[:2]
@@ -266,7 +268,7 @@ def test_groups_are_apart_and_one_that_is_named_with_other_members_is_refused() 
     assert group.leader.waiting() == {"g": ([TASKS[0]], TASKS[1:])}
 
 
-def test_the_end_of_the_leader_is_that_of_all_that_wait() -> None:
+def test_the_end_of_the_leader_ends_all_waiting_announcements() -> None:
     group = Group()
     group.come(0, 2)
     assert ended(group.leader.stopped("the server was stopped")) == ([0, 2], CANCELLED)

@@ -84,7 +84,7 @@ def test_a_deadline_that_a_later_caller_gives_holds_where_the_first_gave_none() 
     assert [call.code for call in calls] == [DEADLINE_EXCEEDED] * 2
 
 
-def test_who_comes_late_gets_the_error_and_meets_the_others_in_the_round_that_is_on() -> None:
+def test_a_late_task_gets_the_error_and_joins_the_others_in_the_current_round() -> None:
     there = cluster()
     for counter in range(3):
         there.barrier(A, counter=counter, timeout_s=0.1)
@@ -133,7 +133,7 @@ def test_a_restarted_task_that_begins_anew_fails_the_round_for_all_and_goes_on_w
     assert [there.barrier(task, counter=6).code for task in (A, B, C)][2] == OK
 
 
-def test_a_restarted_task_does_not_pass_what_its_former_life_has_passed() -> None:
+def test_a_restarted_task_does_not_pass_what_its_earlier_incarnation_has_passed() -> None:
     there = cluster()
     assert [there.barrier(task).code for task in (A, B, C)][2] == OK
     there.reset(C)
@@ -211,7 +211,7 @@ def test_BarrierFailsUponTaskError() -> None:
 
 
 def test_BarrierFailsIfTaskIsStale() -> None:
-    """TensorFlow's service stops where it cannot tell its tasks, and then fails every barrier; ours names the task and goes on."""
+    """TensorFlow's service stops if it cannot notify its tasks, and then fails every barrier; ours names the task and continues."""
     there = cluster()
     call = there.barrier(A)
     for _ in range(3):
@@ -231,14 +231,14 @@ def test_BarrierFailsAfterErrorPollingResponse() -> None:
 
 
 def test_BarrierWithSubsetFailsIfServiceHasStopped() -> None:
-    """Ours does not stop: a barrier of a stale task alone fails, because that task is in error."""
+    """Our service does not stop: only a barrier of the stale task fails, because that task is in error."""
     there = cluster(2)
     there.advance(2.5)
     assert there.barrier(A, [A]).code == INTERNAL
 
 
 def test_BarrierWithNonParticipatingTaskFailsIfServiceHasStopped() -> None:
-    """As TensorFlow's: the error of the caller comes before its mistake."""
+    """As in TensorFlow, the caller gets its own error rather than the error of its wrong argument."""
     there = cluster(2)
     there.advance(2.5)
     assert there.barrier(A, [B]).code == INTERNAL
@@ -269,7 +269,7 @@ def test_Shutdown_FailsOngoingBarrier() -> None:
 
 
 def test_a_repeated_call_of_one_task_cancels_its_earlier_one() -> None:
-    """TensorFlow's BarrierStillBlocksIfSameTaskCallsOngoingBarrierRepeatedly, as it is since rounds have numbers."""
+    """This is TensorFlow's BarrierStillBlocksIfSameTaskCallsOngoingBarrierRepeatedly, in its version since rounds have numbers."""
     there = cluster()
     first, second = there.barrier(A, [A, B]), there.barrier(A, [A, B])
     assert first.code == CANCELLED
@@ -277,7 +277,7 @@ def test_a_repeated_call_of_one_task_cancels_its_earlier_one() -> None:
     assert there.barrier(B, [A, B]).code == second.code == OK
 
 
-def test_who_has_gone_away_has_not_come() -> None:
+def test_a_task_that_has_disconnected_has_not_called() -> None:
     there = cluster(2)
     call = there.barrier(A)
     there.machine.dropped(call)
@@ -287,7 +287,7 @@ def test_who_has_gone_away_has_not_come() -> None:
     assert there.machine.waiting == 0
 
 
-def test_a_round_that_all_have_left_has_not_begun() -> None:
+def test_a_round_whose_callers_have_all_left_has_not_begun() -> None:
     there = cluster(2)
     there.machine.dropped(there.barrier(A, timeout_s=1))
     there.advance(0.5)
@@ -297,7 +297,7 @@ def test_a_round_that_all_have_left_has_not_begun() -> None:
     assert there.barrier(A).code == OK
 
 
-def test_a_caller_that_is_not_registered_is_told_and_the_others_wait_on() -> None:
+def test_an_unregistered_caller_gets_an_error_and_the_others_continue_to_wait() -> None:
     there = cluster(3, up=False)
     there.register(A)
     call = there.barrier(A)
@@ -307,7 +307,7 @@ def test_a_caller_that_is_not_registered_is_told_and_the_others_wait_on() -> Non
     assert there.machine.missing("b") == [B, C]
 
 
-def test_a_cluster_without_a_list_must_be_told_for_whom_a_barrier_is() -> None:
+def test_in_a_cluster_without_a_list_of_tasks_a_barrier_must_name_its_tasks() -> None:
     there = cluster(None)
     there.register(A)
     there.register(B)

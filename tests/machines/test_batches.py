@@ -47,7 +47,7 @@ def test_parts_are_cut_by_count_and_by_payload_bytes(sizes: list[int], parts: li
     assert [item[0] for part in found for item in part] == list(range(len(items))), "all of them, in order"
 
 
-def test_nothing_makes_no_message() -> None:
+def test_an_empty_list_makes_no_message() -> None:
     assert list(split([])) == []
 
 

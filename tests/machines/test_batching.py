@@ -46,16 +46,16 @@ def test_a_call_of_more_rows_than_a_batch_has_runs_alone_and_at_once() -> None:
     assert batches.ready(1.0) == ["b"]
 
 
-def test_other_kinds_are_other_batches_and_the_oldest_goes_first() -> None:
+def test_calls_of_another_kind_have_another_batch_and_the_oldest_batch_runs_first() -> None:
     batches: Batches[str] = Batches(2, 1.0)
     batches.arrived("slow", "one", 1, 0.0)
     batches.arrived("a", "two", 1, 0.5)
     batches.arrived("b", "two", 1, 0.6)
-    assert batches.ready(1.0) == ["slow"], "full batches of others do not keep it waiting"
+    assert batches.ready(1.0) == ["slow"], "full batches of other kinds do not delay it"
     assert batches.ready(1.0) == ["a", "b"]
 
 
-def test_the_batch_that_was_opened_first_goes_first_whichever_was_full_first() -> None:
+def test_the_batch_that_was_opened_first_runs_first_even_if_another_was_full_first() -> None:
     batches: Batches[str] = Batches(2, 1.0)
     batches.arrived("a", "one", 1, 0.0)
     batches.arrived("b", "two", 1, 0.1)
@@ -64,7 +64,7 @@ def test_the_batch_that_was_opened_first_goes_first_whichever_was_full_first() -
     assert [batches.ready(0.4), batches.ready(0.4), batches.ready(0.4)] == [["a", "d"], ["b", "c"], []]
 
 
-def test_a_full_batch_whose_calls_are_all_dropped_is_none() -> None:
+def test_a_full_batch_whose_calls_are_all_dropped_does_not_run() -> None:
     batches: Batches[str] = Batches(1, 1.0)
     given = {name: batches.arrived(name, "kind", 1, now) for now, name in enumerate("abc")}
     for name in "ba":
@@ -82,7 +82,7 @@ def test_calls_without_rows_fill_no_batch() -> None:
     assert batches.ready(1.0) == [0, 1, 2, 3, 4]
 
 
-def test_without_a_delay_nothing_waits() -> None:
+def test_without_a_delay_no_call_waits() -> None:
     batches: Batches[str] = Batches(8, 0.0)
     batches.arrived("a", "kind", 1, 3.0)
     assert batches.ready(3.0) == ["a"]
@@ -104,7 +104,7 @@ def test_a_call_that_was_dropped_takes_no_place_and_is_not_kept() -> None:
     assert batches.all() == []
     late = batches.arrived("late", "k", 3, 0.0)
     assert batches.ready(0.0) == ["late"]
-    batches.dropped("late", late)  # it runs
+    batches.dropped("late", late)  # the batch runs
     assert batches.deadline == inf
 
 

@@ -15,12 +15,12 @@ WINDOW, CHUNK = 8, 3
 
 
 def pieces(out: OutboundTransfers, now: float = 0.0) -> list[OutgoingChunk]:
-    """All that may leave now."""
+    """Return all chunks that may leave now."""
     return list(iter(lambda: out.next_chunk(now), None))
 
 
 def fixed(window: int, chunk: int) -> Pace:
-    """A pace that follows nothing."""
+    """A pace with a fixed window."""
     return Pace(window, chunk, window_bytes=window, chunk_min=chunk)
 
 
@@ -52,7 +52,7 @@ def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
     assert len(out) == 0
 
 
-def test_p2_what_is_not_acknowledged_stays_within_the_window_whatever_the_number_of_transfers() -> None:
+def test_p2_unacknowledged_bytes_stay_within_the_window_for_any_number_of_transfers() -> None:
     out = sender(*((id, [100]) for id in range(1, 20)))
     assert [piece.nbytes for piece in pieces(out)] == [3, 3]
     assert out.pace.unacknowledged == 6
@@ -66,7 +66,7 @@ def test_p3_transfers_take_turns() -> None:
     assert [piece.id for piece in pieces(out)] == [1, 2, 1, 2, 1]
 
 
-def test_p3_a_transfer_that_begins_later_has_its_turn_next_to_one_that_is_under_way() -> None:
+def test_p3_a_later_transfer_takes_turns_with_one_that_is_in_progress() -> None:
     out = sender((1, [30]))
     assert len(pieces(out)) == 2
     out.begun(2, [30])
@@ -74,7 +74,7 @@ def test_p3_a_transfer_that_begins_later_has_its_turn_next_to_one_that_is_under_
     assert [piece.id for piece in pieces(out)] == [1, 2]
 
 
-def test_p6_of_a_transfer_that_was_ended_nothing_more_leaves_and_its_bytes_on_the_way_still_count() -> None:
+def test_p6_no_chunk_of_an_ended_transfer_leaves_and_its_bytes_in_flight_still_count() -> None:
     out = sender((1, [30]), (2, [30]))
     assert [piece.id for piece in pieces(out)] == [1, 2]
     assert out.ended(1)
@@ -85,7 +85,7 @@ def test_p6_of_a_transfer_that_was_ended_nothing_more_leaves_and_its_bytes_on_th
 
 
 @pytest.mark.parametrize("nbytes", [4, 10**12, -1])
-def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_and_opens_nothing(nbytes: int) -> None:
+def test_an_acknowledgement_of_bytes_that_were_never_sent_is_a_fault_and_widens_no_window(nbytes: int) -> None:
     out = sender((1, [3]))
     pieces(out)
     assert not out.acknowledged(nbytes, 0.0)
@@ -125,7 +125,7 @@ def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(part: int
 
 
 @pytest.mark.parametrize("over", ["ended", "complete", "unknown"])
-def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
+def test_p4_no_chunk_of_an_ended_transfer_is_accepted(over: str) -> None:
     into = InboundTransfers()
     if over != "unknown":
         into.begun(1, [6])
@@ -142,7 +142,7 @@ def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
     assert len(into) == 0
 
 
-def test_p5_chunks_are_acknowledged_at_once_but_for_the_first_of_two_full_ones_also_when_nobody_wants_them() -> None:
+def test_p5_chunks_are_acknowledged_at_once_except_the_first_of_two_full_ones_even_unwanted_chunks() -> None:
     into = receiver(1, [10 * CHUNK_BYTES])
     assert [into.credit_after(CHUNK_BYTES), into.credit_after(CHUNK_BYTES), into.credit_after(3)] == [
         0,
@@ -152,13 +152,13 @@ def test_p5_chunks_are_acknowledged_at_once_but_for_the_first_of_two_full_ones_a
     assert [into.credit_after(CHUNK_BYTES), into.credit_after(3), into.credit_after(0)] == [0, CHUNK_BYTES + 3, 0]
 
 
-def test_p5_no_second_chunk_is_waited_for_when_nothing_is_awaited() -> None:
-    """What is not acknowledged counts as on its way, and to those who look it seems that it never arrives."""
+def test_p5_a_full_chunk_is_acknowledged_at_once_when_no_other_is_expected() -> None:
+    """An unacknowledged chunk counts as in flight, so the figures would show a chunk that never arrives."""
     into = receiver(1, [10 * CHUNK_BYTES])
     assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [0, 0]
     into.ended(1)
     assert [into.idle_credit(), into.idle_credit()] == [CHUNK_BYTES, 0]
-    assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [CHUNK_BYTES, 0], "of a transfer that is over"
+    assert [into.credit_after(CHUNK_BYTES), into.idle_credit()] == [CHUNK_BYTES, 0], "of a transfer that has ended"
 
 
 def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> None:
@@ -181,8 +181,8 @@ def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
-def test_any_course_of_both_ends_keeps_the_promises(seed: int) -> None:
-    """Transfers begin and are ended by either side at random, chunks are doubled, cut or invented, the connection goes."""
+def test_random_histories_of_both_ends_keep_the_promises(seed: int) -> None:
+    """At random, transfers begin and are ended by either side, chunks are doubled, cut or invented, and the connection ends."""
     rng = random.Random(seed)
     planted = seed % 3 == 0
     for _ in range(4):
@@ -247,7 +247,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
         if outcome == WRONG:
             assert head.id in spoilt
             before = over.setdefault(head.id, "failed")
-            assert before == "failed" or (before == "ended" and head.id not in out)  # ended before its header was here
+            assert before == "failed" or (before == "ended" and head.id not in out)  # ended before its header arrived
         back.append(into.credit_after(head.nbytes))
 
     def take_credit() -> None:
@@ -258,24 +258,25 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
         if sent:
             id = rng.choice(list(sent))
             unfinished = out.ended(id)
-            if into.ended(id) or unfinished:  # its header may still be on the way
+            if into.ended(id) or unfinished:  # its header may still be in flight
                 over.setdefault(id, "ended")
 
     steps = [send] * 8 + [receive] * 8 + [take_credit] * 3 + [begin] + ([end] if rng.random() < 0.5 else [])
     for _ in range(rng.randrange(50, 1500)):
         rng.choice(steps)()
     if rng.random() < 0.2:
-        return  # the connection goes: the lost tail has completed nothing that was not whole, as asserted above
+        return  # the connection ends: the lost chunks have completed no transfer that was not whole, as asserted above
     while wire or back or len(out):
         for step in (send, receive, take_credit):
             step()
     assert set(over) == set(sent)
-    assert all(over[id] == "ended" for id in sent if id in into)  # the other side's word of it is not part of this
+    # the message by which the other side ends it is not simulated
+    assert all(over[id] == "ended" for id in sent if id in into)
     assert out.pace.unacknowledged == 0
     assert len(out) == 0
 
 
-def test_what_is_announced_counts_until_its_transfer_has_ended() -> None:
+def test_an_announced_transfer_counts_until_it_has_ended() -> None:
     inbound = InboundTransfers()
     inbound.begun(1, [10, 20])
     inbound.begun(2, [5])

@@ -1,4 +1,4 @@
-"""How much of its calls a client sends unasked, what it holds back, and what passes: P9 of transport/calls_machine.py."""
+"""How many bytes of calls a client sends unasked, and which calls it holds back: P9 of transport/calls_machine.py."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def sized(table: ClientCalls, body: int, *frames: int) -> ClientCall:
 
 
 def left(table: ClientCalls) -> list[list[ClientCall]]:
-    """All messages that leave now."""
+    """Return all messages that leave now."""
     messages = []
     while message := table.next_message():
         messages.append(message)
     return messages
 
 
-def test_what_does_not_fit_into_the_window_waits_in_order_until_answers_have_come() -> None:
+def test_calls_that_do_not_fit_into_the_window_wait_in_order_for_replies() -> None:
     table = bounded()
     sent = [sized(table, 40 * KIB), sized(table, 10 * KIB, 40 * KIB)]
     held = [sized(table, 20 * KIB), sized(table, 2 * KIB)]
@@ -50,7 +50,7 @@ def test_what_does_not_fit_into_the_window_waits_in_order_until_answers_have_com
 
 
 @pytest.mark.parametrize("frames", [(), (24,)], ids=["a body", "frames"])
-def test_small_calls_count_nothing_and_pass_those_that_are_held_back(frames: tuple[int, ...]) -> None:
+def test_small_calls_do_not_count_and_overtake_calls_that_are_held_back(frames: tuple[int, ...]) -> None:
     table = bounded()
     sent, held, small = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, KIB - 24, *frames)
     assert left(table) in ([[sent, small]], [[sent], [small]])
@@ -60,7 +60,7 @@ def test_small_calls_count_nothing_and_pass_those_that_are_held_back(frames: tup
     assert table.eager_bytes == 90 * KIB
 
 
-def test_a_call_that_would_fit_does_not_pass_one_that_counts_and_was_asked_before_it() -> None:
+def test_a_call_that_would_fit_does_not_overtake_an_earlier_one_that_counts() -> None:
     table = bounded()
     sent, held, fits = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, 2 * KIB)
     assert left(table) == [[sent]]
@@ -70,7 +70,7 @@ def test_a_call_that_would_fit_does_not_pass_one_that_counts_and_was_asked_befor
     assert left(table) == [[held, fits, fits_too]]
 
 
-def test_a_message_of_several_calls_closes_where_the_window_is_full() -> None:
+def test_a_message_of_several_calls_ends_when_the_window_is_full() -> None:
     table = bounded()
     first, second, third = (sized(table, 40 * KIB) for _ in range(3))
     assert left(table) == [[first, second]]
@@ -79,7 +79,7 @@ def test_a_message_of_several_calls_closes_where_the_window_is_full() -> None:
     assert not table.is_unsent(third)
 
 
-def test_a_call_that_is_larger_than_the_window_leaves_when_nothing_that_counts_is_unanswered() -> None:
+def test_a_call_larger_than_the_window_leaves_when_no_counted_call_is_unanswered() -> None:
     table = bounded()
     first, huge, small = sized(table, 2 * KIB), sized(table, 1000 * KIB), sized(table, 1)
     assert left(table) == [[first, small]]
@@ -88,7 +88,7 @@ def test_a_call_that_is_larger_than_the_window_leaves_when_nothing_that_counts_i
 
 
 @pytest.mark.parametrize("how", ["the connection goes", "the server leaves", "it could not be sent"])
-def test_what_was_held_back_waits_in_the_order_of_asking_when_there_is_no_server_to_answer(how: str) -> None:
+def test_held_back_calls_wait_in_their_order_while_there_is_no_server(how: str) -> None:
     table = bounded()
     first, held, small = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, 1)
     messages = left(table)
@@ -110,7 +110,7 @@ def test_what_was_held_back_waits_in_the_order_of_asking_when_there_is_no_server
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_at_random_the_window_holds_small_calls_pass_and_all_others_leave_in_order(seed: int) -> None:
+def test_at_random_the_window_holds_and_all_but_small_calls_leave_in_order(seed: int) -> None:
     rng = random.Random(seed)
     table = bounded()
     asked: list[ClientCall] = []
@@ -138,7 +138,7 @@ def test_at_random_the_window_holds_small_calls_pass_and_all_others_leave_in_ord
         assert order == sorted(order)
 
 
-def test_large_parts_that_do_not_fit_are_held_until_the_server_lets_them_in() -> None:
+def test_large_parts_that_do_not_fit_are_held_until_the_server_admits_them() -> None:
     table = bounded()
     calls = [sized(table, 1, CHUNK_BYTES + 1), sized(table, 50 * KIB), sized(table, 1, CHUNK_BYTES + 1)]
     sent = [call for message in left(table) for call in message]
@@ -154,7 +154,7 @@ def test_large_parts_that_fit_are_not_held() -> None:
     assert table.eager_bytes == CHUNK_BYTES + 51
 
 
-def test_a_call_that_has_bounds_of_its_own_counts_nothing() -> None:
+def test_a_call_with_bounds_of_its_own_does_not_count() -> None:
     table = bounded()
     call = ClientCall("m", bytes(1000 * KIB))
     call.bounded = False
@@ -164,7 +164,7 @@ def test_a_call_that_has_bounds_of_its_own_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", ["answered", "cancelled", "expired", "lost", "failed", "undelivered"])
-def test_a_call_that_is_not_in_flight_any_more_counts_nothing(how: str) -> None:
+def test_a_call_that_is_not_in_flight_any_more_does_not_count(how: str) -> None:
     table = bounded()
     call = ClientCall("m", bytes(4 * KIB), (), 5.0)
     table.submitted(call)

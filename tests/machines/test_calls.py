@@ -24,7 +24,7 @@ def client(up: bool = True, pending_max: int = 100_000) -> ClientCalls:
 
 
 def requests(table: ClientCalls, now: float = 0.0) -> list[Call]:
-    """What leaves as the next message."""
+    """Return the calls of the next message."""
     return [table.request(call, now) for call in table.next_message()]
 
 
@@ -49,7 +49,7 @@ def empty(table: ClientCalls) -> bool:
 # -- the client's end ------------------------------------------------------------------------------------------------
 
 
-def test_a_call_to_a_known_server_names_its_life() -> None:
+def test_a_call_to_a_known_server_names_its_incarnation() -> None:
     table = client()
     ask(table)
     assert requests(table) == [Call(1, "m", LIFE, 0, b"args")]
@@ -105,10 +105,10 @@ def test_so_many_bytes_are_a_full_message() -> None:
     body = bytes(BATCH_BYTES_MAX // 4)
     assert [table.submitted(ClientCall("m", body)) for _ in range(5)] == [False, False, False, True, True]
     assert [len(table.next_message()) for _ in range(3)] == [4, 1, 0]
-    assert not table.submitted(ClientCall("m", body))  # what has left does not count any more
+    assert not table.submitted(ClientCall("m", body))  # calls that were sent do not count any more
     for call in list(table.waiting.values()):
         table.cancelled(call)
-    assert [table.submitted(ClientCall("m", body)) for _ in range(3)] == [False] * 3  # nor what was cancelled
+    assert [table.submitted(ClientCall("m", body)) for _ in range(3)] == [False] * 3  # nor do cancelled calls
 
 
 def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_before_it() -> None:
@@ -121,7 +121,7 @@ def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_
     assert [[call.id for call in table.next_message()] for _ in range(4)] == [[2, 3], [4], [5], []]
 
 
-def test_an_answer_ends_its_call_with_what_it_brings() -> None:
+def test_a_reply_ends_its_call_with_its_value_or_error() -> None:
     table = client()
     call = fly(table)
     assert table.replied(Reply(1, 0, "", b"value"), ["frame"]) is call
@@ -129,7 +129,7 @@ def test_an_answer_ends_its_call_with_what_it_brings() -> None:
     assert empty(table)
 
 
-def test_an_answer_that_nobody_waits_for_is_nobodys() -> None:
+def test_a_reply_for_an_unknown_call_is_ignored() -> None:
     table = client()
     call = fly(table)
     table.replied(Reply(1, 0, "", b"first"), ())
@@ -138,7 +138,7 @@ def test_an_answer_that_nobody_waits_for_is_nobodys() -> None:
     assert (call.code, call.body) == (0, b"first")
 
 
-def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_time_that_is_left_then() -> None:
+def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_remaining_time() -> None:
     table = client(up=False)
     assert not table.submitted(first := ClientCall("m", b"args", (), 10.0))
     second = ask(table)
@@ -150,7 +150,7 @@ def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_time_that_is_lef
     assert not table.waiting
 
 
-def test_what_is_in_flight_when_the_connection_goes_is_unavailable_and_never_sent_again() -> None:
+def test_calls_in_flight_when_the_connection_ends_are_unavailable_and_never_sent_again() -> None:
     table = client()
     call = fly(table)
     assert table.connection_lost() == [call]
@@ -160,7 +160,7 @@ def test_what_is_in_flight_when_the_connection_goes_is_unavailable_and_never_sen
     assert requests(table) == []
 
 
-def test_what_has_gathered_when_the_connection_goes_was_not_sent_and_waits_for_the_next_server() -> None:
+def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends() -> None:
     table = client()
     flying, gathered = fly(table), ask(table)
     assert table.connection_lost() == [flying]
@@ -170,7 +170,7 @@ def test_what_has_gathered_when_the_connection_goes_was_not_sent_and_waits_for_t
     assert requests(table) == [Call(gathered.id, "m", LIFE + 1, 0, b"args")]
 
 
-def test_a_server_that_is_leaving_answers_what_it_has_and_is_sent_nothing_new() -> None:
+def test_a_server_that_leaves_replies_to_calls_in_flight_and_gets_no_new_ones() -> None:
     table = client()
     old = fly(table)
     gathered = ask(table)
@@ -183,7 +183,7 @@ def test_a_server_that_is_leaving_answers_what_it_has_and_is_sent_nothing_new() 
     assert [call.id for call in requests(table)] == [gathered.id, new.id]
 
 
-def test_a_call_made_while_the_server_is_away_waits_for_its_next_life() -> None:
+def test_a_call_made_while_the_server_is_away_waits_for_its_next_incarnation() -> None:
     table = client()
     table.connection_lost()
     ask(table)
@@ -199,7 +199,7 @@ def impatient() -> ClientCall:
     return call
 
 
-def test_a_call_that_waits_for_no_server_ends_where_there_is_none() -> None:
+def test_a_call_that_does_not_wait_for_a_server_ends_if_there_is_none() -> None:
     table = client(up=False)
     call = impatient()
     assert not table.submitted(call)
@@ -208,7 +208,7 @@ def test_a_call_that_waits_for_no_server_ends_where_there_is_none() -> None:
     assert empty(table)
 
 
-def test_a_call_that_waits_for_no_server_ends_when_its_server_goes_before_it_was_sent() -> None:
+def test_a_call_that_does_not_wait_ends_if_its_server_ends_before_it_was_sent() -> None:
     table = client()
     flying, other, call = fly(table), ask(table), impatient()
     assert not table.submitted(call)
@@ -248,7 +248,7 @@ def test_a_deadline_ends_calls_in_flight_and_waiting_alike() -> None:
     assert list(table.in_flight) == [forever.id]
 
 
-def test_cancelling_tells_the_server_only_of_a_call_that_it_has() -> None:
+def test_the_server_is_told_of_a_cancelled_call_only_if_it_has_the_call() -> None:
     table = client()
     flying, waiting = fly(table), ask(table)
     assert table.cancelled(waiting) is None
@@ -268,7 +268,7 @@ def test_a_refusal_ends_every_call_with_its_error() -> None:
     assert requests(table) == []
 
 
-def test_more_calls_than_the_bound_are_refused_here() -> None:
+def test_calls_above_the_bound_are_refused_by_the_client() -> None:
     table = client(pending_max=2)
     fly(table)
     ask(table)
@@ -277,7 +277,7 @@ def test_more_calls_than_the_bound_are_refused_here() -> None:
     assert len(table.in_flight) + len(table.waiting) == 2
 
 
-def test_whatever_happens_a_call_ends_once_is_sent_once_and_leaves_nothing(seed: int) -> None:
+def test_at_random_a_call_ends_once_is_sent_at_most_once_and_leaves_nothing(seed: int) -> None:
     rng, table, now, life = random.Random(seed), client(up=False), 0.0, 0
     calls: list[ClientCall] = []
     delivered: dict[int, int] = {}
@@ -345,7 +345,7 @@ def taken(table: ServerCalls, peer: str = "a", id: int = 1, left_ms: int = 0, no
 
 
 @pytest.mark.parametrize("incarnation", [0, 1, LIFE + 1])
-def test_a_call_of_another_life_is_refused(incarnation: int) -> None:
+def test_a_call_of_another_incarnation_is_refused(incarnation: int) -> None:
     table = ServerCalls(LIFE)
     answer = table.call_arrived("a", Call(5, "m", incarnation, 0, b""), 0.0)
     assert isinstance(answer, Reply)
@@ -368,8 +368,8 @@ def test_a_finished_call_is_answered_and_forgotten() -> None:
     assert len(table) == 0
 
 
-def test_what_is_ready_after_the_deadline_is_no_answer() -> None:
-    """A function that looks at `cancelled()` then returns early: what it returns must not pass for its result."""
+def test_a_result_after_the_deadline_is_not_a_reply() -> None:
+    """A function that checks `cancelled()` then returns early: its return value must not count as a result."""
     table = ServerCalls(LIFE)
     assert table.finished(taken(table, left_ms=500, now=10.0), 10.4)
     assert not table.finished(taken(table, left_ms=500, now=10.0), 10.5)
@@ -389,7 +389,7 @@ def test_a_cancelled_call_is_unwanted_and_unanswered_and_counts_until_it_has_fin
     taken(table, id=2)
 
 
-def test_the_calls_of_a_peer_that_has_gone_are_forgotten() -> None:
+def test_the_calls_of_a_disconnected_peer_are_forgotten() -> None:
     table = ServerCalls(LIFE)
     gone, other = taken(table, "a"), taken(table, "b")
     table.peer_gone("a")
@@ -400,7 +400,7 @@ def test_the_calls_of_a_peer_that_has_gone_are_forgotten() -> None:
     assert len(table) == 1
 
 
-def test_a_peer_has_at_most_so_many_calls_and_others_are_not_touched_by_that() -> None:
+def test_the_calls_of_a_peer_are_bounded_without_effect_on_other_peers() -> None:
     table = ServerCalls(LIFE, pending_max=2)
     first = taken(table, "a", 1)
     taken(table, "a", 2)

@@ -1,6 +1,6 @@
 """The coordinator's record of what it has scheduled: submission, results, the first error, the end of a round.
 
-In these tests the payload of a piece of work is its number, and all of it is for function 7 unless a test says otherwise.
+In these tests the payload of a work item is its number, and every work item is for function 7 unless a test says otherwise.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ NO_WORKER = b"the cluster was without any worker for 60 s"
 
 @pytest.fixture
 def closures() -> Closures:
-    """A coordinator that has seen no dispatcher yet."""
+    """A coordinator that has not connected to a dispatcher yet."""
     return Closures(coordinator=ME, queue_max=QUEUE_MAX, cancel_grace_s=CUT_S, lost_limit_s=LOST_S, now=0.0)
 
 
 @pytest.fixture
 def ready(closures: Closures) -> Closures:
-    """One with function 7, a dispatcher and a worker."""
+    """A coordinator with function 7, a dispatcher and a worker."""
     do(closures, FunctionsDefined([(7, b"f")]))
     up(closures)
     return closures
@@ -119,7 +119,7 @@ def test_with_a_dispatcher_functions_and_work_are_sent_at_once(ready: Closures) 
 
 
 @pytest.mark.parametrize("kind", [VALUE, ERROR, CANCELLED])
-def test_p1_each_piece_of_work_is_resolved_once(ready: Closures, kind: int) -> None:
+def test_p1_each_work_item_is_resolved_once(ready: Closures, kind: int) -> None:
     schedule(ready, 1)
     assert end_result(ready, 1, kind) == [Resolve([(1, kind, b"r")])]
     assert ready.unfinished == 0
@@ -130,7 +130,7 @@ def test_p1_each_piece_of_work_is_resolved_once(ready: Closures, kind: int) -> N
     assert do(ready, BulkUnreachable(1, 0, "late")) == []
 
 
-def test_results_of_many_come_as_one(ready: Closures) -> None:
+def test_results_of_many_work_items_are_one_effect(ready: Closures) -> None:
     schedule(ready, 1, 2, 3)
     results = Results([(2, 0, VALUE, b"b"), (9, 0, VALUE, b"?"), (1, 0, ERROR, b"a")])
     assert hear(ready, results) == [Resolve([(2, VALUE, b"b"), (1, ERROR, b"a")])]
@@ -145,7 +145,7 @@ def test_much_work_is_submitted_in_several_messages(ready: Closures) -> None:
 # -- bulk results ----------------------------------------------------------------------------------------------------
 
 
-def test_p2_a_bulk_result_is_resolved_when_it_is_here_and_then_it_is_taken(ready: Closures) -> None:
+def test_p2_a_bulk_result_is_resolved_when_it_has_arrived_and_is_then_freed(ready: Closures) -> None:
     schedule(ready, 1)
     assert end_result(ready, 1, BULK, attempt=4) == [Fetch(1, 4, b"r")]
     assert ready.unfinished == 1
@@ -154,17 +154,17 @@ def test_p2_a_bulk_result_is_resolved_when_it_is_here_and_then_it_is_taken(ready
     assert ready.unfinished == 0
 
 
-def test_a_bulk_result_is_taken_before_its_function_is_forgotten(ready: Closures) -> None:
+def test_a_bulk_result_is_freed_before_its_function_is_forgotten(ready: Closures) -> None:
     schedule(ready, 1)
     do(ready, FunctionsDropped([7]))
     end_result(ready, 1, BULK)
     told = [e.message for e in do(ready, BulkArrived(1, 0, b"r")) if isinstance(e, Send)]
     assert told == [ResultReceived([(1, 0)]), Forget(ME, [7])], (
-        "else it could be handed out anew, and the dispatcher not have the function"
+        "otherwise the dispatcher could assign it again without having the function"
     )
 
 
-def test_a_bulk_result_that_nobody_waits_for_is_let_go(ready: Closures) -> None:
+def test_a_bulk_result_without_a_waiting_work_item_is_freed(ready: Closures) -> None:
     assert end_result(ready, 1, BULK, attempt=4) == [to_dispatcher(ResultReceived([(1, 4)]))]
 
 
@@ -183,7 +183,7 @@ def test_a_bulk_result_that_cannot_be_reached_ends_its_work(ready: Closures) -> 
     assert do(ready, BulkUnreachable(1, 4, "no route")) == [Resolve([(1, UNAVAILABLE, b"no route")]), taken]
 
 
-def test_one_that_is_being_made_again_is_not_ended_by_the_old_one_out_of_reach(ready: Closures) -> None:
+def test_work_that_runs_again_does_not_end_because_its_old_result_is_out_of_reach(ready: Closures) -> None:
     schedule(ready, 1)
     end_result(ready, 1, BULK, attempt=4)
     end_result(ready, 1, BULK, attempt=5)
@@ -198,7 +198,7 @@ def schedule_kept(closures: Closures, *works: int) -> None:
     do(closures, Scheduled([(work, 7, b"%d" % work) for work in works], keep=works))
 
 
-def test_p8_a_result_to_be_kept_is_resolved_by_its_reference_and_let_go_of_when_it_was_dropped(ready: Closures) -> None:
+def test_p8_a_kept_result_is_resolved_by_its_reference_and_freed_when_it_was_dropped(ready: Closures) -> None:
     schedule_kept(ready, 1, 2)
     taken = to_dispatcher(ResultReceived([(1, 4), (2, 0)], keep=True))
     results = Results([(1, 4, BULK, b"r"), (2, 0, BULK, b"s")])
@@ -209,20 +209,20 @@ def test_p8_a_result_to_be_kept_is_resolved_by_its_reference_and_let_go_of_when_
 
 
 @pytest.mark.parametrize("kind", [ERROR, CANCELLED])
-def test_work_to_be_kept_that_has_no_result_ends_like_any_other(ready: Closures, kind: int) -> None:
+def test_work_with_keep_that_has_no_result_ends_like_any_other(ready: Closures, kind: int) -> None:
     schedule_kept(ready, 1)
     assert end_result(ready, 1, kind) == [Resolve([(1, kind, b"r")])]
     assert do(ready, KeptDropped([1])) == []
 
 
-def test_a_kept_result_that_was_made_again_is_let_go_of(ready: Closures) -> None:
+def test_a_kept_result_that_was_recomputed_is_freed(ready: Closures) -> None:
     schedule_kept(ready, 1)
     end_result(ready, 1, BULK)
     assert end_result(ready, 1, BULK, attempt=1) == [to_dispatcher(ResultReceived([(1, 1)]))]
     assert do(ready, KeptDropped([1])) == [to_dispatcher(ResultReceived([(1, 0)]))]
 
 
-def test_what_is_kept_is_forgotten_with_the_connection(ready: Closures) -> None:
+def test_kept_results_are_forgotten_with_the_connection(ready: Closures) -> None:
     schedule_kept(ready, 1)
     end_result(ready, 1, BULK)
     do(ready, DispatcherDown())
@@ -230,7 +230,7 @@ def test_what_is_kept_is_forgotten_with_the_connection(ready: Closures) -> None:
     assert do(ready, KeptDropped([1])) == []
 
 
-def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_it(ready: Closures) -> None:
+def test_a_kept_result_that_arrives_while_its_round_ends_is_cancelled_with_the_round(ready: Closures) -> None:
     schedule_kept(ready, 1)
     do(ready, EndRoundRequested(1))
     assert end_result(ready, 1, BULK) == [], "the dispatcher releases it with its round"
@@ -245,7 +245,7 @@ def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_ex
     end_result(ready, 1, ERROR)
     assert do(ready, EndRoundRequested(1)) == [ASK_END]
     assert ready.ending
-    assert schedule(ready, 4) == [], "it would be of an ended round"
+    assert schedule(ready, 4) == [], "its result would belong to an ended round"
     assert end_result(ready, 2) == [Resolve([(2, VALUE, b"r")])]
     cancelled = Resolve([(3, CANCELLED, b""), (4, CANCELLED, b"")])
     assert hear(ready, RoundEnded(1)) == [cancelled, RoundSettled(1)]
@@ -263,7 +263,7 @@ def lose_a_worker(ready: Closures, reason: str = "its connection was lost") -> N
 def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_it_has_no_work_left(
     ready: Closures, lost: bool
 ) -> None:
-    """A worker executes what it had begun until it misses the dispatcher, also what it never said that it had begun."""
+    """A worker runs the functions that it has begun until it misses the dispatcher, even those whose start it has not reported."""
     schedule(ready, 1)
     if lost:
         lose_a_worker(ready)
@@ -280,7 +280,7 @@ def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_
     schedule(ready, 2)
     end_result(ready, 2, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndRoundRequested(2)) == [RoundSettled(2)], "nothing of the second round was lost"
+    assert do(ready, EndRoundRequested(2)) == [RoundSettled(2)], "no work of the second round was lost"
 
 
 def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready: Closures) -> None:
@@ -317,14 +317,14 @@ def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_p3_the_end_of_another_generation_ends_nothing(ready: Closures, asked: bool) -> None:
+def test_p3_the_end_of_another_round_ends_nothing(ready: Closures, asked: bool) -> None:
     schedule(ready, 1)
     do(ready, *([EndRoundRequested(1)] if asked else []))
     assert hear(ready, RoundEnded(2 if asked else 1)) == []
     assert ready.unfinished == 1
 
 
-def test_p3_the_end_is_asked_for_again_when_the_dispatcher_is_back(ready: Closures) -> None:
+def test_p3_the_end_of_a_round_is_requested_again_when_the_dispatcher_is_back(ready: Closures) -> None:
     schedule(ready, 1)
     do(ready, EndRoundRequested(1), DispatcherDown())
     assert do(ready, DispatcherUp()) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, True))]
@@ -339,17 +339,17 @@ def test_p3_without_a_dispatcher_a_round_that_has_work_waits_and_one_without_end
     assert up(closures)[-1] == to_dispatcher(EndRound(2, CUT_S))
 
 
-def test_p15_the_end_of_another_round_is_not_asked_for(ready: Closures) -> None:
+def test_p15_the_end_of_another_round_is_not_requested(ready: Closures) -> None:
     schedule(ready, 1)
     assert do(ready, EndRoundRequested(2)) == []
     do(ready, EndRoundRequested(1))
     hear(ready, RoundEnded(1))
     schedule(ready, 2)
-    assert do(ready, EndRoundRequested(1)) == [], "it was asked for before the first round had ended"
+    assert do(ready, EndRoundRequested(1)) == [], "the coordinator scheduled it before the first round had ended"
     assert (ready.ending, ready.unfinished) == (False, 1)
 
 
-# -- a dispatcher that goes and comes back ---------------------------------------------------------------------------
+# -- a dispatcher that ends and comes back ---------------------------------------------------------------------------
 
 
 def test_p4_what_is_unfinished_is_submitted_again_oldest_first_under_new_attempt_numbers(ready: Closures) -> None:
@@ -372,7 +372,7 @@ def test_p4_the_numbers_go_on_after_the_last_known_attempt(ready: Closures) -> N
     assert up(ready)[-1] == submitted(1, attempt=2 * AGAIN)
 
 
-def test_p4_a_new_round_begins_without_a_past(ready: Closures) -> None:
+def test_p4_a_new_round_begins_without_lost_starts(ready: Closures) -> None:
     schedule(ready, 1)
     do(ready, EndRoundRequested(1))
     hear(ready, RoundEnded(1))
@@ -390,20 +390,20 @@ def test_p5_lost_starts_are_counted_over_dispatchers_and_told_when_the_work_fail
     assert ready.unfinished == 0
 
 
-# -- nobody there ----------------------------------------------------------------------------------------------------
+# -- no dispatcher or worker ----------------------------------------------------------------------------------------------------
 
 
 def test_p6_without_a_dispatcher_for_too_long_everything_is_resolved_as_unavailable(closures: Closures) -> None:
     assert closures.deadline is None
     schedule(closures, 1, 2, now=100.0)
-    assert closures.deadline == 100.0 + LOST_S, "nobody missed it before"
+    assert closures.deadline == 100.0 + LOST_S, "the coordinator did not miss it before"
     assert do(closures, Ticked(), now=99.9 + LOST_S) == []
     lost = Resolve([(1, UNAVAILABLE, NO_DISPATCHER), (2, UNAVAILABLE, NO_DISPATCHER)])
     assert do(closures, Ticked(), now=100.0 + LOST_S) == [lost]
     assert (closures.unfinished, closures.queued, closures.deadline) == (0, 0, None)
 
 
-def test_p6_a_dispatcher_that_goes_is_missed_from_then_on_and_work_does_not_put_it_off(ready: Closures) -> None:
+def test_p6_a_dispatcher_that_ends_is_missed_from_then_on_and_new_work_does_not_postpone_it(ready: Closures) -> None:
     schedule(ready, 1)
     assert ready.deadline is None
     do(ready, DispatcherDown(), now=10.0)
@@ -413,7 +413,7 @@ def test_p6_a_dispatcher_that_goes_is_missed_from_then_on_and_work_does_not_put_
     assert ready.deadline is None
 
 
-def test_p6_without_any_worker_for_too_long_the_generation_is_ended_too(ready: Closures) -> None:
+def test_p6_without_any_worker_for_too_long_the_round_is_ended_too(ready: Closures) -> None:
     schedule(ready, 1)
     hear(ready, Workers(0), 10.0)
     assert (ready.workers, ready.deadline) == (0, 10.0 + LOST_S)
@@ -429,7 +429,7 @@ def test_p6_a_worker_that_comes_in_time_is_enough(ready: Closures) -> None:
     assert do(ready, Ticked(), now=1000.0) == []
 
 
-def test_p6_a_round_that_is_ending_ends_when_nobody_answers_for_too_long(ready: Closures) -> None:
+def test_p6_a_round_that_is_ending_ends_when_no_dispatcher_replies_for_too_long(ready: Closures) -> None:
     schedule(ready, 1)
     do(ready, EndRoundRequested(1), DispatcherDown(), now=10.0)
     effects = do(ready, Ticked(), now=10.0 + LOST_S)
@@ -467,7 +467,7 @@ def test_p7_a_function_that_was_not_dropped_is_kept_without_work(ready: Closures
     assert schedule(ready, 2) == [submitted(2)]
 
 
-def test_p7_one_that_was_forgotten_without_a_dispatcher_is_not_defined_again(ready: Closures) -> None:
+def test_p7_a_function_that_was_forgotten_without_a_dispatcher_is_not_defined_again(ready: Closures) -> None:
     schedule(ready, 1)
     do(ready, FunctionsDropped([7]), DispatcherDown(), CancelRequested([1]))
     assert up(ready) == [to_dispatcher(RegisterCoordinator(ME, QUEUE_MAX, 1, True))]
@@ -484,7 +484,7 @@ def test_work_that_is_with_the_dispatcher_is_withdrawn_there_and_ends_with_its_r
     assert do(ready, CancelRequested([2])) == []
 
 
-def test_work_is_withdrawn_at_once_where_there_is_no_dispatcher(ready: Closures) -> None:
+def test_work_is_withdrawn_at_once_while_there_is_no_dispatcher(ready: Closures) -> None:
     schedule(ready, 1, 2)
     do(ready, DispatcherDown())
     schedule(ready, 3)
@@ -517,7 +517,7 @@ def test_a_full_queue_has_room_when_work_has_left_it(
     assert ready.queued == QUEUE_MAX
     assert (RoomMade() in hear(ready, message)) == room
     assert ready.queued == queued
-    assert RoomMade() not in hear(ready, message), "it is said once"
+    assert RoomMade() not in hear(ready, message), "the event is reported once"
 
 
 def test_work_that_left_the_queue_and_then_ended_is_counted_once(ready: Closures) -> None:
@@ -527,7 +527,7 @@ def test_work_that_left_the_queue_and_then_ended_is_counted_once(ready: Closures
     assert ready.queued == 1
 
 
-def test_the_queue_is_counted_anew_with_each_dispatcher(ready: Closures) -> None:
+def test_the_queue_is_counted_again_for_each_dispatcher(ready: Closures) -> None:
     schedule(ready, 1, 2, 3)
     hear(ready, QueueProgress(3))
     end_result(ready, 1)
@@ -536,6 +536,6 @@ def test_the_queue_is_counted_anew_with_each_dispatcher(ready: Closures) -> None
     up(ready)
     assert ready.queued == 2
     do(ready, EndRoundRequested(1), DispatcherDown())
-    up(ready)  # which is not given what is to end
+    up(ready)  # it does not get work that is about to end
     end_result(ready, 2)
     assert ready.queued == 0

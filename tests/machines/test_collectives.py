@@ -1,4 +1,4 @@
-"""Schedules of collectives against a plainly stupid reference, with pieces that arrive in any order between members."""
+"""Schedules of collectives against a simple reference; the pieces of different members arrive in any order."""
 
 # ruff: noqa: B023 (the functions that are made in loops are used up in the same turn)
 
@@ -24,13 +24,13 @@ REDUCED += ["uint8", "int8", "uint16", "int16", "uint32", "uint64"]
 
 
 class Stuck(AssertionError):
-    """No member can go on, and not all have ended."""
+    """No member can continue, and not all have ended."""
 
 
 def run(schedules: list[Schedule], chance: random.Random, lose: int = -1) -> None:
-    """All members, one step of any of them at a time.
+    """Run all members, one step of a random member at a time.
 
-    Pieces between two members keep their order; of the `lose`-th on nothing arrives from its sender any more.
+    Pieces between two members keep their order. From the `lose`-th piece on, no piece of its sender arrives.
     """
     lanes: dict[tuple[int, int], deque[Array]] = {}
     waiting: dict[int, int | None] = {}
@@ -53,10 +53,10 @@ def run(schedules: list[Schedule], chance: random.Random, lose: int = -1) -> Non
             dead = rank if sent == lose else dead
             if rank != dead:
                 piece = step.piece.copy()
-                piece.flags.writeable = False  # what has arrived is nobody's to change
+                piece.flags.writeable = False  # no member may change a piece that has arrived
                 lanes.setdefault((rank, step.to), deque()).append(piece)
             sent += 1
-    assert not any(lanes.values()), "pieces that nobody has received"
+    assert not any(lanes.values()), "pieces that no member has received"
 
 
 def all_ranks(size: int, make: Callable[[int], Iterator[Schedule]], chance: random.Random, lose: int = -1) -> None:
@@ -73,7 +73,7 @@ def values(chance: random.Random, dtype: str, shape: tuple[int, ...]) -> Array:
 
 
 def reference(arrays: list[Array], op: str) -> Array:
-    """One member after the other, in float64 where that is what comes out."""
+    """Reduce the values of one member after the other, in float64 if the result has this dtype."""
     if op == "mean":
         kind = arrays[0].dtype.kind
         dtype = np.float64 if kind in "biu" else arrays[0].dtype
@@ -97,7 +97,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", REDUCED)
 @pytest.mark.parametrize("op", OPS)
-def test_all_reduce_is_the_same_bits_everywhere_and_what_the_reference_says(op: str, dtype: str) -> None:
+def test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference(op: str, dtype: str) -> None:
     chance = random.Random(f"{op} {dtype}")
     for size in range(1, 10):
         length = chance.choice([0, 1, size - 1, size, 3 * size + 2, 50])
@@ -116,7 +116,7 @@ def test_all_reduce_is_the_same_bits_everywhere_and_what_the_reference_says(op: 
         np.testing.assert_allclose(small, wanted, rtol=1e-2 if dtype == "float16" else 1e-5)
 
 
-def test_the_bits_do_not_depend_on_who_is_first() -> None:
+def test_the_bits_do_not_depend_on_the_order_of_arrival() -> None:
     numbers = np.random.default_rng(1)
     arrays = [numbers.standard_normal(101).astype(np.float32) * 10.0**rank for rank in range(5)]
     seen = set()
@@ -130,7 +130,7 @@ def test_the_bits_do_not_depend_on_who_is_first() -> None:
 
 
 @pytest.mark.parametrize("size", range(2, 10))
-def test_everything_else_against_the_reference(size: int) -> None:
+def test_every_other_collective_agrees_with_the_reference(size: int) -> None:
     for seed in range(20):
         chance = random.Random(100 * size + seed)
         rows = chance.choice([0, 1, size, 3 * size + 1])
@@ -179,8 +179,8 @@ def test_everything_else_against_the_reference(size: int) -> None:
             np.testing.assert_array_equal(crossed[rank], [square[rank] for square in squares])
 
 
-def test_a_piece_that_is_lost_is_missed_by_somebody() -> None:
-    """What the watch and the time-outs of the shell are for: nobody goes on with something else in its place."""
+def test_a_lost_piece_is_missed_by_a_member() -> None:
+    """The watch and the time-outs of the runtime then end the operation: no member uses another piece in place of the lost one."""
     for seed in range(40):
         chance = random.Random(seed)
         size = chance.randint(2, 5)
@@ -213,7 +213,7 @@ def test_packs_keep_the_order_and_mix_no_dtypes(bytes_per_pack: int) -> None:
     assert ([0, 1] in made) == (bytes_per_pack >= 64)
 
 
-def test_what_cannot_be_reduced_is_said() -> None:
+def test_values_that_cannot_be_reduced_are_named() -> None:
     with pytest.raises(TypeError, match="numbers and bools are reduced, not <U1"):
         core.reducible(np.array(["a"]), "sum")
     with pytest.raises(InvalidArgumentError, match="there are sum, mean"):
@@ -253,4 +253,4 @@ def _gather_a_step_too_few(rank: int, size: int, piece: Array, keep: Any) -> Sch
 def test_planted_bugs_are_found(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, name, bug)
     with pytest.raises((AssertionError, ValueError)):
-        test_all_reduce_is_the_same_bits_everywhere_and_what_the_reference_says("sum", "float64")
+        test_all_reduce_gives_the_same_bits_at_all_members_and_agrees_with_the_reference("sum", "float64")

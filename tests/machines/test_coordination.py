@@ -1,8 +1,8 @@
 """Tasks of a cluster, held to the bullets of TensorFlow's coordination_service_test.cc; each test has the name of its bullet.
 
-Those about barriers are in test_barriers.py, about keys in test_keys.py. Void here: what is about TensorFlow's connection from the service
-back to its tasks (`has_service_to_client_connection`): there is none, tasks always ask for errors; and that its service stops where it
-cannot tell an error to anybody: ours goes on.
+The bullets about barriers are in test_barriers.py, those about keys in test_keys.py. Two kinds of bullets do not apply. TensorFlow's
+service may have a connection back to its tasks (`has_service_to_client_connection`); ours has none, and tasks always poll for errors. And
+TensorFlow's service stops when it cannot report an error to any task; ours continues.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_RegisterWithBarrier_RestartAfterBarrier_Fails() -> None:
     assert there.barrier(B).code == INTERNAL
 
 
-def test_registering_together_ends_at_its_time_and_names_who_is_missing() -> None:
+def test_registering_together_ends_at_its_deadline_and_names_the_missing_tasks() -> None:
     there = cluster(3, up=False, config=REGISTER_TOGETHER)
     calls = [there.register(A), there.register(C)]
     there.advance(5)
@@ -140,7 +140,7 @@ def test_UnavailableTaskCanReconnect() -> None:
     assert there.register(A, 2).code == ABORTED
 
 
-def test_what_an_earlier_life_still_says_does_not_harm_its_successor() -> None:
+def test_what_an_earlier_incarnation_still_says_does_not_harm_its_successor() -> None:
     there = cluster(2)
     there.reset(A)
     assert there.register(A, 1).code == OK
@@ -149,14 +149,14 @@ def test_what_an_earlier_life_still_says_does_not_harm_its_successor() -> None:
     assert there.state(A) == "up"
 
 
-def test_who_has_left_has_nothing_to_report() -> None:
+def test_a_task_that_has_left_may_not_report_an_error() -> None:
     there = cluster(2)
     there.shut_down(A)
     assert there.report(A, INTERNAL, "too late").code == FAILED_PRECONDITION
     assert there.state(A) == "left"
 
 
-def test_a_cluster_without_a_list_takes_whoever_registers() -> None:
+def test_a_cluster_without_a_list_accepts_every_task_that_registers() -> None:
     there = cluster(None)
     assert there.register(A).code == there.register(("trainer", 3)).code == OK
     assert [(state.task, state.state) for state in there.machine.states()] == [(A, "up"), (("trainer", 3), "up")]
@@ -172,7 +172,7 @@ def test_TestTaskHeartbeatTimeout() -> None:
 
 
 def test_HeartbeatTimeoutWithoutServerToClientConnection() -> None:
-    """TensorFlow's service stops then, and answers INTERNAL; ours goes on and says what has happened to this task."""
+    """TensorFlow's service then stops, and replies INTERNAL; ours continues, and reports what has happened to this task."""
     test_TestTaskHeartbeatTimeout()
 
 
@@ -261,7 +261,7 @@ def test_ShutdownWithBarrier_BarrierFails_TaskDisconnectsOtherTaskIsAlerted() ->
 
 
 def test_ShutdownWithBarrier_BarrierFailsWithoutClientConnection_ServiceStops() -> None:
-    """TensorFlow's service stops then; ours goes on, and the task that stayed behind is in error."""
+    """TensorFlow's service then stops; ours continues, and the task that did not call is in error."""
     there = cluster(2, config=TOGETHER)
     call = there.shut_down(A)
     there.advance(0.6)
@@ -269,7 +269,7 @@ def test_ShutdownWithBarrier_BarrierFailsWithoutClientConnection_ServiceStops() 
     assert there.beat(B).code == INTERNAL
 
 
-def test_shutting_down_waits_for_nobody_who_has_left_or_failed_and_ends_when_somebody_dies() -> None:
+def test_shutting_down_does_not_wait_for_tasks_that_left_or_failed_and_ends_when_one_dies() -> None:
     there = cluster(3, config=replace(OURS, shutdown_timeout_s=60.0))
     there.report(C, INTERNAL, "test_error")
     call = there.shut_down(A)
@@ -331,7 +331,7 @@ def test_a_recoverable_task_that_was_lost_just_registers_again() -> None:
     there.tell(there.machine.lost(A, there.lives[A], "killed", there.now))
     assert there.register(A, 1).code == OK
     waiting = there.barrier(A)
-    assert there.register(B, 1).code == OK  # before anybody has noticed that its former life is over
+    assert there.register(B, 1).code == OK  # before the keeper has noticed that its earlier incarnation has ended
     assert waiting.code == INTERNAL
 
 
@@ -410,7 +410,7 @@ def test_LatePollingTaskCanGetError() -> None:
     assert not there.poll(B, after=late.value[-1].number).done
 
 
-def test_a_poll_without_news_is_answered_at_its_time_and_counts_as_a_sign_of_life() -> None:
+def test_a_poll_without_news_gets_a_reply_at_its_deadline_and_is_a_sign_of_life() -> None:
     there = cluster(1)
     for _ in range(10):
         poll = there.poll(A, until=there.now + 0.5)
@@ -419,7 +419,7 @@ def test_a_poll_without_news_is_answered_at_its_time_and_counts_as_a_sign_of_lif
     assert there.state(A) == "up"
 
 
-# -- who is there -----------------------------------------------------------------------------------------------------------
+# -- which tasks are up -----------------------------------------------------------------------------------------------------------
 
 
 def test_ListClusterDevices_TfDevice() -> None:
@@ -429,7 +429,7 @@ def test_ListClusterDevices_TfDevice() -> None:
 
 
 def test_ListClusterDevices_XlaDevice() -> None:
-    """In the order of the tasks, whoever came first. (TensorFlow's function that numbers devices is void here.)"""
+    """The list has the order of the tasks, not of their calls. (TensorFlow's function that numbers devices does not apply.)"""
     there = cluster()
     there.wait_for_all(B, ["b0"])
     there.wait_for_all(A, ["a0", "a1"])
@@ -444,7 +444,7 @@ def test_ListClusterDevices_DevicesAreNotAddedTwice() -> None:
     assert first.code == CANCELLED
 
 
-def test_waiting_for_all_ends_at_its_time_and_when_somebody_is_lost() -> None:
+def test_waiting_for_all_ends_at_its_deadline_and_when_a_task_is_lost() -> None:
     there = cluster()
     late = there.wait_for_all(A, timeout_s=0.5)
     there.advance(0.5)
@@ -456,7 +456,7 @@ def test_waiting_for_all_ends_at_its_time_and_when_somebody_is_lost() -> None:
     assert call.code == INTERNAL
 
 
-def test_get_alive_tasks_is_a_barrier_among_the_live_and_all_get_the_same_answer() -> None:
+def test_get_alive_tasks_is_a_barrier_among_running_tasks_and_all_get_the_same_reply() -> None:
     there = cluster()
     first = there.alive(A)
     second = there.alive(B)

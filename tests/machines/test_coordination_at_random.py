@@ -1,6 +1,7 @@
-"""Tasks that come, wait, die, come back and give up in random order, against a checker that is plainly stupid.
+"""Tasks that register, wait, die, return and give up in random order, against a simple checker.
 
-It sees only what calls were told, and knows for each task whether it waits. Bugs are planted into the machine to show that it sees them.
+The checker sees only the replies to calls, and knows for each task whether it waits. Bugs are planted into the machine to show that the
+checker finds them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NAMES = ("x", "y")
 
 
 class Run:
-    """A random schedule of one cluster; `go` raises AssertionError where a promise was broken."""
+    """A random history of one cluster; `go` raises AssertionError if a promise was broken."""
 
     def __init__(self, seed: int, machine: type[Coordination] = Coordination) -> None:
         self.dice = random.Random(seed)
@@ -50,7 +51,7 @@ class Run:
             self.look()
         self.finish()
 
-    # -- what happens ---------------------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------------
 
     def call(self, task: Task) -> None:
         name = self.dice.choice(NAMES)
@@ -104,16 +105,18 @@ class Run:
                 self.there.beat(task)
         self.there.advance(self.dice.choice((0.1, 0.7)))
 
-    # -- what must hold --------------------------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """After each step: what was told at one moment at one barrier is the same for all; nobody is overdue; polls grow."""
+        """Check after each step: replies of one barrier at one moment are equal, no deadline passes without a reply, errors only grow."""
         told: dict[str, set[tuple[int, str]]] = {}
         for (task, name), call in list(self.waits.items()):
             if call.done:
                 del self.waits[task, name]
                 assert call.code in (OK, INTERNAL, DEADLINE_EXCEEDED, CANCELLED)
-                assert call.counter >= self.counters.get((task, name), 0), "a round that this task knew to be over"
+                assert call.counter >= self.counters.get((task, name), 0), (
+                    "a round of which this task knew that it had ended"
+                )
                 self.counters[task, name] = call.counter + 1
                 told.setdefault(name, set()).add((call.counter, call.message))
         for name, outcomes in told.items():
@@ -140,7 +143,7 @@ class Run:
             self.polls[task] = self.there.poll(task, after)
 
     def finish(self) -> None:
-        """All come back: the next rounds pass, and nothing is left of anybody."""
+        """Let all tasks return: the next rounds must pass, and nothing may be left of any task."""
         for task in self.tasks:
             self.give_up(task)
             self.dead.add(task)
@@ -170,7 +173,7 @@ class Run:
                 self.there.machine.dropped(call)
 
 
-def test_whatever_happens_barriers_pass_with_all_and_end_for_all_alike(seed: int) -> None:
+def test_at_random_barriers_pass_with_all_tasks_and_end_for_all_alike(seed: int) -> None:
     Run(seed).go()
 
 
@@ -187,7 +190,7 @@ def planted(**bugs: Any) -> type[Coordination]:
 
 
 def _counts_those_who_have_gone(self: Barriers, ticket: Any) -> None:
-    """The bug: a caller that went away still counts."""
+    """The bug: a caller that has disconnected still counts."""
 
 
 END = Barriers._end  # reach: two planted bugs change what it does
@@ -246,7 +249,7 @@ def test_a_planted_bug_is_found(bugs: dict[str, Any]) -> None:
     pytest.fail("the checker did not see it")
 
 
-def test_errors_that_are_told_twice_or_not_at_all_are_found() -> None:
+def test_errors_that_are_reported_twice_or_not_at_all_are_found() -> None:
     class Forgets(Coordination):
         def polled(self, ticket: Any, task: Task, incarnation: int, after: int, *args: Any) -> list[Effect]:
             return super().polled(ticket, task, incarnation, after + 1, *args)

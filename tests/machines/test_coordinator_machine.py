@@ -1,4 +1,4 @@
-"""The coordinator's machine: what passes between its parts, and by what a round fails (C1 to C4 of scheduling/coordinator/machine.py)."""
+"""The coordinator's machine: events between its parts, and errors that fail a round (C1 to C4 of scheduling/coordinator/machine.py)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def new_machine(rounds: bool = True) -> CoordinatorMachine:
 
 @pytest.fixture
 def machine() -> CoordinatorMachine:
-    """One with function 7, a dispatcher and a worker."""
+    """A coordinator with function 7, a dispatcher and a worker."""
     machine = new_machine()
     connect(machine)
     return machine
@@ -84,7 +84,7 @@ def connect(machine: CoordinatorMachine) -> None:
 
 
 def do(machine: CoordinatorMachine, *events: Event, now: float = 0.0) -> list[Effect]:
-    """All effects, those of packed attempts too: each HandIn is answered."""
+    """Return all effects of an event, with those of packed attempts: each HandIn gets its reply."""
     done: list[Effect] = []
     waiting = list(events)
     while waiting:
@@ -111,7 +111,7 @@ def numbers_of(effects: list[Effect], kind: type) -> list[list[int]]:
     ]
 
 
-# -- C1, C3: what passes between the parts ----------------------------------------------------------------------------
+# -- C1, C3: events between the parts ----------------------------------------------------------------------------
 
 
 def test_c1_a_plan_is_submitted_as_an_attempt_and_resolved_under_its_own_number(machine: CoordinatorMachine) -> None:
@@ -124,7 +124,7 @@ def test_c1_a_plan_is_submitted_as_an_attempt_and_resolved_under_its_own_number(
     assert (machine.closures.unfinished, len(machine.plans), machine.failed) == (0, 0, None)
 
 
-def test_c1_the_late_end_of_an_attempt_that_nobody_waits_for_is_nobodys_end(machine: CoordinatorMachine) -> None:
+def test_c1_the_late_end_of_an_unwanted_attempt_ends_no_plan(machine: CoordinatorMachine) -> None:
     do(machine, Planned(1, 7, until=5.0))
     assert do(machine, Ticked(), now=5.0)[0] == Resolve([(1, TIMED_OUT, b"")], {1})
     do(machine, EndRoundRequested(1), Heard(DISPATCHER, RoundEnded(1)))
@@ -135,7 +135,7 @@ def test_c1_the_late_end_of_an_attempt_that_nobody_waits_for_is_nobodys_end(mach
     assert machine.failed is None
 
 
-def test_c3_who_waits_gets_the_input_after_its_end_was_told_and_before_it_is_handed_in(
+def test_c3_a_waiting_plan_gets_its_input_after_the_end_of_the_input_was_reported(
     machine: CoordinatorMachine,
 ) -> None:
     schedule(machine, 1)
@@ -145,7 +145,7 @@ def test_c3_who_waits_gets_the_input_after_its_end_was_told_and_before_it_is_han
     assert numbers_of(effects, Submit) == [[A]]
 
 
-def test_options_and_keeping_go_with_each_attempt(machine: CoordinatorMachine) -> None:
+def test_each_attempt_has_the_options_and_keep_of_its_plan(machine: CoordinatorMachine) -> None:
     options = WorkOptions("worker:1", 3, False)
     (submit,) = [
         e.message
@@ -169,7 +169,7 @@ def test_a_function_is_forgotten_when_neither_plans_nor_work_need_it(machine: Co
     assert [type(e.message).__name__ for e in end(machine, A) if isinstance(e, Send)] == ["Forget"]
 
 
-def test_a_cancelled_plan_ends_at_once_where_it_waits_and_with_its_attempt_where_it_runs(
+def test_a_cancelled_plan_ends_at_once_if_it_waits_and_with_its_attempt_if_it_runs(
     machine: CoordinatorMachine,
 ) -> None:
     schedule(machine, 1)
@@ -188,12 +188,12 @@ def keep(machine: CoordinatorMachine, work: int, attempt: int) -> None:
     end(machine, attempt, KEPT, b"there")
 
 
-def test_a_kept_value_of_a_plan_is_told_with_its_attempt(machine: CoordinatorMachine) -> None:
+def test_a_kept_value_of_a_plan_is_reported_with_its_attempt(machine: CoordinatorMachine) -> None:
     do(machine, Planned(1, 7, keep=True, lineage=True))
     assert end(machine, A, KEPT, b"there") == [Resolve([(1, KEPT, KeptAt(A, b"there", True))])]
 
 
-def test_a_lost_value_is_made_again_and_replaced_until_it_was_lost_too_often(machine: CoordinatorMachine) -> None:
+def test_a_lost_value_is_recomputed_until_it_was_lost_too_often(machine: CoordinatorMachine) -> None:
     keep(machine, 1, A)
     assert numbers_of(do(machine, ValueLost(1, A)), Submit) == [[B]]
     assert end(machine, B, KEPT, b"new") == [Replace(1, KEPT, KeptAt(B, b"new", True))]
@@ -202,10 +202,10 @@ def test_a_lost_value_is_made_again_and_replaced_until_it_was_lost_too_often(mac
     assert isinstance(gone, Replace)
     assert (gone.work, gone.kind, free) == (1, UNAVAILABLE, Free(1))
     assert b"recomputed 1 times" in gone.payload
-    assert machine.failed is None, "the work had ended well"
+    assert machine.failed is None, "the work had succeeded"
 
 
-def test_an_attempt_whose_input_was_lost_is_handed_in_again_after_that(machine: CoordinatorMachine) -> None:
+def test_an_attempt_whose_input_was_lost_is_made_again_after_the_input(machine: CoordinatorMachine) -> None:
     keep(machine, 1, A)
     do(machine, Planned(2, 7, (1,)))
     assert numbers_of(end(machine, B, INPUT_LOST, b"1"), Submit) == [[C]]
@@ -214,12 +214,12 @@ def test_an_attempt_whose_input_was_lost_is_handed_in_again_after_that(machine: 
     assert machine.failed is None
 
 
-def test_a_value_that_nobody_has_a_use_for_is_let_go_of_by_both_parts(machine: CoordinatorMachine) -> None:
+def test_an_unused_value_is_freed_by_both_parts(machine: CoordinatorMachine) -> None:
     keep(machine, 1, A)
     assert do(machine, KeptDropped([A])) == [Free(1)]
 
 
-# -- C2: by what a round fails ------------------------------------------------------------------------------------------
+# -- C2: which errors fail a round ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -254,7 +254,7 @@ def test_c2_inputs_that_cannot_be_packed_fail_it(machine: CoordinatorMachine) ->
     assert do(machine, PackingFailed(1, b"why")) == [Resolve([(1, ERROR, b"why")], {1})]
 
 
-def test_c2_an_error_that_is_tried_again_fails_nothing(machine: CoordinatorMachine) -> None:
+def test_c2_an_error_that_is_retried_fails_no_round(machine: CoordinatorMachine) -> None:
     do(machine, Planned(1, 7, retries=1))
     end(machine, A, ERROR)
     assert machine.failed is None
@@ -262,7 +262,7 @@ def test_c2_an_error_that_is_tried_again_fails_nothing(machine: CoordinatorMachi
     assert machine.failed == 1
 
 
-def test_c2_what_is_apart_fails_no_round_and_neither_does_anything_without_rounds(machine: CoordinatorMachine) -> None:
+def test_c2_detached_work_fails_no_round_and_neither_does_anything_without_rounds(machine: CoordinatorMachine) -> None:
     schedule(machine, 1, options=WorkOptions("", 0, True))
     end(machine, 1, ERROR)
     without = new_machine(rounds=False)
@@ -287,7 +287,7 @@ def test_c2_the_next_round_begins_without_an_error_and_plans_end_before_the_roun
     assert machine.failed is None
 
 
-def test_g5_the_question_for_the_end_of_another_round_holds_no_plan_back(machine: CoordinatorMachine) -> None:
+def test_g5_the_request_for_the_end_of_another_round_holds_no_plan_back(machine: CoordinatorMachine) -> None:
     do(machine, EndRoundRequested(2))
     assert numbers_of(do(machine, Planned(1, 7)), Submit) == [[A]]
 
@@ -312,7 +312,7 @@ def test_c4_a_coordinator_that_was_refused_for_good_ends_all_with_that_error() -
     assert (machine.closures.unfinished, len(machine.plans)) == (0, 0)
 
 
-def test_c4_a_complaint_over_a_connection_that_stands_ends_what_is_unfinished_only(
+def test_c4_a_refusal_over_an_open_connection_ends_only_unfinished_work(
     machine: CoordinatorMachine,
 ) -> None:
     schedule(machine, 1)
@@ -334,7 +334,7 @@ def test_c4_a_round_that_was_ending_ends_with_the_refusal(machine: CoordinatorMa
     assert machine.closures.unfinished == 0
 
 
-def test_what_the_plans_do_not_concern_passes_unchanged(machine: CoordinatorMachine) -> None:
+def test_events_of_other_work_pass_unchanged(machine: CoordinatorMachine) -> None:
     schedule(machine, 1)
     do(machine, Planned(2, 7))
     assert do(machine, Heard(DISPATCHER, Begun([1])))

@@ -18,7 +18,7 @@ Step = tuple[int, float]
 
 
 def after(steps: list[Step], slots: int = 1, per_slot_max: int = WORKER_WINDOW_MAX) -> WorkWindow:
-    """The window of a worker that was given work at 0 s and has had some ever since."""
+    """The window of a worker that got work at 0 s and has had work ever since."""
     window = WorkWindow(slots, per_slot_max)
     window.note_handed_out(0.0)
     before = 0.0
@@ -50,7 +50,7 @@ def test_p1_the_limit_stays_between_two_and_the_maximum_for_each_slot(
 
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("takes_s", [HORIZON_S, 2 * HORIZON_S, 60.0])
-def test_p2_work_that_takes_longer_than_the_horizon_is_given_out_two_for_a_slot(slots: int, takes_s: float) -> None:
+def test_p2_of_work_longer_than_the_horizon_each_slot_gets_two(slots: int, takes_s: float) -> None:
     steps = [(slots, takes_s * turn) for turn in range(1, 20)]
     for turns in range(1, 20):
         assert after(steps[:turns], slots).limit == 2 * slots
@@ -68,7 +68,7 @@ def test_the_limit_follows_a_growing_rate_by_half_and_a_falling_one_at_once() ->
 def test_a_rate_is_taken_over_five_milliseconds_and_not_over_less() -> None:
     window = after([(1, 0.002), (1, 0.004)])
     assert (window.rate, window.limit) == (0.0, 2)
-    window.note_returned(3, 0.001, 0.0, 0.005, idle=False)  # five in 5 ms: the earlier ones count
+    window.note_returned(3, 0.001, 0.0, 0.005, idle=False)  # five in 5 ms: the earlier outcomes count
     assert window.rate == pytest.approx(500.0)
 
 
@@ -81,7 +81,7 @@ def test_only_the_time_that_the_worker_reports_makes_it_slow() -> None:
 
 
 def held_up(trip_s: float, takes_s: Callable[[int], float], seconds: float, slots: int = 1) -> tuple[int, WorkWindow]:
-    """Endless work for a worker that is `trip_s` away, there and back, and reports every 2 ms: how much it has done in so many seconds."""
+    """Simulate endless work for a worker with a round trip of `trip_s` that reports every 2 ms. Return how much work it does."""
     window = WorkWindow(slots)
     due: list[tuple[float, int, str]] = [(0.0, 0, "give")]
     numbers = itertools.count(1)
@@ -128,19 +128,19 @@ def _nothing_is_on_the_way() -> None:
 
 
 @pytest.mark.parametrize("trip_s", [0.0, 0.001, 0.01, 0.04, 0.1, 0.2, 0.5])
-def test_p3_quick_work_keeps_a_worker_busy_however_far_away_it_is(trip_s: float) -> None:
+def test_p3_quick_work_keeps_a_worker_busy_however_long_its_round_trip(trip_s: float) -> None:
     done, window = held_up(trip_s, lambda _: 0.0001, 10.0)
-    possible = 10_000 * (10.0 - 6 * trip_s)  # it takes a few round trips until the rate is known
+    possible = 10_000 * (10.0 - 6 * trip_s)  # the window needs a few round trips until the rate is known
     assert done >= 0.7 * min(possible, WORKER_WINDOW_MAX / max(trip_s, 1e-9) * 10)
     assert window.trip_s == trip_s
 
 
-def test_p3_a_slow_first_piece_and_a_pause_now_and_then_do_not_starve_a_worker_far_away() -> None:
+def test_p3_a_slow_first_work_item_and_pauses_do_not_starve_a_distant_worker() -> None:
     done, _ = held_up(0.2, lambda number: 0.05 if number == 0 or number % 5000 == 4999 else 0.0001, 10.0)
     assert done >= 50_000
 
 
-def test_p2_slow_work_far_away_is_given_out_two_for_a_slot() -> None:
+def test_p2_of_slow_work_each_slot_of_a_distant_worker_gets_two() -> None:
     for takes_s in (0.25, 1.0):
         _, window = held_up(0.2, lambda _, each=takes_s: each, 60.0)
         assert window.limit == 2

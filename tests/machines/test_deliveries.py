@@ -1,4 +1,4 @@
-"""What a reader is asked and given: the delivery machines alone, where the simulation of the data service does not come."""
+"""The delivery machines alone, in cases that the simulation of the data service does not reach."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Consumer:
         return [element for batch in self.given for element in batch]
 
 
-def test_tasks_take_turns_by_number_whichever_answers_first() -> None:
+def test_tasks_take_turns_by_number_whichever_replies_first() -> None:
     consumer = Consumer()
     consumer.tell(news(there(2), there(1)))
     consumer.answer(2, ["two 0", "two 1"], 2, -1)
@@ -95,7 +95,7 @@ def test_tasks_take_turns_by_number_whichever_answers_first() -> None:
     assert consumer.elements == ["one 0", "two 0", "one 1", "two 1"]
 
 
-def test_an_element_waits_until_all_consumers_have_theirs_and_goes_with_a_task_that_ends_before() -> None:
+def test_an_element_waits_until_all_consumers_have_theirs_and_is_dropped_if_its_task_ends_before() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     consumer.answer(1, ["a", "b", "c"], 3, 0)
@@ -115,7 +115,7 @@ def test_a_consumer_that_is_held_begins_no_round_after_the_one_where_it_stopped(
     assert consumer.elements == ["a", "b"]
 
 
-def test_a_task_whose_worker_is_away_and_does_not_answer_is_told_to_the_dispatcher() -> None:
+def test_a_task_whose_worker_is_away_and_does_not_reply_is_reported_to_the_dispatcher() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     consumer.tell(news(there(1, incarnation=-1)))
@@ -134,7 +134,7 @@ def test_a_failed_task_ends_the_reading_at_its_turn() -> None:
     assert [type(error) for error in consumer.over] == [InvalidArgumentError]
 
 
-def test_a_full_queue_asks_for_no_more_rounds() -> None:
+def test_a_reader_with_a_full_queue_requests_no_more_rounds() -> None:
     consumer = Consumer()
     consumer.tell(news(there(1)))
     for first in range(0, 64, 32):
@@ -144,7 +144,7 @@ def test_a_full_queue_asks_for_no_more_rounds() -> None:
     assert 1 in consumer.asked
 
 
-def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -> None:
+def test_a_request_to_a_worker_that_does_not_reply_is_repeated_after_growing_pauses() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
     asks = [effect for effect in machine.handle(ConsumerBegan(), 0.0) if isinstance(effect, RequestElements)]
@@ -160,7 +160,7 @@ def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -
     assert pauses[-1] == 0.01
 
 
-def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
+def test_two_requests_that_fail_together_lengthen_the_pause_once() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(news(there(1)), 0.0)
     asks = [effect for effect in machine.handle(ConsumerBegan(), 0.0) if isinstance(effect, RequestElements)]
@@ -172,7 +172,7 @@ def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
     assert pauses == [0.001, 0.001]
 
 
-def test_a_task_that_answers_is_asked_again_at_once_although_another_question_to_it_has_failed() -> None:
+def test_a_task_that_replies_gets_a_request_at_once_although_another_has_failed() -> None:
     machine = PlainDelivery(5, "", -1)
     machine.handle(ConsumerBegan(), 0.0)
     first, second = machine.handle(news(there(1)), 0.0)
@@ -184,8 +184,8 @@ def test_a_task_that_answers_is_asked_again_at_once_although_another_question_to
     assert [type(effect) for effect in asked] == [RequestElements, RequestElements]
 
 
-def test_in_order_the_task_that_has_what_is_next_is_asked_however_many_questions_others_have() -> None:
-    """When much waits for its turn nobody else is asked, so that no other answer would have the reader go on."""
+def test_in_order_the_task_with_the_next_portion_gets_a_request_however_many_others_have() -> None:
+    """When many elements wait for their turn, the reader requests nothing from other tasks, so no other reply would let it continue."""
     consumption = Consumption(nullcontext(), 1, Consumed())
     machine = ExactlyOnceDelivery(TaskWindow(5, "", -1), consumption, 1, 0, True, Consumed())
     machine.handle(news(*map(there, range(4))), 0.0)
@@ -211,8 +211,8 @@ def test_in_order_the_task_that_has_what_is_next_is_asked_however_many_questions
 
 
 @pytest.mark.parametrize("ends", ["a lost answer", "another life"])
-def test_in_order_nobody_is_taken_for_the_one_who_has_what_is_next_by_what_it_had_before(ends: str) -> None:
-    """The portion may have been given to another task since, and where much waits nobody is asked but who is taken for its holder."""
+def test_in_order_a_task_is_not_taken_for_the_holder_of_the_next_portion_by_its_past(ends: str) -> None:
+    """Meanwhile another task may have the portion. When many elements wait, only the task that counts as the holder gets requests."""
     machine = ExactlyOnceDelivery(
         TaskWindow(5, "", -1), Consumption(nullcontext(), 1, Consumed()), 1, 0, True, Consumed()
     )
@@ -220,7 +220,7 @@ def test_in_order_nobody_is_taken_for_the_one_who_has_what_is_next_by_what_it_ha
     asked: dict[int, list[Any]] = {}
 
     def tell(event: Any, now: float = 0.0) -> set[int]:
-        """The tasks that are asked."""
+        """Return the tasks that get requests."""
         sources = [effect.source for effect in machine.handle(event, now) if isinstance(effect, RequestElements)]
         for source in sources:
             asked.setdefault(source.task, []).append(source)
@@ -243,8 +243,8 @@ def test_in_order_nobody_is_taken_for_the_one_who_has_what_is_next_by_what_it_ha
 
 
 @pytest.mark.parametrize(("allowed", "asked"), [(-1, [0, 1, 2]), (4, [0])])
-def test_w2_a_full_window_keeps_nobody_from_what_its_consumer_waits_for(allowed: int, asked: list[int]) -> None:
-    """Batches out of their turn fill it, and the task that has the next one was not asked: nothing would ever come."""
+def test_w2_a_full_window_does_not_keep_the_consumer_from_its_next_element(allowed: int, asked: list[int]) -> None:
+    """Batches out of turn fill the window. If the task with the next batch got no request, the reader would wait for ever."""
     window = TaskWindow(5, "", allowed)
     window.note(news(*map(there, range(3))))
     window.held = 100
@@ -253,7 +253,7 @@ def test_w2_a_full_window_keeps_nobody_from_what_its_consumer_waits_for(allowed:
     assert window.requests(window.available(), starving=True) == [], "once"
 
 
-def test_in_order_a_consumer_that_waits_has_those_asked_who_have_no_question() -> None:
+def test_in_order_a_waiting_consumer_causes_requests_to_tasks_without_one() -> None:
     consumption = Consumption(nullcontext(), 1, Consumed())
     window = TaskWindow(5, "", -1)
     machine = ExactlyOnceDelivery(window, consumption, 1, 0, True, Consumed())
@@ -265,11 +265,11 @@ def test_in_order_a_consumer_that_waits_has_those_asked_who_have_no_question() -
     assert isinstance(question, RequestElements)
 
 
-def test_w3_a_task_that_is_back_at_an_incarnation_is_asked_behind_its_questions() -> None:
+def test_w3_a_task_that_returns_at_the_same_incarnation_gets_no_request_beyond_its_two() -> None:
     window = TaskWindow(5, "", -1)
     window.note(news(there(1, incarnation=7)))
     assert [ask.source.incarnation for ask in window.requests(window.available())] == [7, 7]
     window.note(news(there(1, incarnation=8)))
     assert [ask.source.incarnation for ask in window.requests(window.available())] == [8, 8]
     window.note(news(there(1, incarnation=7)))
-    assert window.requests(window.available()) == [], "its two questions are still out"
+    assert window.requests(window.available()) == [], "its two requests are still in flight"

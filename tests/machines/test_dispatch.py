@@ -1,7 +1,7 @@
-"""The dispatcher as one machine: who gets which work when, and what a loss costs.
+"""The dispatcher as one machine: which worker gets which work when, and what a loss costs.
 
-In these tests the payload of a piece of work is its number, and all of it is for function 7. The ends of generations,
-withdrawing and refusals are in test_dispatch_ends.py.
+In these tests the payload of a work item is its number, and every work item is for function 7. The ends of rounds, withdrawing and refusals
+are in test_dispatch_ends.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_p2_an_outcome_counts_only_from_the_worker_that_holds_the_lease(broker: 
     assert done(broker, 1) == [Send("c", Results([(41, 0, VALUE, b"r")]))]
 
 
-def test_p2_an_outcome_of_a_lost_life_is_dropped_and_what_it_runs_is_cut_off(broker: Broker) -> None:
+def test_p2_an_outcome_of_a_lost_incarnation_is_dropped_and_what_it_runs_is_cut_off(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -80,7 +80,7 @@ def test_p2_an_outcome_of_a_lost_life_is_dropped_and_what_it_runs_is_cut_off(bro
     assert done(broker, 1, peer="v", now=3.0) == []
 
 
-def test_lease_numbers_go_on_where_the_shell_says(broker: Broker) -> None:
+def test_lease_numbers_begin_where_the_runtime_says(broker: Broker) -> None:
     later = Broker(broker.rules, first_lease=1000)
     coordinator(later)
     worker(later)
@@ -143,7 +143,7 @@ def test_much_work_for_one_worker_is_split_and_the_functions_are_in_the_first_me
     assert [assign.functions for assign in assigns] == [[(1, 7, b"f")]] + [[]] * (len(parts) - 1)
 
 
-# -- who gets what ---------------------------------------------------------------------------------------------------
+# -- which worker gets which work ---------------------------------------------------------------------------------------------------
 
 
 def test_idle_workers_come_before_those_that_only_have_room(broker: Broker) -> None:
@@ -188,7 +188,7 @@ def test_p10_coordinators_with_waiting_work_are_served_in_turn(broker: Broker, s
     assert 1000 in order[: 2 * slots]
 
 
-def test_p10_one_by_one_they_take_strict_turns(broker: Broker) -> None:
+def test_p10_coordinators_take_strict_turns_for_single_slots(broker: Broker) -> None:
     for number in (1, 2, 3):
         coordinator(broker, f"c{number}", number)
         submit(broker, *range(number * 100, number * 100 + 3), peer=f"c{number}")
@@ -200,18 +200,20 @@ def test_p10_one_by_one_they_take_strict_turns(broker: Broker) -> None:
     assert [work // 100 for work in order] == [1, 2, 3] * 3
 
 
-def test_what_a_worker_has_not_begun_is_recalled_for_an_idle_one(broker: Broker) -> None:
+def test_work_that_a_worker_has_not_begun_is_recalled_for_an_idle_worker(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1, 2)
     assert worker(broker, "v", 1)[1:] == [Send("w", StealRequest([2]))]
-    assert hear(broker, "v", Beat()) == [Send("v", Beat())], "it is asked for once"
-    assert hear(broker, "w", LeasesReturned([])) == [Send("w", StealRequest([2]))], "and again when that had no success"
+    assert hear(broker, "v", Beat()) == [Send("v", Beat())], "it is recalled once"
+    assert hear(broker, "w", LeasesReturned([])) == [Send("w", StealRequest([2]))], (
+        "and again after the worker has returned nothing"
+    )
     back = hear(broker, "w", LeasesReturned([2]))
     assert given(back) == [("v", 3, 2, 1)]
 
 
-def test_for_one_idle_slot_one_worker_is_asked(broker: Broker) -> None:
+def test_for_one_idle_slot_work_of_one_worker_is_recalled(broker: Broker) -> None:
     coordinator(broker)
     for index in range(4):
         worker(broker, f"w{index}", index)
@@ -220,7 +222,7 @@ def test_for_one_idle_slot_one_worker_is_asked(broker: Broker) -> None:
     for now in (0.1, 0.2, 0.3):
         effects += broker.handle(Ticked(), now)
     assert effects[1:] == [Send("w0", StealRequest([5]))]
-    assert broker.deadline is None, "time alone changes nothing until it has answered"
+    assert broker.deadline is None, "time alone changes nothing until the worker has replied"
 
 
 def test_work_that_will_begin_at_once_is_not_recalled(broker: Broker) -> None:
@@ -255,7 +257,7 @@ def test_an_event_looks_at_no_more_workers_than_it_is_about(broker: Broker, monk
         worker(broker, f"w{index}", index)
     submit(broker, *range(100))
     worker(broker, "v", 50)
-    assert len(looked_at) == 50, "somebody is idle: what could each of them give back, and from when on"
+    assert len(looked_at) == 50, "a slot is idle: what could each worker give back, and from when on"
     for index in range(50):
         hear(broker, f"w{index}", Beat())
     assert (len(looked_at), broker.deadline) == (50, 1.0)
@@ -272,7 +274,7 @@ def test_work_that_has_begun_is_not_recalled(broker: Broker) -> None:
     assert worker(broker, "v", 1)[1:] == []
 
 
-def test_a_worker_that_shall_leave_gets_no_more_and_what_it_returns_goes_elsewhere(broker: Broker) -> None:
+def test_a_drained_worker_gets_no_more_work_and_its_returned_work_goes_elsewhere(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1, 2)
@@ -287,7 +289,7 @@ def test_a_worker_that_shall_leave_gets_no_more_and_what_it_returns_goes_elsewhe
     assert [row.name for row in broker.snapshot().workers] == ["worker:1"]
 
 
-def test_a_worker_that_says_that_it_leaves_gets_no_more(broker: Broker) -> None:
+def test_a_worker_that_announces_that_it_leaves_gets_no_more_work(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     assert hear(broker, "w", Leave(0.0)) == []
@@ -295,7 +297,7 @@ def test_a_worker_that_says_that_it_leaves_gets_no_more(broker: Broker) -> None:
     assert broker.snapshot().workers[0].state == "leaving"
 
 
-def test_nobody_leaves_who_is_not_there(broker: Broker) -> None:
+def test_an_unknown_worker_cannot_be_drained(broker: Broker) -> None:
     assert broker.leave("worker", 0, 3.0, 0.0) is None
 
 
@@ -315,7 +317,7 @@ def test_slots_that_died_are_counted_with_the_last_of_them(broker: Broker) -> No
 
 
 @pytest.mark.parametrize("how", [SEEN, Heard("w", SlotsLost([(1, -9, "log")]))], ids=["worker", "slot"])
-def test_p3_a_lost_start_is_charged_and_the_work_runs_again_carefully(
+def test_p3_a_lost_start_is_charged_and_the_work_runs_again_as_careful_work(
     broker: Broker, how: ProcessExited | Heard
 ) -> None:
     coordinator(broker)
@@ -328,8 +330,8 @@ def test_p3_a_lost_start_is_charged_and_the_work_runs_again_carefully(
     assert given(effects) == []
 
 
-def test_what_has_lost_a_start_is_tried_again_after_what_waits(broker: Broker) -> None:
-    """It may be what never ends, or what kills its process."""
+def test_work_that_has_lost_a_start_runs_again_after_the_waiting_work(broker: Broker) -> None:
+    """It may be the function that never ends, or that kills its process."""
     coordinator(broker)
     worker(broker, "w")
     submit(broker, *range(1, 9))
@@ -385,7 +387,7 @@ def test_p4_work_of_a_lost_worker_that_had_not_started_is_handed_out_carefully_a
     assert (sorted(careful), [work for _, _, work, _ in given(effects)]) == ([1, 2, 3, 4], [5])
 
 
-def test_a_worker_that_is_back_keeps_what_it_holds_and_the_rest_goes_again(broker: Broker) -> None:
+def test_a_worker_that_is_back_keeps_the_work_that_it_holds_and_the_rest_is_assigned_again(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w", slots=2)
     submit(broker, 1, 2, 3)
@@ -402,8 +404,8 @@ def test_a_worker_that_is_back_keeps_what_it_holds_and_the_rest_goes_again(broke
     assert done(broker, 1, peer="w2", now=1.6) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
 
 
-def test_a_worker_that_registers_again_over_its_connection_is_given_anew_what_it_does_not_name(broker: Broker) -> None:
-    """It stopped everything after it had sent the first registration, and took nothing before the answer to the second."""
+def test_work_that_a_worker_does_not_name_when_it_registers_again_is_assigned_again(broker: Broker) -> None:
+    """It stopped all its work after it had sent the first registration, and accepted none before the reply to the second."""
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1)
@@ -415,7 +417,7 @@ def test_a_worker_that_registers_again_over_its_connection_is_given_anew_what_it
     ]
 
 
-def test_nothing_is_given_to_a_worker_whose_connection_is_gone(broker: Broker) -> None:
+def test_a_disconnected_worker_gets_no_work(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     broker.handle(PeerGone("w"), 1.0)
@@ -425,7 +427,7 @@ def test_nothing_is_given_to_a_worker_whose_connection_is_gone(broker: Broker) -
 # -- bulk results ----------------------------------------------------------------------------------------------------
 
 
-def test_p9_a_bulk_result_that_was_not_taken_is_made_again_when_its_worker_is_lost(broker: Broker) -> None:
+def test_p9_work_whose_bulk_result_was_not_fetched_runs_again_when_its_worker_is_lost(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -433,11 +435,11 @@ def test_p9_a_bulk_result_that_was_not_taken_is_made_again_when_its_worker_is_lo
     assert broker.snapshot().coordinators[0].held == 1
     broker.handle(SEEN, 1.0)
     assert given(worker(broker, "v", 1, now=1.0)) == [("v", 2, 41, 1)]
-    hear(broker, "c", ResultReceived([(41, 0)]))  # of the lost one: it is too late
+    hear(broker, "c", ResultReceived([(41, 0)]))  # from the lost worker: it is too late
     assert done(broker, 2, peer="v", now=1.0) == [Send("c", Results([(41, 1, VALUE, b"r")]))]
 
 
-def test_p9_a_bulk_result_that_was_taken_is_finished(broker: Broker) -> None:
+def test_p9_work_whose_bulk_result_was_fetched_is_finished(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -449,7 +451,7 @@ def test_p9_a_bulk_result_that_was_taken_is_finished(broker: Broker) -> None:
     assert given(worker(broker, "v", 1, now=1.0)) == []
 
 
-def test_p9_a_worker_that_is_back_without_a_bulk_result_makes_it_again(broker: Broker) -> None:
+def test_p9_work_runs_again_when_its_worker_is_back_without_the_bulk_result(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41, 42)
@@ -458,9 +460,7 @@ def test_p9_a_worker_that_is_back_without_a_bulk_result_makes_it_again(broker: B
 
 
 @pytest.mark.parametrize("how", [Heard("c", EndRound(1, 0.0)), PeerGone("c"), Heard("c", Goodbye())])
-def test_a_bulk_result_is_released_with_its_generation_or_its_coordinator(
-    broker: Broker, how: Heard | PeerGone
-) -> None:
+def test_a_bulk_result_is_released_with_its_round_or_its_coordinator(broker: Broker, how: Heard | PeerGone) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -474,7 +474,7 @@ def test_a_bulk_result_is_released_with_its_generation_or_its_coordinator(
 
 
 def keep(broker: Broker, *works: int) -> None:
-    """Work 41 and so on by worker "w", kept there under leases 1 and so on."""
+    """Have worker "w" run work 41, 42, ... and keep the results under leases 1, 2, ..."""
     coordinator(broker)
     worker(broker, "w")
     submit(broker, *works)
@@ -482,7 +482,7 @@ def keep(broker: Broker, *works: int) -> None:
     assert hear(broker, "c", ResultReceived([(work, 0) for work in works], keep=True)) == []
 
 
-def test_p11_a_kept_result_is_finished_and_is_released_when_it_is_taken_for_good(broker: Broker) -> None:
+def test_p11_work_with_a_kept_result_is_finished_and_the_result_is_released_when_it_is_taken(broker: Broker) -> None:
     keep(broker, 41, 42)
     row = broker.snapshot().coordinators[0]
     assert (row.held, row.finished) == (2, 2)
@@ -492,7 +492,7 @@ def test_p11_a_kept_result_is_finished_and_is_released_when_it_is_taken_for_good
     assert hear(broker, "c", ResultReceived([(42, 0)])) == []
 
 
-def test_p11_a_kept_result_is_not_made_again_when_its_worker_is_lost(broker: Broker) -> None:
+def test_p11_a_kept_result_is_not_recomputed_when_its_worker_is_lost(broker: Broker) -> None:
     keep(broker, 41)
     assert broker.handle(SEEN, 1.0) == [Send("c", Workers(0))]
     assert given(worker(broker, "v", 1, now=1.0)) == []
@@ -501,12 +501,12 @@ def test_p11_a_kept_result_is_not_made_again_when_its_worker_is_lost(broker: Bro
     assert (row.held, row.out, row.finished) == (0, 0, 1)
 
 
-def test_p11_a_worker_that_is_back_goes_on_holding_what_is_kept(broker: Broker) -> None:
+def test_p11_a_worker_that_is_back_continues_to_hold_kept_results(broker: Broker) -> None:
     keep(broker, 41, 42)
     effects = worker(broker, "w2", held=[1])
     assert not [effect for effect in effects if isinstance(effect.message, AbortLeases | Assign)]
     assert hear(broker, "c", ResultReceived([(41, 0), (42, 0)])) == [Send("w2", FreeResult([1]))], (
-        "42 was lost with its connection"
+        "42 was lost with the connection"
     )
 
 
@@ -525,7 +525,7 @@ def test_p11_a_kept_result_is_released_with_its_coordinator(broker: Broker, how:
     assert Send("w", FreeResult([1])) in broker.handle(how, 1.0)
 
 
-def test_a_result_that_is_to_be_kept_but_was_lost_before_is_made_again(broker: Broker) -> None:
+def test_work_with_keep_whose_result_was_lost_before_its_end_runs_again(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)

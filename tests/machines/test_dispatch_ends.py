@@ -1,6 +1,6 @@
-"""The dispatcher as one machine: withdrawing, the ends of generations and sessions, and what is refused.
+"""The dispatcher as one machine: withdrawing, the ends of rounds and sessions, and what is refused.
 
-In these tests the payload of a piece of work is its number, and all of it is for function 7. The other half of the tests is in
+In these tests the payload of a work item is its number, and every work item is for function 7. The other half of the tests is in
 test_dispatch.py.
 """
 
@@ -65,7 +65,7 @@ ENDED = Send("c", RoundEnded(1))
 # -- withdrawing -----------------------------------------------------------------------------------------------------
 
 
-def test_withdrawn_work_that_waits_is_cancelled_at_once_and_the_rest_stays(broker: Broker) -> None:
+def test_waiting_work_that_is_withdrawn_is_cancelled_at_once_and_other_work_stays(broker: Broker) -> None:
     coordinator(broker)
     submit(broker, 1, 2, 3)
     assert hear(broker, "c", CancelWork([3, 1, 99], 2.0)) == [cancelled(1, 3)]
@@ -83,7 +83,7 @@ def test_withdrawn_work_that_waits_is_cancelled_at_once_and_the_rest_stays(broke
     ],
     ids=["given back", "a value", "an error", "a bulk value", "its slot died"],
 )
-def test_withdrawn_work_that_is_out_is_cut_off_and_cancelled_however_it_ends(
+def test_assigned_work_that_is_withdrawn_is_aborted_and_cancelled_however_it_ends(
     broker: Broker, message: Message, more: list[Send]
 ) -> None:
     coordinator(broker)
@@ -104,12 +104,12 @@ def test_withdrawn_work_does_not_run_again_when_its_worker_is_lost(broker: Broke
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
 
 
-def test_a_withdrawn_bulk_result_is_not_made_again_when_its_worker_is_lost(broker: Broker) -> None:
+def test_withdrawn_work_with_a_bulk_result_does_not_run_again_when_its_worker_is_lost(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
     done(broker, 1, kind=BULK)
-    assert hear(broker, "c", CancelWork([41], 2.0)) == [], "it may still be taken"
+    assert hear(broker, "c", CancelWork([41], 2.0)) == [], "it may still be fetched"
     assert broker.handle(SEEN, 1.0) == [cancelled(41), Send("c", Workers(0))]
 
 
@@ -121,17 +121,17 @@ def test_one_coordinator_cannot_withdraw_the_work_of_another(broker: Broker) -> 
     assert hear(broker, "c", CancelWork([1, 2, 3], 2.0)) == []
 
 
-# -- the end of a generation -----------------------------------------------------------------------------------------
+# -- the end of a round -----------------------------------------------------------------------------------------
 
 
-def test_p5_a_generation_of_which_nothing_is_out_ends_at_once_and_its_queue_is_dropped(broker: Broker) -> None:
+def test_p5_a_round_without_assigned_work_ends_at_once_and_its_queue_is_dropped(broker: Broker) -> None:
     coordinator(broker)
     submit(broker, 1, 2)
     assert end(broker) == [ENDED]
     assert given(worker(broker)) == []
 
 
-def test_work_of_an_ended_generation_that_arrives_late_is_dropped(broker: Broker) -> None:
+def test_work_of_an_ended_round_that_arrives_late_is_dropped(broker: Broker) -> None:
     coordinator(broker)
     worker(broker)
     end(broker)
@@ -155,7 +155,7 @@ def test_p5_the_end_waits_for_leases(broker: Broker, message: Message) -> None:
     assert hear(broker, "w", message) == [cancelled(41), ENDED]
 
 
-def test_p5_the_end_waits_a_lease_for_a_worker_that_was_lost_from_sight(broker: Broker) -> None:
+def test_p5_the_end_waits_a_lease_for_a_worker_whose_process_may_still_run(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -169,7 +169,7 @@ def test_p5_the_end_waits_a_lease_for_a_worker_that_was_lost_from_sight(broker: 
     assert broker.deadline is None
 
 
-def test_p5_the_end_waits_a_moment_for_the_slots_of_a_worker_that_was_seen_to_end(broker: Broker) -> None:
+def test_p5_the_end_waits_a_moment_for_the_slots_of_a_worker_whose_process_has_ended(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 41)
@@ -187,10 +187,10 @@ def test_p5_the_end_waits_for_work_of_an_earlier_connection(broker: Broker) -> N
     coordinator(broker, "c", now=2.0)
     assert end(broker, now=2.0) == []
     assert broker.deadline is None
-    assert done(broker, 1, now=3.0) == [ENDED], "and the outcome goes nowhere"
+    assert done(broker, 1, now=3.0) == [ENDED], "and the outcome is dropped"
 
 
-def test_p5_the_end_waits_for_work_of_an_earlier_connection_that_was_lost_from_sight(broker: Broker) -> None:
+def test_p5_the_end_waits_for_work_of_an_earlier_connection_whose_worker_may_still_run(broker: Broker) -> None:
     coordinator(broker, "c0")
     worker(broker, "w")
     submit(broker, 41, peer="c0")
@@ -203,7 +203,7 @@ def test_p5_the_end_waits_for_work_of_an_earlier_connection_that_was_lost_from_s
     assert broker.handle(Ticked(), LEASE_S) == [ENDED]
 
 
-def test_p5_the_end_waits_a_lease_where_an_earlier_dispatcher_had_given_work_out(broker: Broker) -> None:
+def test_p5_the_end_waits_a_lease_if_an_earlier_dispatcher_had_assigned_work(broker: Broker) -> None:
     coordinator(broker, former=True, now=5.0)
     assert end(broker, now=6.0) == []
     assert broker.deadline == 5.0 + LEASE_S
@@ -234,7 +234,7 @@ def test_p5_a_lost_worker_may_go_on_with_such_threads_for_its_lease(broker: Brok
     assert broker.handle(Ticked(), LEASE_S) == [ENDED]
 
 
-def test_p5_the_threads_and_leases_of_others_are_not_waited_for(broker: Broker) -> None:
+def test_p5_the_end_does_not_wait_for_threads_and_leases_of_other_coordinators(broker: Broker) -> None:
     coordinator(broker, "c", 1)
     coordinator(broker, "d", 2)
     worker(broker, "w", leftover=[(55, 2)])
@@ -250,7 +250,7 @@ def test_p5_the_threads_and_leases_of_others_are_not_waited_for(broker: Broker) 
     [PeerGone("c"), Heard("c", Goodbye()), Heard("c2", RegisterCoordinator(1, 1000, 1, True))],
     ids=["gone", "goodbye", "enlisted over another connection"],
 )
-def test_p1_the_work_of_a_coordinator_that_has_gone_is_dropped(broker: Broker, how: Heard | PeerGone) -> None:
+def test_p1_the_work_of_a_disconnected_coordinator_is_dropped(broker: Broker, how: Heard | PeerGone) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1, 2, 3)
@@ -262,7 +262,7 @@ def test_p1_the_work_of_a_coordinator_that_has_gone_is_dropped(broker: Broker, h
     assert given(worker(broker, "v", 1, now=1.0)) == []
 
 
-def test_nobody_is_told_of_the_end_of_a_generation_who_has_gone(broker: Broker) -> None:
+def test_a_disconnected_coordinator_is_not_told_of_the_end_of_its_round(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     submit(broker, 1)
@@ -289,7 +289,7 @@ def test_coordinators_are_told_when_there_is_a_first_worker_and_when_there_is_no
     [(10, 3, [], []), (4, 4, [2], []), (2, 3, [2], []), (1, 4, [2], [3])],
     ids=["never full", "full", "over-full", "still full"],
 )
-def test_who_filled_the_queue_is_told_of_progress_until_it_is_not_full(
+def test_the_coordinator_that_filled_the_queue_hears_of_progress_until_it_is_not_full(
     broker: Broker, queue_max: int, works: int, reported: list[int], later: list[int]
 ) -> None:
     coordinator(broker, queue_max=queue_max)
@@ -300,13 +300,13 @@ def test_who_filled_the_queue_is_told_of_progress_until_it_is_not_full(
     assert [effect.message.left_queue for effect in effects if isinstance(effect.message, QueueProgress)] == later
 
 
-def test_the_end_of_a_generation_makes_room_in_a_full_queue(broker: Broker) -> None:
+def test_the_end_of_a_round_makes_room_in_a_full_queue(broker: Broker) -> None:
     coordinator(broker, queue_max=2)
     submit(broker, 1, 2)
     assert end(broker) == [ENDED, Send("c", QueueProgress(2))]
 
 
-def test_p10_a_new_generation_does_not_get_the_turns_of_the_old_one_too(broker: Broker) -> None:
+def test_p10_a_new_round_does_not_get_the_turns_of_the_old_one_too(broker: Broker) -> None:
     for number in (1, 2):
         coordinator(broker, f"c{number}", number)
     submit(broker, 0, peer="c1")
@@ -321,7 +321,7 @@ def test_p10_a_new_generation_does_not_get_the_turns_of_the_old_one_too(broker: 
     assert order == [1, 2] * 4
 
 
-# -- what is refused, and small talk ---------------------------------------------------------------------------------
+# -- refusals, beats, snapshots ---------------------------------------------------------------------------------
 
 
 FROM_COORDINATORS = [
@@ -346,7 +346,7 @@ FROM_NOBODY = [Refused(1, ""), RoundEnded(1), Registered(0, 1.0, 1.0, 1.0)]
     ],
     ids=["a newcomer", "a coordinator", "a worker"],
 )
-def test_a_message_from_the_wrong_one_is_refused_and_changes_nothing(
+def test_a_message_from_the_wrong_peer_is_refused_and_changes_nothing(
     broker: Broker, peer: str, who: str, messages: list[Message]
 ) -> None:
     coordinator(broker)
@@ -358,21 +358,21 @@ def test_a_message_from_the_wrong_one_is_refused_and_changes_nothing(
     assert broker.snapshot() == before
 
 
-def test_a_newcomer_may_say_goodbye_and_go(broker: Broker) -> None:
+def test_a_peer_may_say_goodbye_before_it_registers(broker: Broker) -> None:
     assert hear(broker, "x", Goodbye()) == []
     assert broker.handle(PeerGone("x"), 0.0) == []
     assert broker.handle(ProcessExited(1, 0, peer="x"), 0.0) == []
     assert broker.deadline is None
 
 
-def test_work_for_a_function_that_nobody_defined_is_refused_whole(broker: Broker) -> None:
+def test_a_submission_for_an_undefined_function_is_refused_as_a_whole(broker: Broker) -> None:
     coordinator(broker)
     (refusal,) = hear(broker, "c", Submit(1, [(1, 0, 0, 7, b""), (2, 0, 0, 8, b"")]))
     assert refusal == Send("c", Refused(errors.FAILED_PRECONDITION, "work for functions [8] that were never defined"))
     assert broker.snapshot().queued == 0
 
 
-def test_a_coordinator_that_goes_on_although_its_queue_is_full_is_refused(broker: Broker) -> None:
+def test_a_coordinator_that_submits_although_its_queue_is_full_is_refused(broker: Broker) -> None:
     coordinator(broker, queue_max=10)
     fits = 2 * 10 + BATCH_ITEMS_MAX
     assert submit(broker, *range(fits)) == []
@@ -382,7 +382,7 @@ def test_a_coordinator_that_goes_on_although_its_queue_is_full_is_refused(broker
     assert broker.snapshot().queued == fits
 
 
-def test_more_coordinators_than_there_is_room_for_are_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinators_above_the_bound_are_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
     coordinator(broker, "c", 1)
     (refusal,) = hear(broker, "d", RegisterCoordinator(2, 10, 1, False))
@@ -390,16 +390,15 @@ def test_more_coordinators_than_there_is_room_for_are_refused(broker: Broker, mo
     assert [row.coordinator for row in broker.snapshot().coordinators] == [1]
 
 
-def test_a_coordinator_that_is_back_before_it_was_missed_takes_its_own_room(
+def test_a_coordinator_that_is_back_before_it_was_missed_does_not_count_twice(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
     coordinator(broker, "c", 1)
     reported, enlisted = hear(broker, "d", RegisterCoordinator(1, 10, 1, False))
     assert enlisted == Send("d", CoordinatorRegistered(3, 0))
-    assert reported == Send(
-        "c", Refused(errors.ABORTED, machine.DISPLACED, final=True)
-    )  # or another has taken its number
+    # or another coordinator has taken its number
+    assert reported == Send("c", Refused(errors.ABORTED, machine.DISPLACED, final=True))
     assert list(broker.dispatch.sessions) == ["d"]
     assert hear(broker, "d", RegisterCoordinator(1, 10, 1, False)) == [Send("d", CoordinatorRegistered(3, 0))]
 
@@ -410,7 +409,7 @@ def test_a_beat_is_echoed(broker: Broker) -> None:
     assert broker.snapshot().workers[0].heard_at == 4.0
 
 
-def test_a_snapshot_counts_what_waits_what_is_out_and_what_was_lost(broker: Broker) -> None:
+def test_a_snapshot_counts_waiting_assigned_and_lost_work(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")
     worker(broker, "v", 1)
@@ -432,7 +431,7 @@ def test_a_snapshot_counts_what_waits_what_is_out_and_what_was_lost(broker: Brok
 
 
 def test_work_whose_function_was_forgotten_has_ended_and_is_not_handed_out_again(broker: Broker) -> None:
-    """Its coordinator has the bulk result; before that was told here, the worker that had made it came back without it."""
+    """Its coordinator has the bulk result. Before it could report this, the worker came back without the result."""
     coordinator(broker)
     submit(broker, 1, 2)
     hear(broker, "c", Define([(8, b"g")]))

@@ -1,4 +1,4 @@
-"""Work for one worker, before other work, and apart from the rounds; who is told of members; what is forgotten everywhere."""
+"""Pinned work, priorities and detached work; which coordinators hear of members; which resources all workers forget."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 @pytest.fixture
 def broker() -> Broker:
-    """With coordinator 1 at "c", and no worker."""
+    """A dispatcher with coordinator 1 at "c", and no worker."""
     broker = Broker(BrokerRules(lease_s=LEASE_S))
     coordinator(broker)
     return broker
@@ -71,41 +71,41 @@ def sent(effects: list[Send], kind: type) -> list[tuple[str, object]]:
 # -- P12 ----------------------------------------------------------------------------------------------------------------
 
 
-def test_p12_work_for_one_worker_waits_until_that_one_is_there(broker: Broker) -> None:
+def test_p12_pinned_work_waits_until_its_worker_is_present(broker: Broker) -> None:
     worker(broker, "w1", 1)
     assert given(pin(broker, 1)) == []
-    assert works(submit(broker, 2)) == [2], "others go on"
+    assert works(submit(broker, 2)) == [2], "other work continues"
     assert [(peer, work) for peer, _, work, _ in given(worker(broker, "w0", 0))] == [("w0", 1)]
     assert broker.snapshot().queued == 0
 
 
-def test_p12_it_is_given_before_any_other_work(broker: Broker) -> None:
+def test_p12_pinned_work_is_assigned_before_any_other_work(broker: Broker) -> None:
     submit(broker, 1, 2, 3)
     pin(broker, 4)
     assert works(worker(broker)) == [4, 1]
 
 
-def test_p12_it_stays_within_the_window_and_the_rest_waits(broker: Broker) -> None:
+def test_p12_pinned_work_stays_within_the_window_and_the_rest_waits(broker: Broker) -> None:
     worker(broker, "w0", 0)
     worker(broker, "w1", 1)
-    assert works(pin(broker, 1, 2, 3)) == [1, 2], "w1 is idle, and gets nothing"
+    assert works(pin(broker, 1, 2, 3)) == [1, 2], "w1 is idle, and gets no work"
     assert works(done(broker, 1, peer="w0")) == [3]
 
 
-def test_p12_it_goes_before_what_its_worker_holds_already(broker: Broker) -> None:
+def test_p12_pinned_work_runs_before_the_work_that_its_worker_holds(broker: Broker) -> None:
     worker(broker, "w0", 0)
     assert [message.pinned for _, message in sent(submit(broker, 1, 2, 3), Assign)] == [False]
     effects = pin(broker, 4, 5)
     assert ([message.pinned for _, message in sent(effects, Assign)], works(effects)) == ([True], [4])
 
 
-def test_p12_it_is_not_called_back_for_an_idle_worker(broker: Broker) -> None:
+def test_p12_pinned_work_is_not_recalled_for_an_idle_worker(broker: Broker) -> None:
     worker(broker, "w0", 0)
     begin(broker, *leases_of(pin(broker, 1, 2))[:1], peer="w0")
     assert sent(worker(broker, "w1", 1, now=5.0), StealRequest) == []
 
 
-def test_other_work_is_called_back_from_a_worker_that_runs_work_of_its_own(broker: Broker) -> None:
+def test_other_work_is_recalled_from_a_worker_that_runs_pinned_work(broker: Broker) -> None:
     worker(broker, "w0", 0)
     begin(broker, *leases_of(pin(broker, 1)), peer="w0")
     assert works(submit(broker, 2)) == [2]
@@ -113,7 +113,9 @@ def test_other_work_is_called_back_from_a_worker_that_runs_work_of_its_own(broke
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["not begun", "charged"])
-def test_p12_what_a_lost_worker_had_waits_carefully_for_the_next_of_its_name(broker: Broker, begun: bool) -> None:
+def test_p12_pinned_work_of_a_lost_worker_waits_as_careful_work_for_the_next_of_its_name(
+    broker: Broker, begun: bool
+) -> None:
     worker(broker, "w0", 0)
     worker(broker, "w1", 1)
     leases = leases_of(pin(broker, 1))
@@ -124,7 +126,7 @@ def test_p12_what_a_lost_worker_had_waits_carefully_for_the_next_of_its_name(bro
     assert [(peer, work, attempt) for peer, _, work, attempt in given(effects, careful=True)] == [("v0", 1, 1)]
 
 
-def test_p12_what_its_worker_gives_back_is_given_to_nobody_else(broker: Broker) -> None:
+def test_p12_pinned_work_that_its_worker_gives_back_goes_to_no_other_worker(broker: Broker) -> None:
     worker(broker, "w0", 0)
     worker(broker, "w1", 1)
     leases = leases_of(pin(broker, 1))
@@ -134,7 +136,7 @@ def test_p12_what_its_worker_gives_back_is_given_to_nobody_else(broker: Broker) 
     assert works(worker(broker, "v0", 0, life=9)) == [1]
 
 
-def test_p3_attempts_max_holds_for_it(broker: Broker) -> None:
+def test_p3_attempts_max_applies_to_pinned_work(broker: Broker) -> None:
     for life in range(1, 4):
         leases = leases_of([*worker(broker, f"w{life}", 0, life=life), *(pin(broker, 1) if life == 1 else [])])
         leases = leases or [lease for hands in broker.dispatch.loads.values() for lease in hands.leases]
@@ -160,10 +162,10 @@ def test_waiting_work_for_a_worker_that_is_away_does_not_keep_idle_ones_from_bei
     submit(broker, 2)
     begin(broker, 1, peer="w1")
     assert works(submit(broker, 3)) == [3]
-    assert sent(worker(broker, "w2", 2, now=5.0), StealRequest) == [("w1", StealRequest([2]))], "3 is called back"
+    assert sent(worker(broker, "w2", 2, now=5.0), StealRequest) == [("w1", StealRequest([2]))], "3 is recalled"
 
 
-def test_it_is_withdrawn_and_ends_with_its_generation_and_its_coordinator_like_any_other(broker: Broker) -> None:
+def test_pinned_work_is_withdrawn_and_ends_with_its_round_and_coordinator_like_other_work(broker: Broker) -> None:
     pin(broker, 1, 2, 3)
     assert hear(broker, "c", CancelWork([2], 1.0)) == [cancelled(2)]
     assert end(broker) == [Send("c", RoundEnded(1))]
@@ -174,7 +176,7 @@ def test_it_is_withdrawn_and_ends_with_its_generation_and_its_coordinator_like_a
     assert given(worker(broker)) == []
 
 
-def test_lines_of_workers_are_forgotten_when_they_are_empty(broker: Broker) -> None:
+def test_queues_of_workers_are_forgotten_when_they_are_empty(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1)
     pin(broker, 2, to="worker:7")
@@ -189,7 +191,7 @@ def test_lines_of_workers_are_forgotten_when_they_are_empty(broker: Broker) -> N
 # -- P13 ----------------------------------------------------------------------------------------------------------------
 
 
-def test_p13_the_higher_priority_goes_first_and_of_one_the_oldest(broker: Broker) -> None:
+def test_p13_the_highest_priority_runs_first_and_within_it_the_oldest_work(broker: Broker) -> None:
     submit(broker, 1, 2)
     pin(broker, 3, 4, to="", priority=5)
     pin(broker, 5, to="", priority=-1)
@@ -200,7 +202,7 @@ def test_p13_the_higher_priority_goes_first_and_of_one_the_oldest(broker: Broker
     assert served == [3, 4, 6, 1, 2, 5]
 
 
-def test_p13_what_comes_back_is_the_first_of_its_priority(broker: Broker) -> None:
+def test_p13_returned_work_is_the_first_of_its_priority(broker: Broker) -> None:
     worker(broker)
     begin(broker, *leases_of(submit(broker, 1)))
     pin(broker, 2, to="", priority=1)
@@ -210,7 +212,7 @@ def test_p13_what_comes_back_is_the_first_of_its_priority(broker: Broker) -> Non
     assert works(done(broker, 1)) + works(done(broker, 3)) == [2, 3]
 
 
-def test_p13_priorities_hold_among_the_work_of_one_worker(broker: Broker) -> None:
+def test_p13_priorities_apply_among_the_pinned_work_of_one_worker(broker: Broker) -> None:
     pin(broker, 1)
     pin(broker, 2, priority=1)
     submit(broker, 3)
@@ -220,7 +222,7 @@ def test_p13_priorities_hold_among_the_work_of_one_worker(broker: Broker) -> Non
 # -- P14 ----------------------------------------------------------------------------------------------------------------
 
 
-def test_p14_work_apart_survives_the_end_of_a_generation_and_is_not_waited_for(broker: Broker) -> None:
+def test_p14_the_end_of_a_round_neither_ends_detached_work_nor_waits_for_it(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     pin(broker, 2, to="worker:7", apart=True)
@@ -232,7 +234,7 @@ def test_p14_work_apart_survives_the_end_of_a_generation_and_is_not_waited_for(b
     assert works(worker(broker, "w7", 7)) == [2]
 
 
-def test_p14_a_bulk_result_of_it_survives_the_end_of_a_generation(broker: Broker) -> None:
+def test_p14_a_bulk_result_of_detached_work_survives_the_end_of_a_round(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     done(broker, 1, kind=BULK)
@@ -240,7 +242,7 @@ def test_p14_a_bulk_result_of_it_survives_the_end_of_a_generation(broker: Broker
     assert [type(effect.message).__name__ for effect in hear(broker, "c", ResultReceived([(1, 0)]))] == ["FreeResult"]
 
 
-def test_p14_it_is_withdrawn_like_any_other(broker: Broker) -> None:
+def test_p14_detached_work_is_withdrawn_like_other_work(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     pin(broker, 2, to="worker:7", apart=True)
@@ -248,7 +250,7 @@ def test_p14_it_is_withdrawn_like_any_other(broker: Broker) -> None:
     assert effects == [cancelled(2), Send("w", AbortLeases([1], 1.0))]
 
 
-def test_p14_it_ends_with_its_session(broker: Broker) -> None:
+def test_p14_detached_work_ends_with_its_session(broker: Broker) -> None:
     worker(broker)
     pin(broker, 1, apart=True)
     pin(broker, 2, to="worker:7", apart=True)
@@ -256,7 +258,7 @@ def test_p14_it_ends_with_its_session(broker: Broker) -> None:
     assert broker.snapshot().queued == 0
 
 
-def test_work_apart_is_not_counted_in_the_queue(broker: Broker) -> None:
+def test_detached_work_is_not_counted_in_the_queue(broker: Broker) -> None:
     coordinator(broker, "d", 2, queue_max=1)
     assert pin(broker, *range(1, 2000), to="worker:9", apart=True, peer="d") == []
     effects = submit(broker, 5000, peer="d")
@@ -269,7 +271,7 @@ def test_work_apart_is_not_counted_in_the_queue(broker: Broker) -> None:
 # -- P15 ----------------------------------------------------------------------------------------------------------------
 
 
-def test_p15_who_watches_is_told_who_is_there_and_then_each_that_comes_and_goes(broker: Broker) -> None:
+def test_p15_a_watching_coordinator_hears_of_all_members_and_then_of_each_change(broker: Broker) -> None:
     worker(broker, "w0", 0)
     there = ("worker:0", 1, 100, "host")
     effects = hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
@@ -280,7 +282,7 @@ def test_p15_who_watches_is_told_who_is_there_and_then_each_that_comes_and_goes(
     assert sent(effects, Members) == [("d", Members([], [("worker:0", 1, "its process ended")]))]
 
 
-def test_p15_a_loss_is_told_before_what_it_has_done_to_work(broker: Broker) -> None:
+def test_p15_a_loss_is_reported_before_its_effects_on_work(broker: Broker) -> None:
     hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     hear(broker, "d", Define([(7, b"f")]))
     worker(broker, "w", 0)
@@ -291,7 +293,7 @@ def test_p15_a_loss_is_told_before_what_it_has_done_to_work(broker: Broker) -> N
     assert Results([(1, 0, CANCELLED, b"")]) in to_coordinator
 
 
-def test_p15_one_who_takes_the_name_of_another_is_told_after_that_has_gone(broker: Broker) -> None:
+def test_p15_a_successor_under_the_same_name_is_reported_after_the_loss_of_the_earlier(broker: Broker) -> None:
     hear(broker, "d", RegisterCoordinator(2, 10, 1, False, watch_members=True))
     worker(broker, "w0", 0)
     broker.handle(PeerGone("w0"), 0.1)
@@ -313,7 +315,7 @@ def test_p15_a_worker_whose_connection_breaks_for_a_moment_is_no_news(broker: Br
 # -- P16 ----------------------------------------------------------------------------------------------------------------
 
 
-def test_p16_what_is_forgotten_everywhere_goes_to_all_workers_also_to_one_that_was_away(broker: Broker) -> None:
+def test_p16_all_workers_forget_a_resource_even_one_that_was_away(broker: Broker) -> None:
     for index in range(3):
         worker(broker, f"w{index}", index)
     broker.handle(PeerGone("w2"), 0.1)
@@ -323,14 +325,16 @@ def test_p16_what_is_forgotten_everywhere_goes_to_all_workers_also_to_one_that_w
     assert sent(hear(broker, "w2b", register, 0.3), Forget) == [("w2b", forget)]
 
 
-def test_p16_what_a_coordinator_has_made_apart_is_forgotten_when_it_leaves(broker: Broker) -> None:
+def test_p16_resources_of_a_coordinator_are_forgotten_when_it_leaves(broker: Broker) -> None:
     worker(broker)
     done(broker, *leases_of(pin(broker, 1, apart=True)))
     assert ("w", Forget(1, [ALL_NUMBERS], everywhere=True)) in sent(hear(broker, "c", Goodbye()), Forget)
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_p16_and_when_it_has_been_gone_for_a_lease(broker: Broker, back: bool) -> None:
+def test_p16_resources_of_a_coordinator_are_forgotten_a_lease_after_its_connection_ended(
+    broker: Broker, back: bool
+) -> None:
     worker(broker)
     done(broker, *leases_of(pin(broker, 1, apart=True)))
     assert (("w", Forget(1, [ALL_NUMBERS], everywhere=True))) not in sent(broker.handle(PeerGone("c"), 1.0), Forget)
@@ -342,7 +346,7 @@ def test_p16_and_when_it_has_been_gone_for_a_lease(broker: Broker, back: bool) -
     assert broker.deadline is None
 
 
-def test_a_coordinator_without_work_apart_leaves_nothing_to_forget(broker: Broker) -> None:
+def test_a_coordinator_without_detached_work_leaves_nothing_to_forget(broker: Broker) -> None:
     worker(broker)
     submit(broker, 1)
     effects = hear(broker, "c", Goodbye())

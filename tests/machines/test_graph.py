@@ -1,4 +1,4 @@
-"""The machine for work with options against its promises: by hand, and with random events against a second, stupid bookkeeping."""
+"""The machine for plans against its promises: rule by rule, and with random events against a second, simple record."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def do(graph: Dependencies, *events: Event, now: float = 0.0) -> list[Effect]:
 # -- one rule each -------------------------------------------------------------------------------------------------------
 
 
-def test_the_times_of_what_has_ended_are_not_remembered(graph: Dependencies) -> None:
+def test_the_deadlines_of_ended_plans_are_not_remembered(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, until=50.0))
     for number in range(1000):
         (handed,) = do(graph, Planned(number + 2, 7, until=100.0))
@@ -78,7 +78,7 @@ def test_g2_a_plan_waits_for_all_its_inputs(graph: Dependencies) -> None:
     assert graph.waiting == 0
 
 
-def test_g2_a_plan_may_wait_for_another_one(graph: Dependencies) -> None:
+def test_g2_a_plan_may_wait_for_another_plan(graph: Dependencies) -> None:
     assert do(graph, Planned(1, 7), Planned(2, 7, (1,)), Ended(A, VALUE)) == [
         HandIn(1, A),
         End(1),
@@ -87,7 +87,7 @@ def test_g2_a_plan_may_wait_for_another_one(graph: Dependencies) -> None:
     ]
 
 
-def test_g3_the_first_input_that_ends_badly_ends_who_waits_and_who_waits_for_that(graph: Dependencies) -> None:
+def test_g3_the_first_failed_input_ends_the_waiting_plan_and_the_plans_that_wait_for_it(graph: Dependencies) -> None:
     do(graph, Planned(3, 7, (1, 2)), Planned(4, 7, (3,)))
     assert do(graph, Ended(2, ERROR)) == [End(3, INPUT_FAILED, 2), Free(3), End(4, INPUT_FAILED, 3), Free(4)]
     assert do(graph, Ended(1, VALUE)) == []
@@ -100,7 +100,7 @@ def test_a_long_chain_ends_without_a_deep_stack(graph: Dependencies) -> None:
     assert sum(isinstance(effect, End) for effect in do(graph, Ended(1, ERROR))) == 4998
 
 
-def test_g4_only_errors_of_the_function_are_tried_again(graph: Dependencies) -> None:
+def test_g4_only_errors_of_the_function_are_retried(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=2), Planned(2, 7, retries=2))
     assert do(graph, Ended(A, ERROR)) == [HandIn(1, C)]
     assert do(graph, Ended(C, ERROR)) == [HandIn(1, D)]
@@ -108,23 +108,23 @@ def test_g4_only_errors_of_the_function_are_tried_again(graph: Dependencies) -> 
     assert do(graph, Ended(B, UNAVAILABLE)) == [End(2), Free(2)]
 
 
-def test_g4_what_was_cancelled_is_not_tried_again(graph: Dependencies) -> None:
+def test_g4_a_cancelled_plan_is_not_retried(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=2), Planned(2, 7, (1,)))
     assert do(graph, PlansCancelled([1])) == [CancelAttempts([A])]
     assert do(graph, Ended(A, ERROR)) == [End(1), Free(1), End(2, INPUT_FAILED, 1), Free(2)]
     do(graph, Planned(4, 7, (3,)))
-    assert do(graph, PlansCancelled([4])) == [End(4, CANCELLED), Free(4)], "it was not under way"
+    assert do(graph, PlansCancelled([4])) == [End(4, CANCELLED), Free(4)], "it was not running"
 
 
-def test_g5_a_round_that_ends_takes_all_with_it_that_waits(graph: Dependencies) -> None:
+def test_g5_the_end_of_a_round_ends_all_waiting_plans(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=1), Planned(2, 7, (1,)), RoundEnding())
-    assert do(graph, Ended(A, ERROR)) == [End(1), Free(1)], "neither tried again, nor does it fail who waits"
+    assert do(graph, Ended(A, ERROR)) == [End(1), Free(1)], "it is neither retried, nor does it fail the waiting plan"
     assert do(graph, Planned(3, 7)) == []
     assert do(graph, RoundOver()) == [End(2, CANCELLED), Free(2), End(3, CANCELLED), Free(3)]
     assert do(graph, Planned(4, 7)) == [HandIn(4, B)]
 
 
-def test_g6_a_plan_ends_at_its_time_wherever_it_is(graph: Dependencies) -> None:
+def test_g6_a_plan_ends_at_its_deadline_in_every_state(graph: Dependencies) -> None:
     do(graph, Planned(2, 7, until=5.0), Planned(3, 7, (1,), until=4.0), Planned(4, 7, (2,)))
     assert graph.deadline == 4.0
     assert do(graph, Ticked(), now=3.9) == []
@@ -142,12 +142,12 @@ def test_g6_a_plan_ends_at_its_time_wherever_it_is(graph: Dependencies) -> None:
 
 @pytest.fixture
 def kept(graph: Dependencies) -> Dependencies:
-    """1 and 2, which was made of it, have a lineage and have been made."""
+    """Values 1 and 2 have been computed with a lineage; 1 is an input of 2."""
     do(graph, Planned(1, 7, lineage=True), Ended(A, KEPT), Planned(2, 7, (1,), lineage=True), Ended(B, KEPT))
     return graph
 
 
-def test_g7_a_lost_input_is_made_again_for_whoever_needs_it(kept: Dependencies) -> None:
+def test_g7_a_lost_input_is_recomputed_for_each_plan_that_needs_it(kept: Dependencies) -> None:
     assert do(kept, Planned(3, 7, (2,))) == [HandIn(3, C)]
     assert do(kept, Ended(C, INPUT_LOST, lost=2)) == [HandIn(2, D)]
     assert do(kept, Ended(D, INPUT_LOST, lost=1)) == [HandIn(1, D + 1)]
@@ -156,32 +156,32 @@ def test_g7_a_lost_input_is_made_again_for_whoever_needs_it(kept: Dependencies) 
     assert do(kept, Ended(D + 3, VALUE)) == [End(3), Free(3)]
 
 
-def test_g7_one_that_found_an_old_value_gone_takes_the_new_one(kept: Dependencies) -> None:
+def test_g7_a_plan_that_found_an_old_value_lost_takes_the_new_one(kept: Dependencies) -> None:
     do(kept, Planned(3, 7, (2,)), Planned(4, 7, (2,)), Ended(C, INPUT_LOST, lost=2), Ended(D + 1, KEPT))
     assert do(kept, Ended(D, INPUT_LOST, lost=2)) == [HandIn(4, D + 3)]
 
 
-def test_g7_who_asks_for_a_lost_value_is_told_when_there_is_another(kept: Dependencies) -> None:
+def test_g7_a_get_of_a_lost_value_ends_when_there_is_a_new_one(kept: Dependencies) -> None:
     assert do(kept, ValueLost(1, A)) == [HandIn(1, C)]
-    assert do(kept, ValueLost(1, A)) == [], "it is under way"
+    assert do(kept, ValueLost(1, A)) == [], "it is being recomputed"
     assert do(kept, Ended(C, KEPT)) == [Recomputed(1, new=True)]
     assert do(kept, ValueLost(1, A)) == [Recomputed(1, new=False)]
     assert do(kept, ValueLost(9, A)) == [Recomputed(9, new=False)]
 
 
-def test_g7_a_value_is_made_again_so_often_and_not_oftener(kept: Dependencies) -> None:
+def test_g7_a_value_is_recomputed_a_bounded_number_of_times(kept: Dependencies) -> None:
     do(kept, ValueLost(1, A), Ended(C, KEPT), ValueLost(1, C), Ended(D, KEPT))
     assert do(kept, ValueLost(1, D)) == [End(1, UNAVAILABLE, had_succeeded=True), Free(1)]
 
 
-def test_g7_what_cannot_be_made_again_ends_who_needs_it(kept: Dependencies) -> None:
+def test_g7_a_value_that_cannot_be_recomputed_ends_the_plans_that_need_it(kept: Dependencies) -> None:
     do(kept, Planned(3, 7, (2,)), Ended(C, INPUT_LOST, lost=2))
     assert do(kept, Ended(D, ERROR)) == [End(2, had_succeeded=True), Free(2), End(3, INPUT_FAILED, 2), Free(3)]
     do(kept, Planned(4, 7))
     assert do(kept, Ended(D + 1, INPUT_LOST, lost=2)) == [End(4), Free(4)]
 
 
-def test_g7_a_round_that_ends_gives_up_what_is_made_again_but_for_who_asks(kept: Dependencies) -> None:
+def test_g7_the_end_of_a_round_gives_up_recomputed_values_except_for_a_get(kept: Dependencies) -> None:
     do(kept, Planned(3, 7, (2,)), Ended(C, INPUT_LOST, lost=2), RoundEnding(), Ended(D, CANCELLED))
     assert do(kept, RoundOver()) == [End(3, CANCELLED), Free(3)]
     assert do(kept, ValueLost(2, B)) == [HandIn(2, D + 1)]
@@ -189,8 +189,8 @@ def test_g7_a_round_that_ends_gives_up_what_is_made_again_but_for_who_asks(kept:
     assert do(kept, RoundOver()) == [HandIn(2, D + 2)]
 
 
-def test_g7_one_whose_input_is_there_again_while_a_round_ends_is_made_again_after_it(kept: Dependencies) -> None:
-    """It passed for one that is there, so whoever asked for it waited for ever, and whoever needed it was given what is lost."""
+def test_g7_a_value_whose_input_returns_while_a_round_ends_is_recomputed_after_the_round(kept: Dependencies) -> None:
+    """A bug counted such a value as present, so that a `get` waited for ever, and a plan got the reference of the lost value."""
     do(kept, ValueLost(2, B), Ended(C, INPUT_LOST, lost=1), RoundEnding())
     assert do(kept, Ended(D, KEPT)) == [Recomputed(1, new=True)]
     assert do(kept, RoundOver()) == [HandIn(2, D + 1)]
@@ -203,13 +203,13 @@ def test_g8_a_function_stays_while_a_plan_may_need_it(kept: Dependencies) -> Non
     assert do(kept, ValueDropped(A)) == [DropFunctions([7]), Free(1)]
 
 
-def test_g9_a_dropped_value_is_not_made_again_for_nothing(kept: Dependencies) -> None:
+def test_g9_a_dropped_value_is_not_recomputed(kept: Dependencies) -> None:
     do(kept, ValueLost(2, B), Ended(C, INPUT_LOST, lost=1))
-    assert do(kept, ValueDropped(B)) == [Free(2)], "its input is made again, and it need not wait for that"
+    assert do(kept, ValueDropped(B)) == [Free(2)], "its input is being recomputed, and the plan need not wait for it"
     assert do(kept, Ended(D, KEPT)) == [Recomputed(1, new=True)]
 
 
-def test_g9_a_value_that_was_dropped_while_it_was_made_again_is_freed(kept: Dependencies) -> None:
+def test_g9_a_value_that_was_dropped_while_it_was_recomputed_is_freed(kept: Dependencies) -> None:
     do(kept, ValueLost(2, B), RoundEnding(), Ended(C, CANCELLED))
     assert do(kept, ValueDropped(B), RoundOver()) == [Free(2)]
 
@@ -218,7 +218,7 @@ def test_g9_a_value_that_was_dropped_while_it_was_made_again_is_freed(kept: Depe
 
 
 class Story:
-    """A random life of a graph, and what its promises say about it. A broken promise is an AssertionError that begins with its number."""
+    """A random history of a graph, with checks of the promises. A broken promise is an AssertionError that begins with its number."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -312,7 +312,7 @@ class Story:
             self.badly.add(work)
             self.asked.discard(work)
 
-    # -- what may happen ---------------------------------------------------------------------------------------------
+    # -- random events ---------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         self.random.choice((self.plan, self.plan, self.schedule, self.end, self.end, self.end, self.others))()
@@ -386,7 +386,7 @@ class Story:
         if alive:
             work = self.random.choice(alive)
             self.asked.add(work)
-            attempt = self.random.choice((self.made[work], 0))  # 0: one that it had before
+            attempt = self.random.choice((self.made[work], 0))  # 0: an attempt that it had before
             self.lost.add((work, attempt))
             self.tell(ValueLost(work, attempt))
 
@@ -436,7 +436,7 @@ class Story:
         assert all(work in self.freed for work in self.plans if work and work not in self.made), "G9: leaked"
 
     def settle(self) -> None:
-        """Whatever is under way ends well: then all that can end does, and who asks has an answer."""
+        """Let all running attempts succeed: then each plan that can end does, and each `get` has its reply."""
         for _ in range(10_000):
             if not (self.under_way or self.plain):
                 break
@@ -454,11 +454,11 @@ class Story:
         assert not self.asked, "G7: somebody was never told"
 
 
-def test_random_lives_keep_all_promises(seed: int) -> None:
+def test_random_histories_keep_all_promises(seed: int) -> None:
     Story(seed).live()
 
 
-# -- are they found? -----------------------------------------------------------------------------------------------------
+# -- planted bugs -----------------------------------------------------------------------------------------------------
 
 SEEDS_MAX = 400
 

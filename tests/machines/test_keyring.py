@@ -1,4 +1,4 @@
-"""The keyring: who may join, what a key may do, which processes hear of a change. Promises of transport/keyring_machine.py."""
+"""The keyring: which keys may join, the rights of a key, and which processes hear of a change. Promises of transport/keyring_machine.py."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def join(
     return hear(ring, "joiner", key, Join("7", secret, name), now)
 
 
-def test_a_token_admits_a_key_which_is_saved_before_it_hears_of_it(ring: Keyring) -> None:
+def test_a_token_admits_a_key_which_is_saved_before_the_process_gets_the_reply(ring: Keyring) -> None:
     assert join(ring) == [SaveKeyring(), Send("joiner", Joined("worker", "worker:3"))]
     assert ring.verdict(ONE) == KeyVerdict("worker", "worker:3", True)
     assert ring.name_of(ONE) == "worker:3"
@@ -89,7 +89,7 @@ def test_a_token_is_used_once_but_a_lost_reply_is_repeated(ring: Keyring) -> Non
 def test_unknown_keys_may_come_in_while_tokens_are_remembered(ring: Keyring) -> None:
     assert not Keyring({}).joinable(0.0)
     assert ring.joinable(1.0)
-    assert ring.joinable(61.0), "a late token is told why"
+    assert ring.joinable(61.0), "a late token gets the reason"
     assert not ring.joinable(60.0 + keyring_machine.JOIN_EXPLAINED_S)
 
 
@@ -97,11 +97,11 @@ def test_unknown_keys_may_come_in_while_tokens_are_remembered(ring: Keyring) -> 
     ("name", "role"),
     [("worker:3", "worker"), ("ps:0", "worker"), ("submit", "submit"), ("client:1", "client"), ("admin", "admin")],
 )
-def test_the_name_says_the_role(name: str, role: str) -> None:
+def test_the_name_determines_the_role(name: str, role: str) -> None:
     assert role_of(name) == role
 
 
-def test_a_process_that_asked_hears_of_each_change(ring: Keyring) -> None:
+def test_a_process_that_asked_about_a_key_hears_of_each_change(ring: Keyring) -> None:
     unknown = hear(ring, "asker", STATIC, AskKey(ONE))
     assert unknown == [Send("asker", KeyState(ONE, ""))]
     assert join(ring)[2:] == [Send("asker", KeyState(ONE, "worker", "worker:3", True))]
@@ -119,7 +119,7 @@ def test_a_process_that_asked_hears_of_each_change(ring: Keyring) -> None:
     ]
 
 
-def test_a_revoked_key_stays_revoked_in_the_next_life_and_cannot_join_again(ring: Keyring) -> None:
+def test_a_revoked_key_stays_revoked_in_the_next_incarnation_and_cannot_join_again(ring: Keyring) -> None:
     join(ring)
     ring.handle(KeysRevoked((ONE, STATIC), "worker:3", 0.0), 2.0)
     following = Keyring({STATIC: "submit"})
@@ -145,7 +145,7 @@ def test_a_renewed_key_takes_over_and_the_old_one_ends_a_little_later(ring: Keyr
     assert ring.verdict(ONE).role == ring.verdict(TWO).role == "worker"
     assert ring.deadline == 7.0
     (state,) = ring.handle(Ticked(), 7.0)
-    assert (state.message.role, state.message.listens) == (REVOKED, True), "an open port may go on showing it"
+    assert (state.message.role, state.message.listens) == (REVOKED, True), "an open port may continue to use it"
     assert ring.find("worker:3") == (ONE, TWO), "revoking the name revokes both"
 
 
@@ -164,12 +164,12 @@ def test_the_port_of_a_ps_is_known_by_the_key_that_it_was_opened_with(ring: Keyr
     moved = join(ring, ONE, "ps:0")[-1]
     assert moved == Send(asker, KeyState(ONE, "worker", "ps:0", True, "", "host:1"))
     renewed = hear(ring, "ps", ONE, NewKey(TWO))
-    assert renewed[-1] == moved, "its port still shows the first one"
+    assert renewed[-1] == moved, "its port still uses the first key"
     ring.handle(TokenMade("7", digest_of(SECRET), "ps:0", 60.0, "host:1"), 0.0)
     assert join(ring, THREE, "ps:0")[-1].message.key == THREE, "a restarted ps has a new port and a new key"
 
 
-def test_beyond_its_bounds_it_refuses(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_beyond_the_bounds_are_refused(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyring_machine, "JOIN_TOKENS_MAX", 1)
     with pytest.raises(errors.ResourceExhaustedError, match="1 join tokens are open"):
         ring.handle(TokenMade("8", b"", "worker:4", 60.0), 0.0)

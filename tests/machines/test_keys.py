@@ -24,7 +24,7 @@ from zmqdist.limits import KEY_CHARS_MAX
 
 
 class Store(Keys):
-    """Each question makes a Call."""
+    """Each request makes a Call."""
 
     def ask(self, method: str, *args: Any) -> Call:
         call = Call()
@@ -124,12 +124,12 @@ def test_IncrementKeyValue() -> None:
 @pytest.mark.parametrize(
     ("written", "meant"), [("a", "a"), ("/a", "a"), ("a/", "a"), ("//a///b//", "a/b"), ("", ""), ("///", "")]
 )
-def test_redundant_slashes_mean_nothing(written: str, meant: str) -> None:
+def test_redundant_slashes_are_ignored(written: str, meant: str) -> None:
     assert normal(written) == meant
 
 
 @pytest.mark.parametrize("method", ["put", "get", "delete", "increment"])
-def test_a_key_without_a_name_is_none(method: str) -> None:
+def test_a_key_without_a_name_is_refused(method: str) -> None:
     more = {"put": (1, 1), "increment": (1, 1)}.get(method, ())
     assert Store().ask(method, "//", *more).code == INVALID_ARGUMENT
 
@@ -145,7 +145,7 @@ def test_a_wait_for_a_key_ends_at_its_deadline_and_the_others_wait_on() -> None:
     assert (long.value, store.waiting) == (1, 0)
 
 
-def test_what_does_not_fit_changes_nothing() -> None:
+def test_a_refused_request_changes_nothing() -> None:
     store = Store(keys_max=2, bytes_max=30)
     assert [store.insert("a", 1), store.insert("b", 1), store.insert("c", 1)] == [OK, OK, RESOURCE_EXHAUSTED]
     assert store.ask("put", "a", 2, 19, True).code == RESOURCE_EXHAUSTED
@@ -158,7 +158,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
     assert Store().insert("k" * (KEY_CHARS_MAX + 1), 1) == RESOURCE_EXHAUSTED
 
 
-def test_nothing_is_left_of_questions_that_were_dropped_and_a_store_that_stops_tells_the_others() -> None:
+def test_nothing_is_left_of_dropped_requests_and_a_store_that_stops_ends_the_others() -> None:
     store = Store()
     gone, there = store.ask("get", "k"), store.ask("get", "k")
     store.dropped(gone)
@@ -168,8 +168,8 @@ def test_nothing_is_left_of_questions_that_were_dropped_and_a_store_that_stops_t
     assert (gone.done, there.code, store.waiting) == (False, CANCELLED, 0)
 
 
-def test_it_does_what_a_plain_dict_does(seed: int) -> None:
-    """The directory by bisection against one that looks at every key."""
+def test_the_store_behaves_like_a_plain_dict(seed: int) -> None:
+    """Compare the directory by bisection with one that looks at every key."""
     dice = random.Random(seed)
     store, plain = Store(), dict[str, Any]()
     names = ["a", "a/b", "a/b/c", "a/c", "a0", "a.", "b", "a/b0"]

@@ -1,4 +1,4 @@
-"""What is large only together travels in several messages: each fits into a header, and nothing is used before it was sent."""
+"""Small parts that are large together travel in several messages: each fits into a header, and no function is used before it was sent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_many_functions_go_to_a_worker_in_several_messages_each_before_the_first
     assert [item[3] for assign in assigns for item in assign.items] == [fn for fn, _ in FUNCTIONS]
 
 
-def test_many_lost_starts_with_their_last_lines_are_told_in_several_messages(broker: Broker) -> None:
+def test_many_lost_starts_with_their_last_lines_are_reported_in_several_messages(broker: Broker) -> None:
     count = 250
     coordinator(broker)
     worker(broker, slots=count)
@@ -50,7 +50,7 @@ def test_many_lost_starts_with_their_last_lines_are_told_in_several_messages(bro
 
 def test_many_functions_are_defined_in_several_messages_at_once_and_for_another_dispatcher() -> None:
     closures = Closures(coordinator=5, queue_max=10, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0)
-    for enlisted in (True, False):  # here, and then again after a reconnect
+    for enlisted in (True, False):  # at this dispatcher, and again after a reconnect
         effects = closures.handle(DispatcherUp(), 0.0) + closures.handle(
             Heard("dispatcher", CoordinatorRegistered(3, 1)), 0.0
         )

@@ -38,7 +38,7 @@ def refusal(box: Mailbox, where: Key | None = None, **kwargs: int) -> OpError:
 
 
 def letters(box: Mailbox, tag: str = "foo") -> list[Any]:
-    """All that can be received under a tag now."""
+    """Return all values that can be received under a tag now."""
     found = []
     while (wait := box.wanted(key(tag, life=0))).ended and not wait.code:
         found.append(wait.letter)
@@ -173,17 +173,17 @@ def test_abort_then_recv_or_send() -> None:
 
 
 def test_transfer_dummy_device_context() -> None:
-    """A letter is whatever the shell makes of it: what the sender puts beside the value arrives with it."""
+    """A message is opaque to the machine: data that the sender puts beside the value arrive with it."""
     box = Mailbox()
     context = object()
     put(box, ("value", context))
     assert box.wanted(key()).letter[1] is context
 
 
-# -- time, lives, bounds, order ----------------------------------------------------------------------------------------
+# -- time, incarnations, bounds, order ----------------------------------------------------------------------------------------
 
 
-def test_a_wait_ends_at_its_time_and_the_letter_is_for_the_next() -> None:
+def test_a_wait_ends_at_its_deadline_and_the_next_wait_gets_the_message() -> None:
     box = Mailbox()
     early, late = box.wanted(key(), due=1.0), box.wanted(key(), due=2.0)
     assert box.deadline == 1.0
@@ -193,7 +193,7 @@ def test_a_wait_ends_at_its_time_and_the_letter_is_for_the_next() -> None:
     assert late.letter == "x"
 
 
-def test_a_new_life_of_the_sender_never_satisfies_a_wait_for_the_old_one() -> None:
+def test_a_new_incarnation_of_the_sender_never_satisfies_a_wait_for_the_old_one() -> None:
     box = Mailbox()
     put(box, "old, in another channel", key("other"))
     wait = box.wanted(key())
@@ -202,11 +202,11 @@ def test_a_new_life_of_the_sender_never_satisfies_a_wait_for_the_old_one() -> No
     assert box.wanted(key()).code == UNAVAILABLE
     assert letters(box) == ["of the new one"]
     assert letters(box, "other") == []
-    assert refusal(box).error_code == UNAVAILABLE  # a straggler of the old one
+    assert refusal(box).error_code == UNAVAILABLE  # a late message of the old incarnation
     assert (box.items, box.nbytes) == (0, 0)
 
 
-def test_what_a_sender_left_is_there_after_its_end_until_its_next_life_is_heard_of() -> None:
+def test_messages_of_a_sender_stay_after_its_end_until_its_next_incarnation_is_known() -> None:
     box = Mailbox()
     put(box, "one")
     put(box, "two")
@@ -216,14 +216,14 @@ def test_what_a_sender_left_is_there_after_its_end_until_its_next_life_is_heard_
     assert letters(box) == []
 
 
-def test_a_sender_that_goes_ends_the_waits_for_it_and_for_nobody_else() -> None:
+def test_the_end_of_a_sender_ends_only_the_waits_for_this_sender() -> None:
     box = Mailbox()
     mine, other = box.wanted(key(life=0)), box.wanted(key(source="worker:2", life=0))
     assert box.sender_gone("worker:1", "it has ended") == [mine]
     assert (mine.code, mine.message, other.ended) == (UNAVAILABLE, "it has ended", False)
 
 
-def test_a_wait_for_nobody_known_yet_is_bound_to_the_first_life() -> None:
+def test_a_wait_for_an_unknown_sender_is_bound_to_its_first_incarnation() -> None:
     box = Mailbox()
     wait = box.wanted(key(life=0))
     box.incarnation_seen("worker:1", LIFE)
@@ -232,7 +232,7 @@ def test_a_wait_for_nobody_known_yet_is_bound_to_the_first_life() -> None:
     assert wait.code == UNAVAILABLE
 
 
-def test_too_much_unread_is_refused_and_those_behind_it_go_on() -> None:
+def test_a_full_mailbox_refuses_messages_and_later_ones_are_still_received() -> None:
     box = Mailbox(items_max=2, bytes_max=100)
     put(box, "a", nbytes=1000, number=1, low=1)  # an empty mailbox takes anything
     assert refusal(box, nbytes=1, number=2, low=1).error_code == RESOURCE_EXHAUSTED
@@ -241,13 +241,13 @@ def test_too_much_unread_is_refused_and_those_behind_it_go_on() -> None:
     put(box, "d", number=4, low=1, after=3)
     assert refusal(box, number=5, low=1).error_code == RESOURCE_EXHAUSTED
     wait = box.wanted(key("waited for"))
-    put(box, "e", key("waited for"), number=6, low=1)  # nothing stays here
+    put(box, "e", key("waited for"), number=6, low=1)  # no message stays in the mailbox
     assert wait.letter == "e"
-    box.skipped("worker:1", LIFE, 2)  # as the sender has it done, which knows of the refusal
+    box.skipped("worker:1", LIFE, 2)  # as the sender requests, which knows of the refusal
     assert letters(box) == ["c", "d"]
 
 
-def test_a_letter_that_did_not_fit_is_the_next_one_again() -> None:
+def test_a_message_that_did_not_fit_is_the_next_one_again() -> None:
     box = Mailbox()
     put(box, "first")
     put(box, "second")
@@ -261,7 +261,7 @@ def test_a_letter_that_did_not_fit_is_the_next_one_again() -> None:
     assert waiting.letter == "third"
 
 
-def test_letters_that_overtake_each_other_are_received_in_the_order_of_sending() -> None:
+def test_messages_that_overtake_each_other_are_received_in_the_order_of_sending() -> None:
     box = Mailbox()
     wait = box.wanted(key(life=0))
     assert put(box, "third", number=3, low=1, after=2) == []
@@ -273,7 +273,7 @@ def test_letters_that_overtake_each_other_are_received_in_the_order_of_sending()
 
 
 @pytest.mark.parametrize("how", ["skipped", "low"])
-def test_what_its_sender_gave_up_is_not_waited_for(how: str) -> None:
+def test_a_message_that_its_sender_gave_up_is_not_waited_for(how: str) -> None:
     box = Mailbox()
     put(box, "second", number=2, low=1, after=1)
     assert letters(box) == []
@@ -284,8 +284,8 @@ def test_what_its_sender_gave_up_is_not_waited_for(how: str) -> None:
     assert letters(box) == ["second"]
 
 
-def test_a_skipped_letter_that_is_held_comes_before_those_behind_it() -> None:
-    """The reply that says so was lost, so its sender has it skipped."""
+def test_a_skipped_message_that_is_held_comes_before_those_behind_it() -> None:
+    """The reply that confirms the message was lost, so its sender has it skipped."""
     box = Mailbox()
     put(box, "second", number=2, low=1, after=1)
     put(box, "third", number=3, low=1, after=2)
@@ -295,14 +295,14 @@ def test_a_skipped_letter_that_is_held_comes_before_those_behind_it() -> None:
     assert letters(box) == ["second", "third", "fourth"]
 
 
-def test_a_letter_is_taken_once() -> None:
+def test_a_message_is_taken_once() -> None:
     box = Mailbox()
     for _ in range(2):
         put(box, "once", number=1, low=1)
     assert letters(box) == ["once"]
 
 
-def test_a_sender_has_a_letter_skipped_when_nothing_before_it_is_on_the_way() -> None:
+def test_a_sender_has_a_message_skipped_when_nothing_before_it_is_on_the_way() -> None:
     out = Outbox()
     for number, after in ((1, 0), (2, 1), (3, 2)):
         assert out.numbers("t") == (number, 1, after)
@@ -315,8 +315,8 @@ def test_a_sender_has_a_letter_skipped_when_nothing_before_it_is_on_the_way() ->
     assert (out.numbers("t"), out.unconfirmed) == ((4, 4, 0), 0)
 
 
-def test_a_letter_that_waits_in_another_life_of_its_receiver_is_freed_there() -> None:
-    """The first was received by the former life, of which the next one knows nothing."""
+def test_a_message_that_waits_in_another_incarnation_of_its_receiver_is_freed_there() -> None:
+    """The first was received by the earlier incarnation, of which the next one knows nothing."""
     out, box = Outbox(), Mailbox()
     out.sent("t", 1, 0)
     out.sent("t", 2, 1)
@@ -324,13 +324,13 @@ def test_a_letter_that_waits_in_another_life_of_its_receiver_is_freed_there() ->
     put(box, "second", number=2, low=1, after=1)
     assert box.holds("worker:1", 2, 1)
     assert out.ended(2, failed=False, held=7) == (2, 1)
-    assert out.numbers("t")[2] == 2, "what is sent meanwhile comes behind it"
+    assert out.numbers("t")[2] == 2, "messages that are sent meanwhile come after it"
     box.skipped("worker:1", LIFE, 1)
     assert letters(box) == ["second"]
     assert out.skipped(2) is None
 
 
-def test_a_letter_behind_one_that_was_held_by_the_previous_receiver_is_freed_at_the_next_one() -> None:
+def test_a_message_behind_one_that_was_held_by_the_previous_receiver_is_freed_at_the_next_one() -> None:
     """The third is lost with incarnation 7 of the receiver, which held it; incarnation 8 holds the fourth, and never gets the third."""
     out, box = Outbox(), Mailbox()
     for number in (1, 2, 3, 4):
@@ -351,7 +351,7 @@ def test_a_letter_behind_one_that_was_held_by_the_previous_receiver_is_freed_at_
     assert letters(box) == ["second", "fourth", "fifth"]
 
 
-def test_a_letter_that_failed_as_the_last_of_its_tag_needs_no_word() -> None:
+def test_a_message_that_failed_as_the_last_of_its_tag_needs_no_skip() -> None:
     out = Outbox()
     out.sent("t", 1, 0)
     assert out.ended(1, failed=True) is None

@@ -1,4 +1,4 @@
-"""Who is in the cluster: joining, coming back, being lost, leaving."""
+"""The members of the cluster: how a worker joins, returns, is lost, and leaves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def asks(incarnation: int = 1, index: int = 0, *, slots: int = 2, pid: int = 100
 def join(
     membership: Membership, peer: str = "a", register: Register | None = None, now: float = 0.0, *, watched: bool = True
 ) -> Member:
-    """Register a worker that is welcome."""
+    """Register a worker, which is accepted."""
     register = register or asks()
     changes = membership.handle(Heard(peer, register), now, watched=watched)
     (joined,) = (change for change in changes if isinstance(change, MemberJoined))
@@ -44,7 +44,7 @@ def join(
 
 
 def refused(changes: list[Change | Send]) -> tuple[int, str]:
-    """The code and the text of the one answer."""
+    """Return the code and the text of the only reply."""
     (answer,) = changes
     assert isinstance(answer, Send)
     assert isinstance(answer.message, Refused)
@@ -63,7 +63,7 @@ def test_a_worker_that_registers_is_welcomed_and_joins(membership: Membership) -
     assert (member.joined_at, member.heard_at, member.peer) == (5.0, 5.0, "a")
 
 
-def test_one_that_names_no_index_gets_the_lowest_free_one_of_its_job(membership: Membership) -> None:
+def test_a_worker_without_an_index_gets_the_lowest_free_one_of_its_job(membership: Membership) -> None:
     join(membership, "a", asks(1, index=0))
     join(membership, "b", asks(2, index=2))
     indexes = [join(membership, peer, asks(life, index=-1)).index for peer, life in [("c", 3), ("d", 4)]]
@@ -71,7 +71,7 @@ def test_one_that_names_no_index_gets_the_lowest_free_one_of_its_job(membership:
     assert join(membership, "e", asks(5, index=-1, job="other")).index == 0
     membership.handle(Heard("c", Goodbye("")), 0.0)
     again = [join(membership, peer, asks(life, index=-1)).index for peer, life in [("f", 6), ("g", 7)]]
-    assert again == [1, 4], "that of one who left is free again"
+    assert again == [1, 4], "the index of a worker that left is free again"
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_one_that_names_no_index_gets_the_lowest_free_one_of_its_job(membership:
     [(1, 10.0, 1.0), (200, 10.0, 2.0), (1000, 10.0, 2.5), (1, 2.0, 0.5)],
     ids=["few", "two hundred", "never less often than four times a lease", "a short lease"],
 )
-def test_beats_are_the_rarer_the_more_workers_there_are(workers: int, lease_s: float, beat_s: float) -> None:
+def test_the_more_workers_there_are_the_rarer_their_heartbeats(workers: int, lease_s: float, beat_s: float) -> None:
     membership = Membership(lease_s, BACK_S, CUT_S)
     for index in range(workers):
         changes = membership.handle(Heard(f"w{index}", asks(index, index=index)), 0.0)
     assert changes[0] == Send(f"w{workers - 1}", Registered(workers - 1, beat_s, lease_s, CUT_S))
 
 
-def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_here(membership: Membership) -> None:
+def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_connected(membership: Membership) -> None:
     member = join(membership, "a", asks(1, pid=100))
     code, text = refused(membership.handle(Heard("b", asks(2, pid=200)), 1.0))
     assert code == errors.ALREADY_EXISTS
@@ -98,7 +98,7 @@ def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_here(members
 def test_p1_a_worker_that_was_given_its_index_before_does_not_succeed_one_that_has_it_now(
     membership: Membership,
 ) -> None:
-    """By another dispatcher: the two have nothing in common, and the other may be back."""
+    """Another dispatcher gave it the index: it is another worker than the one that has the index now, which may only be disconnected."""
     first = join(membership, "a", asks(1, index=-1))
     membership.handle(PeerGone("a"), 1.0)
     register = Register(2, "worker", first.index, 2, [], [], 200, "host", index_given=True)
@@ -133,7 +133,7 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(member
     ],
     ids=["no slots", "fewer than none", "another life", "another index", "another job"],
 )
-def test_a_registration_that_makes_no_sense_is_refused_and_changes_nothing(
+def test_an_invalid_registration_is_refused_and_changes_nothing(
     membership: Membership, register: Register, code: int, problem: str
 ) -> None:
     member = join(membership, "a", asks(1))
@@ -152,7 +152,7 @@ def test_a_full_dispatcher_refuses_newcomers_and_takes_back_its_own(membership: 
     assert isinstance(membership.handle(Heard("again", asks(7, index=7)), 0.0)[1], MemberBack)
 
 
-# -- going and coming back -------------------------------------------------------------------------------------------
+# -- disconnecting and returning -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index", [0, -1], ids=["by its index", "by its incarnation alone"])
@@ -174,7 +174,7 @@ def test_a_welcome_names_the_registration_that_it_answers(membership: Membership
     assert welcome == Send("a", Registered(0, 1.0, LEASE_S, CUT_S, 1))
 
 
-def test_p3_a_worker_that_does_not_come_back_is_lost_when_its_time_is_up(membership: Membership) -> None:
+def test_p3_a_worker_that_does_not_come_back_is_lost_after_its_grace(membership: Membership) -> None:
     member = join(membership)
     membership.handle(PeerGone("a"), 1.0)
     assert membership.handle(Ticked(), 1.99) == []
@@ -254,7 +254,7 @@ def test_p5_a_lost_worker_is_settled_where_its_process_is_known_to_have_ended(
         assert membership.handle(again, 4.0) == []
 
 
-def test_a_process_that_was_seen_to_end_tells_how(membership: Membership) -> None:
+def test_the_loss_of_a_process_whose_end_was_seen_has_its_exit_code(membership: Membership) -> None:
     member = join(membership)
     lost = MemberLost(member, "its process ended", -9, "last words", settled=True)
     assert membership.handle(ProcessExited(100, -9, "last words", peer="a"), 3.0) == [lost]
@@ -292,7 +292,7 @@ def test_a_goodbye_is_no_loss(membership: Membership) -> None:
     assert (membership.losses, membership.losses_count) == ([], 0)
 
 
-def test_of_many_losses_the_last_are_kept_and_all_are_counted(membership: Membership) -> None:
+def test_the_last_losses_are_kept_and_all_are_counted(membership: Membership) -> None:
     for life in range(LOSSES_KEPT + 5):
         join(membership, "a", asks(life, pid=life), now=life)
         membership.handle(ProcessExited(life, life, peer="a"), life)
@@ -300,7 +300,7 @@ def test_of_many_losses_the_last_are_kept_and_all_are_counted(membership: Member
     assert [loss.exit_code for loss in membership.losses] == list(range(5, LOSSES_KEPT + 5))
 
 
-# -- leaving, and what is not for the membership ---------------------------------------------------------------------
+# -- leaving, and messages that the membership ignores ---------------------------------------------------------------------
 
 
 def test_a_member_is_told_to_leave_once(membership: Membership) -> None:
@@ -309,7 +309,7 @@ def test_a_member_is_told_to_leave_once(membership: Membership) -> None:
     assert membership.leave(member, 3.0) == []
 
 
-def test_one_that_is_away_is_told_to_leave_when_it_is_back(membership: Membership) -> None:
+def test_a_disconnected_member_is_told_to_leave_when_it_is_back(membership: Membership) -> None:
     member = join(membership)
     membership.handle(PeerGone("a"), 1.0)
     assert membership.leave(member, 3.0) == [MemberLeaving(member)]
@@ -317,7 +317,7 @@ def test_one_that_is_away_is_told_to_leave_when_it_is_back(membership: Membershi
     assert back[1:] == [MemberBack(member, asks()), Send("b", Leave(3.0))]
 
 
-def test_one_that_says_itself_that_it_leaves_is_not_told_to(membership: Membership) -> None:
+def test_a_member_that_announces_that_it_leaves_is_not_told_to(membership: Membership) -> None:
     member = join(membership)
     assert membership.handle(Heard("a", Leave(0.0)), 1.0) == [MemberLeaving(member)]
     assert membership.handle(Heard("a", Leave(0.0)), 1.0) == []
@@ -326,7 +326,7 @@ def test_one_that_says_itself_that_it_leaves_is_not_told_to(membership: Membersh
     assert membership.handle(Heard("b", asks()), 2.5)[1:] == [MemberBack(member, asks())]
 
 
-def test_one_that_answered_that_it_leaves_is_not_told_again(membership: Membership) -> None:
+def test_a_member_that_has_confirmed_that_it_leaves_is_not_told_again(membership: Membership) -> None:
     member = join(membership)
     membership.leave(member, 3.0)
     assert membership.handle(Heard("a", Leave(0.0)), 1.0) == []

@@ -1,4 +1,4 @@
-"""How many messages a thousand pieces of work take on each hop, with all machines wired together: batching is a number, not a feeling."""
+"""How many messages a thousand work items take on each hop, with all machines connected: these counts show that batching works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK_S = 2e-6
 
 
 class Wired:
-    """A coordinator, a dispatcher and two workers of one slot, each of whose messages arrives before the next is sent."""
+    """A coordinator, a dispatcher and two workers with one slot each; each message arrives before the next one is sent."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -58,7 +58,7 @@ class Wired:
         self.counts.clear()
 
     def tell(self, who: str, *events: Any) -> None:
-        """Give somebody an event, and carry all messages that follow until there are none."""
+        """Have a machine handle an event, and deliver all messages that follow until there are none."""
         self._mail.extend((who, event) for event in events)
         while self._mail:
             to, event = self._mail.popleft()
@@ -86,7 +86,7 @@ class Wired:
 
 @pytest.fixture
 def wired() -> Wired:
-    """One that has done so much quick work that everybody knows how quick it is."""
+    """A cluster that has done so much quick work that all windows have adapted."""
     wired = Wired()
     wired.tell("c", FunctionsDefined([(7, b"f")]))
     for start in range(0, 20 * WORKS, WORKS):
@@ -98,7 +98,7 @@ def test_a_thousand_pieces_of_quick_work_take_a_few_messages_on_each_hop(wired: 
     wired.counts.clear()
     wired.resolved.clear()
     wired.tell("c", Scheduled([(work, 7, b"") for work in range(1, WORKS + 1)]))
-    assert wired.resolved == Counter(range(1, WORKS + 1)), "each once"
+    assert wired.resolved == Counter(range(1, WORKS + 1)), "each work item once"
     full = math.ceil(WORKS / BATCH_ITEMS_MAX)
     per_worker = math.ceil(WORKS / SLOT_BATCH_MAX) + 1
     assert wired.counts.pop("Submit") == full
@@ -109,7 +109,7 @@ def test_a_thousand_pieces_of_quick_work_take_a_few_messages_on_each_hop(wired: 
     assert not wired.counts, "no other message: starts travel with outcomes"
 
 
-def test_one_piece_of_work_takes_four_messages_and_two_on_the_pipe(wired: Wired) -> None:
+def test_one_work_item_takes_four_messages_and_two_on_the_pipe(wired: Wired) -> None:
     wired.counts.clear()
     wired.tell("c", Scheduled([(1, 7, b"")]))
     assert wired.counts == {"Submit": 1, "Assign": 1, "Give": 1, "Done": 1, "Results": 1}

@@ -1,4 +1,4 @@
-"""How much may be on the way: the promises, on simulated links of several rates."""
+"""How many bytes may be in flight: the promises of the pace, on simulated links of several rates."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MBIT = 125_000.0
 
 
 class Sim:
-    """Senders that share a link of one rate and one delay; the way back has the delay alone.
+    """Senders that share a link with a rate and a delay; the way back has only the delay.
 
     Attributes:
-      waits: how long each chunk was on its way until it arrived.
-      arrived: bytes of all senders.
+      waits: the seconds that each chunk needed until it arrived.
+      arrived: the bytes of all senders that have arrived.
       delay_s: one way; may be changed.
       windows: of the first sender, after each acknowledgment.
     """
@@ -46,7 +46,7 @@ class Sim:
         self._order = count()
 
     def run(self, for_s: float) -> Sim:
-        """All senders send as much as they may."""
+        """Have all senders send as much as they may."""
         until = self.now + for_s
         for pace in self._paces:
             self._send(pace)
@@ -75,7 +75,7 @@ class Sim:
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize("mbit", [0.5, 1, 2, 10, 100])
-def test_p3_and_p4_nothing_waits_long_and_the_link_is_busy(mbit: float, delay_s: float) -> None:
+def test_p3_and_p4_no_chunk_waits_long_and_the_link_is_busy(mbit: float, delay_s: float) -> None:
     sim = Sim(mbit * MBIT, delay_s, Pace()).run(60.0)
     assert max(sim.waits) < SOJOURN_S_MAX + delay_s, "half of the heartbeat's time-out"
     carried = min(mbit * MBIT, BULK_CHANNEL_WINDOW_BYTES / (2 * delay_s) if delay_s else mbit * MBIT)
@@ -124,7 +124,7 @@ def test_a_receiver_that_was_busy_for_a_while_costs_the_window_only_for_a_while(
     assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES
 
 
-def test_p7_a_route_that_has_become_longer_is_learnt_while_a_transfer_is_under_way_and_the_window_follows() -> None:
+def test_p7_a_longer_round_trip_is_learnt_during_a_transfer_and_the_window_follows() -> None:
     pace = Pace()
     sim = Sim(10 * MBIT, 0.005, pace).run(5.0)
     sim.delay_s = 0.3
@@ -132,10 +132,10 @@ def test_p7_a_route_that_has_become_longer_is_learnt_while_a_transfer_is_under_w
     assert 0.6 <= pace.trip_s < 0.6 + QUEUE_S
     arrived = sim.arrived
     sim.run(30.0)
-    assert sim.arrived - arrived >= 0.8 * 30.0 * 10 * MBIT, "what the first trip allows is less than half of that"
+    assert sim.arrived - arrived >= 0.8 * 30.0 * 10 * MBIT, "the first round trip allows less than half of that"
 
 
-def test_p7_the_first_chunk_after_a_pause_tells_the_trip_anew() -> None:
+def test_p7_the_first_chunk_after_a_pause_measures_the_round_trip_again() -> None:
     pace = Pace()
     for at, trip_s in [(0.0, 0.001), (1.0, 0.5), (2.0 + TRIP_KEPT_S, 0.5)]:
         assert pace.trip_s == min(pace.trip_s, 0.001) or at == 0.0
@@ -144,7 +144,7 @@ def test_p7_the_first_chunk_after_a_pause_tells_the_trip_anew() -> None:
     assert pace.trip_s == pytest.approx(0.5)
 
 
-def test_p7_two_of_the_largest_chunks_with_one_acknowledgment_tell_the_trip_and_nothing_stalls() -> None:
+def test_p7_two_largest_chunks_with_one_acknowledgment_measure_the_round_trip() -> None:
     pace = Pace()
     pace.widen()
     now, trips = 0.0, []
@@ -153,7 +153,7 @@ def test_p7_two_of_the_largest_chunks_with_one_acknowledgment_tell_the_trip_and_
         while pace.fits(CHUNK_BYTES):
             pace.sent(CHUNK_BYTES, now)
             pending += 1
-        assert pending >= 2, "the other side waits for a second"
+        assert pending >= 2, "the other side waits for a second chunk"
         now += 0.2
         assert pace.acknowledged(2 * CHUNK_BYTES, now)
         pending -= 2
@@ -197,18 +197,18 @@ def test_a_sender_that_has_little_to_send_keeps_its_window() -> None:
     for at in range(100):
         pace.sent(100, float(at))
         assert pace.acknowledged(100, at + 0.001)
-    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES_START, "a link that was not filled has told nothing"
+    assert pace.window_bytes == BULK_CHANNEL_WINDOW_BYTES_START, "a link that was not filled gives no measurement"
 
 
 @pytest.mark.parametrize("nbytes", [101, 10**12, -1])
-def test_p6_an_acknowledgment_of_what_was_never_sent_changes_nothing(nbytes: int) -> None:
+def test_p6_an_acknowledgment_of_bytes_that_were_never_sent_changes_nothing(nbytes: int) -> None:
     pace = Pace()
     pace.sent(100, 0.0)
     assert not pace.acknowledged(nbytes, 1.0)
     assert (pace.unacknowledged, pace.window_bytes) == (100, BULK_CHANNEL_WINDOW_BYTES_START)
 
 
-def test_p1_and_p2_whatever_is_acknowledged_when(seed: int) -> None:
+def test_p1_and_p2_hold_for_random_acknowledgments(seed: int) -> None:
     rng = random.Random(seed)
     pace = Pace()
     now, on_the_way, chunks = 0.0, 0, 0

@@ -1,4 +1,4 @@
-"""The machine of one snapshot: what it decides, and which records it wants written first."""
+"""The machine of one snapshot: its decisions, and the records that must be written before they apply."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_decision_changes_nothing_before_its_record_is_applied() -> None:
     for _ in range(2):
         assert machine.hand_out("a", 0, 0, 0, 0, 99) == ((0, 2), [given])
     machine.apply(given)
-    assert machine.hand_out("a", 0, 0, 0, 0, 99) == ((0, 2), []), "asked again"
+    assert machine.hand_out("a", 0, 0, 0, 0, 99) == ((0, 2), []), "the request is repeated"
     assert machine.hand_out("a", 0, 0, 0, 2, 99)[0] == (2, 2)
 
 
@@ -60,7 +60,7 @@ def test_a_worker_gets_its_own_stream_then_an_orphan_then_a_new_one() -> None:
     machine.worker_lost("b")
     assert machine.owners() == {"a"}
     assert machine.assign("c") == (1, [OwnerChanged(1, "c")])
-    assert machine.assign("b") == (1, []), "it is back first"
+    assert machine.assign("b") == (1, []), "it is the first worker to return"
     assert machine.assign("c") == (2, [OwnerChanged(2, "c")])
 
 
@@ -77,7 +77,7 @@ def test_the_last_stream_completes_the_snapshot() -> None:
     assert machine.finished("b", 1) == machine.cancel() == machine.failed("b", 1, DataLossError("late")) == []
 
 
-def test_an_end_that_cannot_be_written_is_an_end() -> None:
+def test_a_snapshot_ends_even_if_its_end_cannot_be_written() -> None:
     full = ResourceExhaustedError("no space left")
     machine = machine_of(*TWO[:1], StreamCompleted(0))
     assert machine.not_written(SnapshotCompleted(), full) == [SnapshotFailed(full)]
@@ -111,7 +111,7 @@ def test_positions_that_a_worker_must_not_have_are_refused(case: str) -> None:
         machine_of(*TWO, *records).hand_out(*question, 1)  # type: ignore[arg-type]
 
 
-def test_restored_it_writes_what_its_former_life_did_not() -> None:
+def test_a_restored_machine_writes_the_records_that_its_predecessor_did_not_write() -> None:
     def restored(*states: StreamState, failures: tuple[DataLossError, ...] = ()) -> list[Record]:
         streams = [StreamAssignment(number, f"w{number}", state) for number, state in enumerate(states)]
         return machine_of().restore(streams, False, None, failures)

@@ -1,6 +1,6 @@
-"""Work that is to be had back unless it has begun, and how much of a coordinator's work is with the dispatcher: what executors need.
+"""Work that an Executor takes back unless it has begun, and the bound on a coordinator's work at the dispatcher.
 
-The coordinator's end, then the dispatcher's. The worker's is that of every recall (test_worker.py).
+First the coordinator's part, then the dispatcher's. For the worker it is a recall like any other (test_worker.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 
 def coordinator(width: int | None = None) -> Closures:
-    """One with a dispatcher and a worker."""
+    """A coordinator with a dispatcher and a worker."""
     made = Closures(
         coordinator=5, queue_max=1000, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0, starts=True, width=width
     )
@@ -83,14 +83,14 @@ def test_p13_no_more_work_than_the_width_is_with_the_dispatcher_and_the_oldest_g
     assert closures.queued == 3
 
 
-def test_p13_a_new_dispatcher_gets_no_more_either() -> None:
+def test_p13_a_new_dispatcher_gets_no_more_work_than_the_width_either() -> None:
     closures = coordinator(width=2)
     schedule(closures, 1, 2, 3, 4)
     do(closures, DispatcherDown())
     assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, CoordinatorRegistered(3, 1)))) == [1, 2]
 
 
-def test_p13_what_is_apart_is_not_counted() -> None:
+def test_p13_detached_work_is_not_counted() -> None:
     closures = coordinator(width=1)
     assert submitted(schedule(closures, 1, 2)) == [1]
     apart = {3: WorkOptions(detached=True), 4: WorkOptions(detached=True)}
@@ -99,7 +99,7 @@ def test_p13_what_is_apart_is_not_counted() -> None:
     assert submitted(do(closures, ended(1))) == [2]
 
 
-def test_p14_what_the_dispatcher_does_not_have_is_cancelled_at_once_and_for_the_rest_it_is_asked() -> None:
+def test_p14_work_that_was_not_submitted_is_cancelled_at_once_and_the_rest_is_requested_back() -> None:
     closures = coordinator(width=2)
     schedule(closures, 1, 2, 3)
     assert do(closures, TakeBackRequested([1, 3, 99])) == [
@@ -117,15 +117,15 @@ def test_p14_what_the_dispatcher_does_not_have_is_cancelled_at_once_and_for_the_
     ],
     ids=["taken back", "ended", "begun"],
 )
-def test_p14_each_question_is_answered(answer: Message, effects: list[Effect]) -> None:
+def test_p14_each_request_is_answered(answer: Message, effects: list[Effect]) -> None:
     closures = coordinator()
     schedule(closures, 1, 2)
     do(closures, TakeBackRequested([1]))
     assert do(closures, Heard(DISPATCHER, answer)) == effects
 
 
-def test_p14_of_what_has_ended_it_is_not_told_that_it_has_begun() -> None:
-    """Whoever remembers what has begun forgets it at its end."""
+def test_p14_the_start_of_ended_work_is_not_reported() -> None:
+    """A program that remembers which work has begun forgets it when the work ends."""
     closures = coordinator()
     schedule(closures, 1, 2)
     do(closures, ended(1))
@@ -133,7 +133,7 @@ def test_p14_of_what_has_ended_it_is_not_told_that_it_has_begun() -> None:
     assert do(closures, Heard(DISPATCHER, Begun([1]))) == []
 
 
-def test_p14_what_no_dispatcher_can_answer_any_more_is_cancelled_and_not_submitted_again() -> None:
+def test_p14_work_that_no_dispatcher_can_decide_about_is_cancelled_and_not_submitted_again() -> None:
     closures = coordinator()
     schedule(closures, 1, 2, 3)
     do(closures, TakeBackRequested([1, 2]), Heard(DISPATCHER, Begun([2])))
@@ -146,7 +146,7 @@ def test_p14_what_no_dispatcher_can_answer_any_more_is_cancelled_and_not_submitt
 
 @pytest.fixture
 def broker() -> Broker:
-    """With a coordinator that is told what has begun, and two pieces of work at worker 0, leases 1 and 2."""
+    """A dispatcher with a coordinator that hears which work has begun, and two work items at worker 0, under leases 1 and 2."""
     made = Broker(BrokerRules(lease_s=LEASE_S, reconnect_grace_s=1.0))
     hear(made, "c", RegisterCoordinator(1, 1000, 1, False, report_starts=True))
     hear(made, "c", Define([(7, b"f")]))
@@ -163,17 +163,17 @@ def begun(*works: int) -> Send:
     return Send("c", Begun([*works]))
 
 
-def test_a_coordinator_that_asked_for_it_is_told_what_has_begun(broker: Broker) -> None:
+def test_a_coordinator_that_requested_starts_hears_which_work_has_begun(broker: Broker) -> None:
     assert hear(broker, "w", Done([], [2])) == [begun(2)]
     assert hear(broker, "w", Done([(2, VALUE, b"r")], [1])) == [begun(1), Send("c", Results([(2, 0, VALUE, b"r")]))]
 
 
-def test_a_start_that_a_worker_reports_again_is_told_once(broker: Broker) -> None:
+def test_a_start_that_a_worker_reports_again_is_reported_once(broker: Broker) -> None:
     hear(broker, "w", Done([], [2]))
     assert hear(broker, "w", Done([], [2])) == []
 
 
-def test_p17_what_waits_is_cancelled_and_a_worker_is_asked_for_what_it_may_not_have_begun(broker: Broker) -> None:
+def test_p17_waiting_work_is_cancelled_and_work_that_may_not_have_begun_is_recalled(broker: Broker) -> None:
     submit(broker, *range(3, 51))
     hear(broker, "w", Done([], [2]))
     assert take_back(broker, 1, 2, 50) == [cancelled(50), Send("w", StealRequest([1])), begun(2)]
@@ -181,14 +181,14 @@ def test_p17_what_waits_is_cancelled_and_a_worker_is_asked_for_what_it_may_not_h
     assert Send("c", Results([(2, 0, VALUE, b"r")])) in hear(broker, "w", Done([(2, VALUE, b"r")], []))
 
 
-def test_p17_what_has_begun_meanwhile_goes_on(broker: Broker) -> None:
+def test_p17_work_that_has_begun_meanwhile_continues(broker: Broker) -> None:
     take_back(broker, 1)
     assert hear(broker, "w", LeasesReturned([])) == []
     assert hear(broker, "w", Done([], [1])) == [begun(1)]
     assert hear(broker, "w", Done([(1, VALUE, b"r")], [])) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
 
 
-def test_p17_what_had_begun_and_lost_its_process_runs_again(broker: Broker) -> None:
+def test_p17_work_that_had_begun_and_lost_its_process_runs_again(broker: Broker) -> None:
     take_back(broker, 1)
     hear(broker, "w", Done([], [1]))
     effects = hear(broker, "w", SlotsLost([(1, -9, "")]))
@@ -199,20 +199,20 @@ def test_p17_what_had_begun_and_lost_its_process_runs_again(broker: Broker) -> N
 
 
 @pytest.mark.parametrize("loss", [SEEN, PeerGone("c")], ids=["its worker is lost", "its coordinator is gone"])
-def test_p17_what_was_asked_for_does_not_run_again(broker: Broker, loss: Event) -> None:
+def test_p17_work_that_was_requested_back_does_not_run_again(broker: Broker, loss: Event) -> None:
     take_back(broker, 1, 2)
     effects = broker.handle(loss, 0.0)  # type: ignore[arg-type]
     assert (cancelled(2, 1) in effects) == (loss is SEEN)
     assert broker.snapshot().queued == 0
 
 
-def test_p17_of_a_worker_that_is_away_it_is_taken_for_granted_that_it_has_begun(broker: Broker) -> None:
+def test_p17_work_of_a_disconnected_worker_counts_as_begun(broker: Broker) -> None:
     broker.handle(PeerGone("w"), 0.0)
     assert take_back(broker, 1) == [begun(1)]
 
 
-def test_p17_what_was_taken_for_begun_goes_on_though_it_was_asked_for_before(broker: Broker) -> None:
-    """Two ask, the second after the worker went away: what is told to the second counts for both."""
+def test_p17_work_that_counts_as_begun_continues_although_it_was_requested_back_before(broker: Broker) -> None:
+    """There are two requests, the second after the worker has disconnected. The reply to the second applies to both."""
     take_back(broker, 1)
     broker.handle(PeerGone("w"), 0.0)
     assert take_back(broker, 1) == [begun(1)]
@@ -221,13 +221,13 @@ def test_p17_what_was_taken_for_begun_goes_on_though_it_was_asked_for_before(bro
     assert cancelled(1) not in hear(broker, "w2", LeasesReturned([1]))
 
 
-def test_p17_a_worker_that_comes_back_is_asked_again(broker: Broker) -> None:
+def test_p17_the_recall_is_repeated_when_the_worker_comes_back(broker: Broker) -> None:
     take_back(broker, 1)
     broker.handle(PeerGone("w"), 0.0)
     again = Register(1, "worker", 0, 2, [1, 2], [], 100, "host")
     assert Send("w2", StealRequest([1])) in hear(broker, "w2", again)
 
 
-def test_p17_it_is_never_cut_off_and_whoever_asks_too_late_is_told_once_more(broker: Broker) -> None:
+def test_p17_begun_work_is_never_aborted_and_a_late_request_gets_the_same_reply(broker: Broker) -> None:
     hear(broker, "w", Done([], [1, 2]))
     assert take_back(broker, 1, 2) == [begun(1, 2)]

@@ -1,4 +1,4 @@
-"""What a worker asks, begins and drops of the data service, and who gets what its tasks have made (T, B, L of the machines)."""
+"""The requests and tasks of a worker of the data service, and which reader gets its elements (promises T, B and L of the machines)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def definition(number: int, mode: int = DYNAMIC, delivery: str = "at_most_once")
 
 
 def with_tasks(*tasks: list[Any]) -> tuple[WorkerTasks, RequestWork]:
-    """A worker with these tasks, and the question that is with the dispatcher."""
+    """A worker with these tasks, and its pending request at the dispatcher."""
     machine = WorkerTasks()
     effects = machine.work_received(last(machine.ask()).request, (7, tasks, []))
     assert [each.task.id for each in effects if isinstance(each, BeginTask)] == [each[0] for each in tasks]
@@ -46,7 +46,7 @@ def last(effects: list[WorkerTasksEffect]) -> RequestWork:
 # -- tasks of a worker ------------------------------------------------------------------------------------------------------
 
 
-def test_t1_only_the_answer_to_the_last_question_counts() -> None:
+def test_t1_only_the_reply_to_the_last_request_counts() -> None:
     machine = WorkerTasks()
     first, second = last(machine.ask()), last(machine.ask())
     assert machine.work_received(first.request, (7, [definition(1)], [])) == []
@@ -57,13 +57,13 @@ def test_t1_only_the_answer_to_the_last_question_counts() -> None:
     assert question == RequestWork(second.request + 1, (1,), ())
 
 
-def test_t1_an_answer_without_work_is_followed_by_another_question() -> None:
+def test_t1_a_reply_without_work_is_followed_by_another_request() -> None:
     machine = WorkerTasks()
     first = last(machine.ask())
     assert machine.work_received(first.request, None) == [RequestWork(first.request + 1, (), ())]
 
 
-def test_t2_a_task_that_has_ended_is_told_until_it_is_dropped() -> None:
+def test_t2_an_ended_task_is_reported_until_it_is_dropped() -> None:
     machine, _ = with_tasks(definition(1), definition(2))
     question = last(machine.finished(1))
     assert (question.tasks, question.done) == ((1, 2), (1,))
@@ -74,7 +74,7 @@ def test_t2_a_task_that_has_ended_is_told_until_it_is_dropped() -> None:
     assert machine.num_tasks == 1
 
 
-def test_t2_a_task_that_is_not_there_or_was_deleted_ends_unheard() -> None:
+def test_t2_the_end_of_an_unknown_or_deleted_task_is_ignored() -> None:
     machine, _ = with_tasks(definition(1))
     machine.tasks[1].deleted = True
     assert machine.finished(1) == machine.finished(9) == []
@@ -90,7 +90,7 @@ def test_t3_tasks_of_a_lost_state_are_dropped_before_those_of_the_new_one_begin(
     assert isinstance(after, RequestWork)
 
 
-def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
+def test_t4_a_worker_that_leaves_gives_back_positions_that_others_can_compute() -> None:
     portioned = definition(3, delivery="exactly_once")
     machine, _ = with_tasks(definition(1), definition(2), portioned, definition(4, OFF))
     machine.finished(2)
@@ -101,7 +101,7 @@ def test_t4_a_worker_that_leaves_hands_back_what_others_can_do() -> None:
     assert machine.num_tasks == 1, "the whole dataset for itself"
 
 
-def test_t5_a_worker_that_was_let_go_asks_nothing() -> None:
+def test_t5_a_released_worker_sends_no_request() -> None:
     machine, question = with_tasks(definition(1))
     machine.leave()
     assert (
@@ -112,7 +112,7 @@ def test_t5_a_worker_that_was_let_go_asks_nothing() -> None:
     )
 
 
-# -- elements for whoever asks first ------------------------------------------------------------------------------------------
+# -- elements first come, first served ------------------------------------------------------------------------------------------
 
 
 def buffer(*elements: Any, fit: int = 100) -> FirstComeBuffer:
@@ -127,13 +127,13 @@ def reply_to(machine: FirstComeBuffer | PortionsLane, reply: str, elements_max: 
 
 
 @pytest.mark.parametrize(("wants", "fit", "gets"), [(100, 100, [1, 2, 3]), (2, 100, [1, 2]), (100, 1, [1])])
-def test_b1_a_question_gets_what_is_there_as_much_as_fits(wants: int, fit: int, gets: list[int]) -> None:
+def test_b1_a_request_gets_the_present_elements_as_many_as_fit(wants: int, fit: int, gets: list[int]) -> None:
     machine = buffer(1, 2, 3, fit=fit)
     assert reply_to(machine, "a", wants) == GiveElements("a", gets)
     assert machine.taken == len(gets)
 
 
-def test_b1_questions_are_answered_in_their_order() -> None:
+def test_b1_requests_are_answered_in_their_order() -> None:
     machine = buffer()
     assert reply_to(machine, "a") is reply_to(machine, "b") is None
     machine.elements.extend((1, 2))
@@ -141,7 +141,7 @@ def test_b1_questions_are_answered_in_their_order() -> None:
     assert machine.next_reply() is None
 
 
-def test_b2_one_question_gets_a_failure_and_nothing_is_made_before() -> None:
+def test_b2_one_request_gets_a_failure_and_no_element_is_made_before() -> None:
     machine, error = buffer(1), InternalError("broken")
     machine.failed(error)
     assert not machine.may_go_on
@@ -152,7 +152,7 @@ def test_b2_one_question_gets_a_failure_and_nothing_is_made_before() -> None:
     assert machine.taken == 2
 
 
-def test_b3_the_end_is_said_once_when_all_was_taken() -> None:
+def test_b3_the_end_is_reported_once_when_all_elements_were_taken() -> None:
     machine = buffer(1)
     machine.end()
     assert not machine.has_finished()
@@ -169,18 +169,18 @@ def test_b3_a_pipeline_that_died_has_no_end() -> None:
     assert not machine.has_finished()
 
 
-def test_b4_what_is_made_ahead_is_bounded() -> None:
+def test_b4_the_elements_that_are_made_ahead_are_bounded() -> None:
     machine = buffer(1, 2)
     assert not machine.may_go_on
     reply_to(machine, "a", 1)
     assert machine.may_go_on
 
 
-def test_b5_after_close_no_question_gets_elements() -> None:
+def test_b5_after_close_no_request_gets_elements() -> None:
     machine = buffer(1)
     machine.add_request(Wanted(0, MANY), "a")
     machine.close()
-    machine.elements.append(2)  # the thread makes one more
+    machine.elements.append(2)  # the thread makes one more element
     for reply in "ab":
         answer = machine.next_reply()
         assert isinstance(answer, GiveError)
@@ -198,7 +198,7 @@ def lane(*numbers: int) -> PortionsLane:
     return machine
 
 
-def test_l1_an_answer_goes_over_portions_and_knows_where_each_was_begun() -> None:
+def test_l1_a_reply_spans_portions_and_says_where_each_begins() -> None:
     machine = lane(4, 5)
     for number, skip, elements in ((4, 2, "cd"), (5, 0, "xyz")):
         segment = machine.begin(number, skip)
@@ -213,7 +213,7 @@ def test_l1_an_answer_goes_over_portions_and_knows_where_each_was_begun() -> Non
     assert answer.tag[0] == ((5, 0, 1, 2, False, 0, ""),)
 
 
-def test_l2_a_portion_without_elements_is_done_all_the_same() -> None:
+def test_l2_a_portion_without_elements_is_reported_as_done() -> None:
     machine = lane(4)
     machine.begin(4, 3).done = True
     answer = reply_to(machine, "a")
@@ -251,7 +251,7 @@ def test_l4_elements_and_portions_in_the_buffer_are_bounded() -> None:
     assert machine.may_begin()
 
 
-def test_l5_an_answer_names_the_portions_that_were_begun_or_are_coming() -> None:
+def test_l5_a_reply_names_the_portions_that_were_begun_or_are_coming() -> None:
     machine = lane(4, 5, 6)
     for number in (4, 5):
         machine.begin(number, 0).elements.append("x")
@@ -260,7 +260,7 @@ def test_l5_an_answer_names_the_portions_that_were_begun_or_are_coming() -> None
     assert answer.tag[2] == (4, 5, 6)
 
 
-def test_more_portions_are_asked_for_while_they_are_quick() -> None:
+def test_more_portions_are_requested_while_they_are_quick() -> None:
     machine = PortionsLane(10)
     now, counts = 0.0, []
     for step in [QUICK_S / 2] * 8 + [QUICK_S * 2] * 3:
@@ -270,7 +270,7 @@ def test_more_portions_are_asked_for_while_they_are_quick() -> None:
     assert counts == [2, 4, 8, 16, 32, GIVEN_MAX, GIVEN_MAX, GIVEN_MAX, 32, 16, 8]
 
 
-def test_a_lane_without_portions_or_without_hope_says_so() -> None:
+def test_a_lane_without_portions_reports_whether_more_can_come() -> None:
     for error, expected in ((None, GiveEnd("a")), (InternalError("broken"), None)):
         machine = lane()
         machine.end(error)
@@ -278,7 +278,7 @@ def test_a_lane_without_portions_or_without_hope_says_so() -> None:
         assert answer == (expected or GiveError("a", error))  # type: ignore[arg-type]
 
 
-def test_a_lane_that_was_closed_gives_nothing_more() -> None:
+def test_a_closed_lane_returns_no_elements() -> None:
     machine = lane(4)
     machine.begin(4, 0).elements.append("x")
     machine.close()
@@ -286,7 +286,7 @@ def test_a_lane_that_was_closed_gives_nothing_more() -> None:
     assert machine.room == 0
 
 
-def test_a_question_that_nobody_waits_for_is_left_out() -> None:
+def test_a_request_whose_caller_has_gone_gets_no_elements() -> None:
     machine = lane(4)
     machine.add_request(Wanted(1, MANY), "a")
     machine.add_request(Wanted(1, MANY), "b")

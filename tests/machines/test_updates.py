@@ -1,4 +1,4 @@
-"""What a parameter server remembers of updates, steps and sessions, rule by rule; under faults it is in tests/sim/test_variables.py."""
+"""What a parameter server remembers of updates, steps and sessions, rule by rule; tests/sim/test_variables.py adds faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zmqdist.variables.updates_machine import (
 )
 
 
-def test_u2_a_question_that_comes_again_finds_the_answer() -> None:
+def test_u2_a_repeated_request_gets_the_same_reply() -> None:
     log = UpdateLog(8)
     assert log.begin(1, 1, 0) == (NEW, None)
     assert log.begin(1, 1, 0) == (RUNNING, None)
@@ -34,7 +34,7 @@ def test_u2_a_question_that_comes_again_finds_the_answer() -> None:
     assert log.begin(2, 1, 0) == (NEW, None)
 
 
-def test_u1_what_is_settled_is_not_carried_out_when_it_comes_late() -> None:
+def test_u1_a_late_request_for_a_settled_update_is_not_executed() -> None:
     log = UpdateLog(8)
     log.begin(1, 1, 0)
     log.end(1, 1, "five")
@@ -43,14 +43,14 @@ def test_u1_what_is_settled_is_not_carried_out_when_it_comes_late() -> None:
     assert log.begin(1, 1, 0) == (SETTLED, None)
 
 
-def test_u3_what_failed_may_be_asked_again() -> None:
+def test_u3_a_failed_update_may_be_requested_again() -> None:
     log = UpdateLog(8)
     log.begin(1, 1, 0)
     log.fail(1, 1)
     assert log.begin(1, 1, 0) == (NEW, None)
 
 
-def test_u4_the_longest_silent_client_goes_first_and_none_that_is_carried_out() -> None:
+def test_u4_the_longest_silent_client_is_forgotten_first_but_none_with_a_running_update() -> None:
     log = UpdateLog(2)
     for client in (1, 2):
         log.begin(client, 1, 0)
@@ -60,7 +60,7 @@ def test_u4_the_longest_silent_client_goes_first_and_none_that_is_carried_out() 
     assert log.begin(1, 1, 0) == (RUNNING, None)
 
 
-def test_u1_an_update_with_a_key_is_carried_out_once_and_keys_are_bounded() -> None:
+def test_u1_an_update_with_a_key_is_executed_once_and_keys_are_bounded() -> None:
     keys = UpdateKeys(2)
     assert keys.begin("a") == (NEW, None)
     assert keys.begin("a") == (RUNNING, None)
@@ -86,7 +86,7 @@ def test_u5_a_step_is_applied_with_the_last_of_its_gradients_and_later_ones_are_
     assert steps.waiting() == []
 
 
-def test_u6_who_waits_in_an_earlier_step_is_late_when_a_later_one_is_applied() -> None:
+def test_u6_gradients_that_wait_in_an_earlier_step_are_late_when_a_later_step_is_applied() -> None:
     steps = Steps(4)
     steps.push(0, "a", 2)
     steps.push(1, "b", 2)
@@ -95,7 +95,7 @@ def test_u6_who_waits_in_an_earlier_step_is_late_when_a_later_one_is_applied() -
     assert steps.applied == 1
 
 
-def test_a_step_that_cannot_be_changes_nothing() -> None:
+def test_an_impossible_step_changes_nothing() -> None:
     steps = Steps(1)
     steps.push(0, "a", 2)
     for step, wanted, error in (
@@ -112,7 +112,7 @@ def test_a_step_that_cannot_be_changes_nothing() -> None:
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def test_u7_a_session_is_dropped_at_the_open_of_another_program_when_its_own_was_gone_for_long() -> None:
+def test_u7_a_session_whose_program_is_long_gone_is_dropped_when_another_program_opens_one() -> None:
     sessions = KeptSessions(10)
     assert sessions.open(1, 100, 11, [11], 0.0) == []
     sessions.disconnected(11, 5.0)
@@ -132,7 +132,7 @@ def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
     assert not sessions.close(100)
 
 
-def test_u2_questions_for_an_update_that_is_carried_out_have_its_outcome() -> None:
+def test_u2_requests_for_a_running_update_get_its_outcome() -> None:
     updates, keys = Updates(8), UpdateKeys(8)
     update = updates.begin("first", 1, 1, 0, "k", keys)
     assert isinstance(update, Update)
@@ -143,7 +143,7 @@ def test_u2_questions_for_an_update_that_is_carried_out_have_its_outcome() -> No
     assert updates.begin("late", 1, 1, 0, "k", keys) == updates.begin("new id", 3, 1, 0, "k", keys) == Repeated("five")
 
 
-def test_u3_an_update_that_failed_with_its_key_may_be_asked_again_by_either() -> None:
+def test_u3_a_failed_update_with_a_key_may_be_requested_again_by_either_client() -> None:
     updates, keys = Updates(8), UpdateKeys(8)
     update = updates.begin("first", 1, 1, 0, "k", keys)
     updates.begin("joined", 2, 1, 0, "k", keys)
@@ -153,7 +153,7 @@ def test_u3_an_update_that_failed_with_its_key_may_be_asked_again_by_either() ->
     assert isinstance(updates.begin("again", 2, 1, 0, "k", keys), Update)
 
 
-def test_u5_u6_in_any_order_each_step_is_of_exactly_k_and_everybody_has_one_verdict(seed: int) -> None:
+def test_u5_u6_in_any_order_each_step_has_exactly_k_gradients_and_each_gradient_one_verdict(seed: int) -> None:
     rng = random.Random(seed)
     wanted, steps = rng.randint(1, 3), Steps(100)
     pushes = [(step, (step, worker)) for step in range(6) for worker in range(rng.randint(0, 5))]

@@ -1,4 +1,4 @@
-"""Speaking to a worker as its dispatcher and its slots do, for the tests of the worker machine.
+"""Helpers that send a worker's machine the messages of its dispatcher and its slots.
 
 A lease's payload is its number, and all work is of coordinator 1, for function 7.
 """
@@ -24,7 +24,7 @@ WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0, 1)
 
 
 def welcome(serial: int) -> Registered:
-    """The answer to the registration of this number; WELCOME is that to the first one of a connection."""
+    """Return the reply to the registration with this number; WELCOME is the reply to the first registration of a connection."""
     return Registered(3, BEAT_S, LEASE_S, 5.0, serial)
 
 
@@ -49,14 +49,14 @@ def make(
 
 
 def ready(slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)) -> WorkerMachine:
-    """Worker 3, which is registered, and whose slots have started."""
+    """A registered worker with index 3, whose slots have started."""
     worker = make(slots, threads=threads, start_delay=start_delay)
     do(worker, *map(SlotReady, range(slots)), DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
     return worker
 
 
 def do(worker: WorkerMachine, *events: Event, now: float = 0.0) -> list[Effect]:
-    """What the worker wants done, but for the times that its reports tell: those are part of few tests."""
+    """Return the effects of an event without the times in its reports, which few tests need."""
     return [_timeless(effect) for event in events for effect in worker.handle(event, now)]
 
 
@@ -82,7 +82,7 @@ def finish(worker: WorkerMachine, *positions: int, slot: int = 0, kind: int = VA
 
 
 def batches(worker: WorkerMachine) -> None:
-    """Let slot 0 end a first piece of quick work (lease 1), so that it is given two at a time from then on."""
+    """Have slot 0 end a first quick work item (lease 1), so that it gets two at a time from then on."""
     assign(worker, 1)
     finish(worker, 1)
 

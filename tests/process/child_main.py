@@ -1,4 +1,4 @@
-"""What children of test_bound_children.py run."""
+"""The code of the children of test_bound_children.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 def main(fd: int) -> int:
-    """Do what is read from the descriptor: a byte says what; at its end the child has ended."""
+    """Read bytes from the descriptor, each of which is an order; the child ends at the end of the stream."""
     while word := os.read(fd, 1):
         if word == b"x":
             return 3

@@ -1,4 +1,4 @@
-"""Children that are bound to their zygote: they end with it, with the process that has started it, and when that is silent."""
+"""Children that are bound to their zygote: they end with the zygote, with the process that started it, and when that process is silent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS_MAX = 1000
 
 
 class Spawned:
-    """One child, and our end of its only descriptor."""
+    """One child, and this process's end of its only descriptor."""
 
     def __init__(self, loop: Loop, children: BoundChildren) -> None:
         self.ours, theirs = socket.socketpair()
@@ -39,13 +39,13 @@ class Spawned:
         return self.codes[0]
 
     def pid(self) -> int:
-        """When it is there."""
+        """Wait until the child has started."""
         until(lambda: self.child.pid)
         return self.child.pid
 
 
 class Nursery:
-    """A loop, a zygote, and the children."""
+    """A loop, a zygote, and its children."""
 
     def __init__(self) -> None:
         self.loop = Loop("zmqdist-test")
@@ -75,7 +75,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def ended(pid: int) -> bool:
-    """Whether the process is gone, or is a zombie that its parent will see to."""
+    """Return whether the process has ended; it may be a zombie that its parent has not reaped yet."""
     try:
         return ") Z " in Path("/proc", str(pid), "stat").read_text()
     except OSError:
@@ -83,7 +83,7 @@ def ended(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(("word", "code"), [(b"x", 3), (b"r", 1), (b"", 0)])
-def test_a_child_gets_its_descriptors_and_its_exit_code_is_told(nursery: Nursery, word: bytes, code: int) -> None:
+def test_a_child_gets_its_descriptors_and_its_exit_code_is_reported(nursery: Nursery, word: bytes, code: int) -> None:
     spawned = nursery.spawn()
     spawned.ours.sendall(word)
     spawned.ours.shutdown(socket.SHUT_WR)
@@ -101,7 +101,7 @@ def test_a_child_leads_a_session_of_its_own_and_no_ctrl_c_reaches_it(nursery: Nu
     assert spawned.ours.recv(1) == b"i"
 
 
-def test_a_child_that_is_killed_before_it_is_there_ends_as_one_that_was_killed(nursery: Nursery) -> None:
+def test_a_child_that_is_killed_before_it_has_started_is_reported_as_killed(nursery: Nursery) -> None:
     ours, theirs = socket.socketpair()
     codes: list[int] = []
 
@@ -115,7 +115,7 @@ def test_a_child_that_is_killed_before_it_is_there_ends_as_one_that_was_killed(n
 
 
 def test_many_that_are_killed_at_once_all_end_though_the_control_socket_is_full(nursery: Nursery) -> None:
-    """Its buffer holds fewer words than that while the zygote does not run: none may be dropped."""
+    """While the zygote does not run, the socket's buffer holds fewer orders than there are; none may be dropped."""
     several = [nursery.spawn() for _ in range(40)]
     for each in several:
         each.pid()
@@ -146,7 +146,7 @@ def test_what_a_child_has_started_in_its_group_ends_with_it(nursery: Nursery) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_zygote_is_ended_by_no_signal_that_means_the_whole_service(nursery: Nursery, number: int) -> None:
+def test_a_zygote_ignores_signals_that_are_meant_for_the_whole_service(nursery: Nursery, number: int) -> None:
     before = nursery.spawn()
     before.pid()
     os.kill(nursery.zygote.pid, number)
@@ -167,12 +167,12 @@ def test_children_end_with_a_zygote_that_is_killed(nursery: Nursery) -> None:
     until(lambda: ended(pid))
 
 
-def test_children_of_a_process_that_does_not_run_are_ended_and_it_hears_why(nursery: Nursery) -> None:
+def test_children_of_a_silent_process_are_ended_and_it_hears_why(nursery: Nursery) -> None:
     spawned = nursery.spawn()
     pidfd = os.pidfd_open(spawned.pid())
 
     def stand_still() -> None:
-        """As a process that was stopped, as far as the zygote sees."""
+        """Be silent, as a stopped process is to the zygote."""
         nursery.children.watch(0.05)
         assert select.select([pidfd], [], [], PATIENCE_S)[0]
 

@@ -1,4 +1,4 @@
-"""Frames between a process and its children: cut anywhere, without memory for parts, and with an end in the middle."""
+"""Frames between a process and its children: frames cut anywhere, parts for which there is no memory, and a pipe that ends early."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def framed(messages: Sequence[Message]) -> bytes:
 
 
 def read(reader: FrameReader[bytes], data: bytes, sizes: Iterator[int]) -> list[tuple[bytes, Parts]]:
-    """Give a reader these bytes, at most so many at a time."""
+    """Return a reader of these bytes, which gets at most so many at a time."""
     found: list[tuple[bytes, Parts]] = []
     rest = memoryview(data)
     while rest:
@@ -51,7 +51,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.fixture
 def child_of(loop: Loop) -> Iterator[Callable[..., tuple[LoopPipe[bytes], BlockingPipe[bytes]]]]:
-    """Both ends of a pipe; the function gets what the child says."""
+    """Both ends of a pipe; the function gets the child's messages."""
     ends: list[tuple[LoopPipe[bytes], BlockingPipe[bytes]]] = []
 
     def make(heard: Callable[[bytes, Parts], object] = lambda *_: None) -> tuple[LoopPipe[bytes], BlockingPipe[bytes]]:
@@ -78,7 +78,7 @@ def test_a_part_is_read_into_its_own_memory() -> None:
     ((_, parts), _) = read(FrameReader(BYTES), framed([(b"head", [part]), (b"next", [])]), itertools.repeat(MIB))
     assert isinstance(parts, list)
     assert parts == [part]
-    parts[0][0] ^= 1  # it belongs to the receiver: writable, and nothing else stands in it
+    parts[0][0] ^= 1  # it belongs to the receiver alone: it is writable, and has no other bytes
     assert len(parts[0]) == len(part)
 
 
@@ -118,7 +118,7 @@ def test_an_end_in_the_middle_of_a_frame_is_an_end(cut: int) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_an_end_that_has_not_read_all_is_an_end() -> None:
+def test_a_pipe_with_unread_bytes_ends_like_any_other() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     ours.send(b"unread")
     os.write(theirs, framed([(b"whole", [])]))
@@ -155,7 +155,7 @@ def test_the_messages_of_two_threads_do_not_mix() -> None:
         other.close()
 
 
-def test_a_pipe_that_is_closed_says_so_to_who_sends() -> None:
+def test_a_message_to_a_closed_pipe_is_an_error() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     os.close(theirs)
     with pytest.raises(OSError, match="Broken pipe"):
@@ -164,7 +164,7 @@ def test_a_pipe_that_is_closed_says_so_to_who_sends() -> None:
     ours.close()
 
 
-def test_what_a_child_starts_does_not_inherit_its_pipe() -> None:
+def test_processes_that_a_child_starts_do_not_inherit_its_pipe() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     os.set_inheritable(theirs, True)
     other = BlockingPipe(theirs, BYTES)
@@ -184,7 +184,7 @@ def test_a_child_that_reads_late_gets_all_and_then_the_end(loop: Loop, child_of:
     assert [child.receive()[0] for _ in messages] == messages
     with pytest.raises(EOFError):
         child.receive()
-    assert loop.run(parent.end)  # again: it has said so, and the child may still speak
+    assert loop.run(parent.end)  # again: the reader has reported it, and the child may still send
     loop.run(parent.close)
     assert not loop.run(parent.end)
 
@@ -201,7 +201,7 @@ def test_the_loop_hears_messages_with_parts_in_order(loop: Loop, child_of: Any) 
 
 
 @pytest.mark.timeout(20)
-def test_what_a_child_said_last_is_heard_after_its_end(loop: Loop) -> None:
+def test_the_last_messages_of_a_child_are_received_after_its_end(loop: Loop) -> None:
     heard: list[bytes] = []
 
     def ended() -> None:
@@ -223,7 +223,7 @@ def test_what_a_child_said_last_is_heard_after_its_end(loop: Loop) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_that_is_closed_by_what_it_hears_hears_no_more(loop: Loop, child_of: Any) -> None:
+def test_a_pipe_that_is_closed_by_a_message_receives_no_more(loop: Loop, child_of: Any) -> None:
     heard: list[bytes] = []
 
     def hear(message: bytes, _: Parts) -> None:
@@ -231,7 +231,7 @@ def test_a_pipe_that_is_closed_by_what_it_hears_hears_no_more(loop: Loop, child_
         if message == b"stop":
             parent.close()
 
-    def say() -> None:  # in the loop, so that all is there when it looks
+    def say() -> None:  # in the loop, so that all messages have arrived when the loop reads
         for message in (b"go", b"stop", b"more"):
             child.send(message)
 

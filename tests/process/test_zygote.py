@@ -1,4 +1,4 @@
-"""Workers are forked from the zygote of the starting process: what they have of their own, and what its death changes."""
+"""Workers are forked from the zygote of the starting process: what each worker has of its own, and what the death of the zygote changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from zmqdist.process.zygote import NAME
 
 
 def zygotes() -> list[int]:
-    """The zygotes of this process that run."""
+    """Return the running zygotes of this process."""
     tasks = Path("/proc/self/task").iterdir()
     children = {pid for task in tasks for pid in read(task / "children").split()}
     named = [pid for pid in children if read(Path("/proc", pid, "comm")) == f"{NAME}\n"]
-    return [int(pid) for pid in named if read(Path("/proc", pid, "cmdline"))]  # one that has ended has none
+    return [int(pid) for pid in named if read(Path("/proc", pid, "cmdline"))]  # a process that has ended has none
 
 
 def test_each_worker_has_an_environment_a_directory_and_random_numbers_of_its_own(
@@ -45,7 +45,7 @@ def test_each_worker_has_an_environment_a_directory_and_random_numbers_of_its_ow
     assert [row[1:3] for row in found] == [(str(tmp_path / text), text) for text in ("hello", "good bye")]
     for column in (0, 3, 4):
         assert found[0][column] != found[1][column]
-    assert len(parents) == 1, "both had the same"
+    assert len(parents) == 1, "both have the same"
     assert parents <= set(zygotes())
 
 
@@ -68,7 +68,7 @@ def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_a_command_replaces_
             "the zygote, which forks child processes, ended (killed by SIGKILL); this child is started by command"
         )
         assert cluster.dispatcher.num_workers == 2
-        others = zygotes()  # of workers with other numbers of threads
+        others = zygotes()  # of workers with another number of threads
         assert parent_of(cluster.pids["worker:1"]) == os.getpid()
         assert cluster.add_worker() == 2
         assert parent_of(cluster.pids["worker:2"]) in set(zygotes()) - set(others), "the next child has a new one"

@@ -1,4 +1,4 @@
-"""Dispatchers and workers as processes that a test may kill, stop and start again."""
+"""Fixtures of this folder: dispatchers and workers as processes that a test may kill, stop and start again."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ sys.exit(run_dispatcher(DispatcherConfig(**json.loads(sys.argv[1])), announce=la
 
 @pytest.fixture
 def port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A port of loopback on which no process listens."""
     return free_port()
 
 
 @pytest.fixture
 def start_worker() -> Iterator[Callable[..., Child]]:
-    """start_worker(address, **config): a worker process whose end nobody reports; ended with the test."""
+    """Return `start_worker(address, **config)`, which starts a worker process without a launcher. It ends with the test."""
     children = Children(lambda child: None)
 
     def start(address: str, on_line: Callable[[str], object] | None = None, **config: Any) -> Child:
@@ -50,7 +50,7 @@ def start_worker() -> Iterator[Callable[..., Child]]:
 
 @pytest.fixture
 def start_dispatcher() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """start_dispatcher(**config): a dispatcher process that listens; killed with the test."""
+    """Return `start_dispatcher(**config)`, which starts a dispatcher process and waits until it listens. It is killed with the test."""
     made: list[subprocess.Popen[str]] = []
 
     def start(**config: Any) -> subprocess.Popen[str]:

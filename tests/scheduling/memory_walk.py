@@ -1,4 +1,4 @@
-"""A seeded walk over kinds of arrays and the ways that they take: no process sees another's later writes. Workers import this."""
+"""A random walk over kinds of arrays and ways to transfer them: no process may see another's later writes. Workers import this module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _kept: list[np.ndarray[Any, Any]] = []
 
 
 def seen_and_changed(arrays: list[np.ndarray[Any, Any]]) -> tuple[list[bytes], list[np.ndarray[Any, Any]]]:
-    """What a task saw; then it writes to its arguments, to what it got and gave before, and gives what it goes on holding."""
+    """Return what the task saw, and arrays that it keeps, after writing to its arguments and to all earlier arguments and results."""
     seen = [array.tobytes() for array in arrays]
     for old in _kept:
         scribble(old, 0xAA)
@@ -50,7 +50,7 @@ def make(dice: random.Random) -> np.ndarray[Any, Any]:
 
 
 def walk(cluster: zd.local_cluster, seed: int) -> None:
-    """Give arrays of all kinds to tasks in all ways, and change them everywhere afterwards."""
+    """Pass arrays of all kinds to tasks in all ways, and change them in all processes afterwards."""
     dice = random.Random(seed)
     waiting: list[tuple[list[bytes], RemoteValue]] = []
     mine: list[np.ndarray[Any, Any]] = []
@@ -75,4 +75,4 @@ def walk(cluster: zd.local_cluster, seed: int) -> None:
             assert value.fetch(30)[0] == wanted
     for array in mine:
         raw = array.copy().view(np.uint8)
-        assert (raw == 0x77).all(), "somebody wrote to an array of the program"
+        assert (raw == 0x77).all(), "another process wrote to an array of the program"

@@ -1,4 +1,4 @@
-"""What is wrong around a cluster is told at once, at the right place, in one sentence."""
+"""Faults in the surroundings of a cluster are reported at once, at the right place, in one sentence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def others(request: pytest.FixtureRequest, tmp_path: Path) -> Secrets:
 
 
 def secrets(folder: Path, kind: str) -> Secrets:
-    """What a config says about where its secret is."""
+    """Return the fields of a config that say where its secret is."""
     folder.mkdir(mode=0o700)
     if kind == "keys":
         keygen(folder / "keys")
@@ -57,7 +57,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("ours", "others", "kind", "text"), PAIRS, indirect=["ours", "others"])
 @pytest.mark.filterwarnings("ignore:.*insecure")
-def test_a_worker_with_another_secret_is_refused_and_says_so(
+def test_a_worker_with_another_secret_is_refused_and_logs_the_reason(
     ours: Secrets, others: Secrets, kind: type[Exception], text: str
 ) -> None:
     with zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher:
@@ -67,7 +67,7 @@ def test_a_worker_with_another_secret_is_refused_and_says_so(
         assert dispatcher.num_workers == 0
         for secret in others.values():
             assert not Path(str(secret)).is_file() or Path(secret).read_text().strip() not in str(caught.value)
-        with zd.WorkerServer(WorkerConfig(dispatcher.address, **ours)):  # and nobody else is harmed
+        with zd.WorkerServer(WorkerConfig(dispatcher.address, **ours)):  # and no other worker is affected
             assert dispatcher.num_workers == 1
 
 
@@ -80,13 +80,13 @@ def test_a_coordinator_with_another_secret_is_refused_in_every_call(
         ClusterCoordinator(with_secrets(dispatcher, others)) as coordinator,
     ):
         asks = (lambda: coordinator.schedule(int).get(20), lambda: (coordinator.schedule(int), coordinator.join(20)))
-        for ask in asks * 2:  # before the answer of the dispatcher is here, and after it
+        for ask in asks * 2:  # before the reply of the dispatcher has arrived, and after it
             with pytest.raises(kind, match=text):
                 ask()
 
 
 class with_secrets:
-    """A target with other secrets than its dispatcher's."""
+    """A target whose secrets differ from those of its dispatcher."""
 
     def __init__(self, dispatcher: zd.DispatchServer, given: Secrets) -> None:
         self.target = dispatcher.target
@@ -104,7 +104,7 @@ def test_a_dispatcher_as_target_brings_its_secret_along(ours: Secrets) -> None:
         assert len(coordinator.schedule(bytes, (3_000_000,)).get(20)) == 3_000_000
 
 
-def test_a_dispatcher_whose_name_nobody_knows_is_told() -> None:
+def test_an_unknown_host_name_of_a_dispatcher_is_an_error_that_says_so() -> None:
     text = r"nosuch\.invalid:5950: the name 'nosuch\.invalid' cannot be looked up"
     for connects in (
         lambda: zd.WorkerServer(WorkerConfig("nosuch.invalid:5950", insecure=True)),
@@ -115,7 +115,7 @@ def test_a_dispatcher_whose_name_nobody_knows_is_told() -> None:
         assert re.search(text, str(caught.value)) or "no CURVE keys" in str(caught.value)
 
 
-def test_a_port_in_use_is_told(port: int) -> None:
+def test_a_port_in_use_is_an_error_that_says_so(port: int) -> None:
     with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         text = re.escape(
             f"could not bind 127.0.0.1:{port}: the port is in use; stop the process that listens there, or take port 0"
@@ -135,13 +135,13 @@ BINDS: list[tuple[str, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("host", "kind", "text"), BINDS, ids=[row[0] for row in BINDS])
-def test_an_address_that_cannot_be_bound_is_told(host: str, kind: type[Exception], text: str) -> None:
+def test_an_address_that_cannot_be_bound_is_an_error_that_says_so(host: str, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         zd.DispatchServer(DispatcherConfig(host=host))
 
 
-def test_what_is_no_dispatcher_is_told() -> None:
-    """A worker's own port, say, taken for the dispatcher's."""
+def test_a_server_that_is_no_dispatcher_is_an_error_that_says_so() -> None:
+    """For example, the port of a worker in place of the dispatcher's."""
     with zd.DispatchServer() as dispatcher, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
         # The error is raised by whichever of the two calls comes after the refusal.
         with ClusterCoordinator(worker.address, cluster_lost_limit_s=0.5) as coordinator, pytest.raises(errors.OpError):
@@ -150,7 +150,7 @@ def test_what_is_no_dispatcher_is_told() -> None:
 
 
 def test_a_client_may_not_schedule(tmp_path: Path) -> None:
-    """Who has the key of a client may call, and sends no code."""
+    """A process with the key of a client may call methods, but sends no code."""
     folder = secrets(tmp_path / "ours", "keys")["keys_dir"]
     for name in ("submit.key", "worker.key", "admin.key", "server.key", "authorized"):
         assert (Path(folder) / name).exists()
@@ -166,7 +166,7 @@ def test_a_client_may_not_schedule(tmp_path: Path) -> None:
 
 
 def test_configs_can_be_written_down(start_dispatcher: Callable[..., Any]) -> None:
-    """As the launcher passes them to its children."""
+    """The launcher passes them to its children in this form."""
     assert WorkerConfig(**json.loads(json.dumps(asdict(WorkerConfig("127.0.0.1:1"))))) == WorkerConfig("127.0.0.1:1")
 
 

@@ -1,4 +1,4 @@
-"""Large payloads: what holders and fetchers keep, how often bytes move, and what goes wrong."""
+"""Large payloads: what holders and fetchers keep, how often bytes move, and the errors."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from zmqdist.transport.shm_pool import this_pool
 from zmqdist.wire.hello import our_hello
 
 MIB = 2**20
-DISPATCHER = "127.0.0.1:9"  # nobody is there
+DISPATCHER = "127.0.0.1:9"  # no process listens there
 LARGE = 3 * MIB
 
 
 @pytest.fixture
 def hold() -> Iterator[Callable[..., BulkStore]]:
-    """hold(): a new holder on a port of its own; `near=False`: one of another host, as far as others can tell."""
+    """Return `hold()`, which makes a holder on a port of its own. With `near=False` it looks like a holder of another host."""
     loops: list[Loop] = []
     stores: list[BulkStore] = []
 
@@ -99,7 +99,9 @@ def test_parts_of_all_sizes_arrive_whole(
 
 
 @pytest.mark.parametrize("near", [True, False], ids=["shared memory", "chunks"])
-def test_what_was_fetched_is_the_fetchers_own(hold: Callable[..., BulkStore], fetcher: Fetcher, near: bool) -> None:
+def test_fetched_arrays_belong_to_the_fetcher_alone(
+    hold: Callable[..., BulkStore], fetcher: Fetcher, near: bool
+) -> None:
     data = bytearray(ramp(LARGE))
     store = hold(near=near)
     reference = store.hold([data], shared=True)
@@ -110,7 +112,7 @@ def test_what_was_fetched_is_the_fetchers_own(hold: Callable[..., BulkStore], fe
     assert bytes(store.view(reference.bulks[0])) == ramp(LARGE)
     store.free(reference.bulks)
     other = store.hold([bytes(LARGE)], shared=True)
-    assert bytes(second) == ramp(LARGE), "memory was used again while somebody had it"
+    assert bytes(second) == ramp(LARGE), "memory was used again while a process had it"
     store.free(other.bulks)
 
 
@@ -132,12 +134,12 @@ def test_the_same_bytes_at_the_same_place_are_held_once(hold: Callable[..., Bulk
 
 
 def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkStore]) -> None:
-    """A pickle stands elsewhere each time."""
+    """A pickle is at another place each time."""
     store = hold()
     parts = [bytearray(ramp(LARGE)) for _ in range(4)]
     parts[2][LARGE // 2] ^= 1
     held = [store.hold([part], shared=True) for part in parts]
-    assert (store.copies, len(store)) == (3, 3), "of those that begin and end alike the last is remembered"
+    assert (store.copies, len(store)) == (3, 3), "of arrays that begin and end alike only the last is remembered"
     for reference, part in zip(held, parts, strict=True):
         assert bytes(store.view(reference.bulks[0])) == part
     for reference in held:
@@ -145,7 +147,7 @@ def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkS
     assert len(store) == 0
 
 
-def test_what_is_held_again_stays_until_it_was_freed_as_often(hold: Callable[..., BulkStore]) -> None:
+def test_a_payload_that_is_held_again_stays_until_it_was_freed_as_often(hold: Callable[..., BulkStore]) -> None:
     store = hold()
     (bulk,) = store.hold([ramp(LARGE)], shared=True).bulks
     store.hold_again([bulk, bulk])
@@ -168,7 +170,7 @@ def test_the_same_frozen_bytes_are_held_once_and_others_of_that_size_apart(hold:
     assert len(store) == 0
 
 
-def test_what_was_lent_to_one_is_never_shared_with_others(hold: Callable[..., BulkStore]) -> None:
+def test_memory_that_was_lent_to_one_process_is_never_shared_with_others(hold: Callable[..., BulkStore]) -> None:
     store = hold()
     array = np.frombuffer(ramp(LARGE), np.uint8).copy()
     alone = store.hold([array], shared=False)
@@ -202,7 +204,7 @@ def test_numbers_of_another_host_that_look_alike_are_not_believed(
     store.free(reference.bulks)
 
 
-def test_connections_to_holders_that_come_and_go_are_bounded(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+def test_connections_to_changing_holders_are_bounded(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     for number in range(CLIENTS_KEPT + 3):
         data = ramp(LARGE) + b"%d" % number
         assert as_bytes(fetcher.fetch(hold(near=False).hold([data], shared=True))) == [data]
@@ -218,7 +220,7 @@ def test_an_error_of_one_thread_does_not_end_the_connection_of_another(
     read_parts = fetch.read_parts
 
     def meanwhile(client: Any, held: Any, into: Any, still: Any) -> object:
-        """While one is fetched, another fetch from the same holder fails."""
+        """While one payload is fetched, another fetch from the same holder fails."""
         if held[0].bulk == wanted.bulks[0]:
             with pytest.raises(errors.NotFoundError):
                 fetcher.fetch(missing)
@@ -236,10 +238,10 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(errors.UnavailableError, match=rf"no process replies at {address}.*through the dispatcher"):
             fetcher.fetch(Reference(5, address, None, (Held(1, LARGE),)))
-        assert fetcher.clients.unreachable == [address], "it is not waited for each time"
+        assert fetcher.clients.unreachable == [address], "a fetcher does not wait for it each time"
 
 
-def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
+def test_a_data_port_that_is_blocked_costs_one_request_and_is_a_warning(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[float] = []
@@ -285,7 +287,7 @@ def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
         fetcher.fetch(store.hold([ramp(LARGE)], shared=True))
 
 
-def test_a_fetch_that_nobody_wants_any_more_is_given_up(
+def test_an_unwanted_fetch_is_given_up(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BulkStore, "_send_part", lambda self, call, bulk: None)
@@ -318,7 +320,7 @@ def test_a_damaged_reference_allocates_nothing(payload: bytes) -> None:
         decode_reference(payload)
 
 
-def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
+def test_payloads_that_a_worker_has_fetched_are_kept_once_and_dropped_together(
     hold: Callable[..., BulkStore], fetcher: Fetcher
 ) -> None:
     far, own = hold(near=False), hold()
@@ -333,7 +335,9 @@ def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
     assert len(own) == 0
 
 
-def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+def test_a_worker_does_not_fetch_payloads_that_it_keeps_itself(
+    hold: Callable[..., BulkStore], fetcher: Fetcher
+) -> None:
     own = hold()
     pulled = WorkerCache(own, fetcher)
     reference = own.hold([b"pickle", ramp(LARGE)], shared=True)
@@ -344,7 +348,7 @@ def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore]
         pulled.fetch(reference)
 
 
-def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
+def test_a_payload_without_memory_is_an_error_and_the_next_task_tries_again(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far, pulled = hold(near=False), WorkerCache(hold(), fetcher)
@@ -361,7 +365,7 @@ def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [ramp(LARGE)]
 
 
-def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+def test_after_a_failed_fetch_the_next_task_tries_again(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     far, own = hold(near=False), hold()
     pulled = WorkerCache(own, fetcher)
     reference = far.hold([ramp(LARGE)], shared=True)
@@ -374,7 +378,7 @@ def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[...,
     pulled.drop()
 
 
-def test_what_a_worker_keeps_is_bounded(
+def test_the_payloads_that_a_worker_keeps_are_bounded(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zmqdist.scheduling.worker.worker_cache.WORKER_CACHE_BYTES_MAX", 2 * LARGE)
@@ -399,7 +403,7 @@ def add_one(array: np.ndarray[Any, Any]) -> int:
 
 
 def look() -> tuple[int, int]:
-    """Leases that the slot has out, and bytes of its pool."""
+    """Return the number of leases that the slot has lent, and the bytes of its pool."""
     gc.collect()
     pool = this_pool()
     assert pool is not None
@@ -421,7 +425,7 @@ def coordinator(two: zd.local_cluster) -> Iterator[ClusterCoordinator]:
 
 @pytest.fixture
 def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this process nor those that it starts have one."""
+    """Switch shared memory off in this process and in the processes that it starts."""
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
@@ -448,7 +452,7 @@ def test_a_frozen_array_given_to_many_tasks_is_never_copied(coordinator: Cluster
 
 
 @pytest.mark.timeout(60)
-def test_large_results_leave_nothing_with_the_slots(coordinator: ClusterCoordinator) -> None:
+def test_large_results_leave_no_memory_with_the_slots(coordinator: ClusterCoordinator) -> None:
     array = np.ones(4 * MIB, np.uint8)
     for _ in range(10):
         back = coordinator.schedule(echo, (array,)).fetch()
@@ -459,7 +463,7 @@ def test_large_results_leave_nothing_with_the_slots(coordinator: ClusterCoordina
     gc.collect()
 
     def settled() -> bool:
-        coordinator.schedule(echo, (array,)).fetch()  # a new result has the worker look for what came back
+        coordinator.schedule(echo, (array,)).fetch()  # a new result makes the worker look for returned leases
         lent, nbytes = coordinator.schedule(look).fetch()
         return lent <= 2 and nbytes <= 128 * MIB
 
@@ -470,7 +474,7 @@ def test_large_results_leave_nothing_with_the_slots(coordinator: ClusterCoordina
 def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
     two: zd.local_cluster, without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster has shared memory, and its coordinator, as one elsewhere, has none."""
+    """The cluster has shared memory; its coordinator has none, like one on another host."""
     reads: list[int] = []
     view = BulkStore.view
 
@@ -484,12 +488,12 @@ def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
         values = [coordinator.schedule(add_one, (array,)) for _ in range(25)]
         assert coordinator.fetch(values) == [array.size] * 25
         assert coordinator.snapshot().held.copies == 1
-    assert 1 <= len(reads) <= 4, "once for a worker or, when it was idle in between, twice"
+    assert 1 <= len(reads) <= 4, "once for each worker, or twice if it was idle in between"
 
 
 @pytest.fixture
 def unreachable(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Once it is called, servers that begin here tell an address at which nobody listens, as one behind a router does."""
+    """Return a function after whose call servers of this process announce an address at which no process listens, as behind a router."""
     bind = Router.bind
 
     def elsewhere(self: Router, address: str) -> str:

@@ -1,4 +1,4 @@
-"""Dispatchers that end and come back: workers rejoin, coordinators submit again, each result is accepted once."""
+"""Dispatchers that end and are restarted: workers register again, coordinators submit again, each result is accepted once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 @pytest.mark.timeout(120)
 @pytest.mark.processes("dispatcher")
 @pytest.mark.killed("dispatcher")
-def test_a_dispatcher_killed_and_started_again_costs_nobody_a_result(
+def test_a_dispatcher_that_is_killed_and_started_again_loses_no_result(
     port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
 ) -> None:
     kill_dispatchers(1, port, start_worker, start_dispatcher, tmp_path)
 
 
-def test_where_slots_are_threads_the_new_dispatcher_waits_for_what_runs(port: int, tmp_path: Path) -> None:
-    """It cannot be cut off, so its slot counts as busy, and join does not raise before it has ended."""
+def test_with_threads_as_slots_a_new_dispatcher_waits_for_running_functions(port: int, tmp_path: Path) -> None:
+    """The running function cannot be killed, so its slot counts as busy, and join raises only after it has ended."""
     config = DispatcherConfig(port=port, lease_s=3.0)
     first = zd.DispatchServer(config)
     worker = zd.WorkerServer(WorkerConfig(first.address))
@@ -63,13 +63,13 @@ def test_where_slots_are_threads_the_new_dispatcher_waits_for_what_runs(port: in
 
 
 def stubborn(folder: Path) -> None:
-    """Does not ask whether it should end."""
+    """A function that does not check whether it should end."""
     (folder / f"begun-x-{os.getpid()}").touch()
     until(lambda: (folder / "go").exists())
     (folder / f"begun-ended-{os.getpid()}").touch()
 
 
-def test_what_was_cancelled_while_the_dispatcher_was_away_does_not_run(port: int, tmp_path: Path) -> None:
+def test_work_that_was_cancelled_while_the_dispatcher_was_away_does_not_run(port: int, tmp_path: Path) -> None:
     config = DispatcherConfig(port=port)
     first = zd.DispatchServer(config)
     with ClusterCoordinator(first, cluster_lost_limit_s=60.0) as coordinator:
@@ -87,8 +87,8 @@ def test_what_was_cancelled_while_the_dispatcher_was_away_does_not_run(port: int
 
 
 @pytest.mark.parametrize("how", ["join", "fetch", "schedule"])
-def test_without_a_dispatcher_for_too_long_what_waits_fails(port: int, how: str) -> None:
-    """Also when there never was one: the constructor does not wait."""
+def test_without_a_dispatcher_for_too_long_waiting_work_fails(port: int, how: str) -> None:
+    """This holds even if there never was a dispatcher: the constructor does not wait."""
     text = r"the cluster was without a dispatcher for 0\.2 s"
     with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=0.2, queue_max=2) as coordinator:
         values = [coordinator.schedule(int) for _ in range(2)]
@@ -99,7 +99,7 @@ def test_without_a_dispatcher_for_too_long_what_waits_fails(port: int, how: str)
                 value.get(0)
 
 
-def test_a_dispatcher_that_goes_for_good_is_told_and_a_later_one_is_used_again(port: int) -> None:
+def test_the_loss_of_a_dispatcher_is_an_error_and_a_later_dispatcher_is_used_again(port: int) -> None:
     config = DispatcherConfig(port=port)
     first = zd.DispatchServer(config)
     with ClusterCoordinator(first, cluster_lost_limit_s=0.3) as coordinator:
@@ -127,7 +127,7 @@ WAITS: dict[str, Callable[[ClusterCoordinator, Any], object]] = {
 
 
 @pytest.mark.parametrize("way", WAITS)
-def test_waiting_says_whom_it_waits_for(
+def test_a_waiting_call_logs_what_it_waits_for(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)

@@ -1,4 +1,4 @@
-"""Processes that join a dispatcher by tickets, with real sockets: what a joined key may do, and what it may not."""
+"""Processes that join a dispatcher by tickets, over real sockets: the rights of a joined key, and their limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Member = Callable[..., str]
 
 @pytest.fixture
 def all_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The static keys of the cluster. Without shared memory all that is large is fetched by connections."""
+    """The static keys of the cluster. Shared memory is off, so that all large payloads are fetched over connections."""
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
@@ -57,7 +57,7 @@ def dispatcher(all_keys: str) -> Iterator[zd.DispatchServer]:
 
 @pytest.fixture
 def member(dispatcher: zd.DispatchServer, tmp_path: Path) -> Member:
-    """member(name): the key folder of a process that joined under that name."""
+    """Return `member(name)`, which makes the key folder of a process that joined under that name."""
 
     def member(name: str, **options: Any) -> str:
         folder = tmp_path / f"member-{len(list(tmp_path.iterdir()))}"
@@ -69,7 +69,7 @@ def member(dispatcher: zd.DispatchServer, tmp_path: Path) -> Member:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., zd.WorkerServer]]:
-    """start(dispatcher, folder, **config): a worker of threads, stopped with the test."""
+    """Return `start(dispatcher, folder, **config)`, which starts a worker with threads. It stops with the test."""
     made: list[zd.WorkerServer] = []
 
     def start(dispatcher: zd.DispatchServer, folder: str, **config: Any) -> zd.WorkerServer:
@@ -141,7 +141,7 @@ def test_members_that_joined_and_members_with_static_keys_work_together(
             assert coordinator.schedule(lambda one, two: (one + two)[0], args=tuple(kept)).fetch() == 3
 
 
-# -- what it may not do ----------------------------------------------------------------------------------------------
+# -- limits of a joined key ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_key_that_may_join_may_do_nothing_else(dispatcher: zd.DispatchServer, 
 # -- tickets -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_ticket_is_good_for_one_process(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_a_ticket_admits_one_process(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     join(ticket, tmp_path / "one")
     with pytest.raises(errors.UnauthenticatedError, match="the join token for worker:0 has been used already"):
@@ -217,7 +217,7 @@ def test_a_ticket_is_good_for_one_process(dispatcher: zd.DispatchServer, tmp_pat
     assert not (tmp_path / "two").exists()
 
 
-def test_a_late_ticket_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_the_refusal_of_a_late_ticket_says_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     ticket = decode_ticket(dispatcher.open_join("worker:0", valid_s=0.001))
     with pytest.raises(
         errors.UnauthenticatedError, match="the join token for worker:0 expired 0 s ago: ask for a new ticket"
@@ -225,7 +225,7 @@ def test_a_late_ticket_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path)
         until(lambda: join(ticket, tmp_path / "one"))
 
 
-def test_a_ticket_for_another_role_is_told_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_the_refusal_of_a_ticket_for_another_role_says_so(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
 
     ticket = replace(decode_ticket(dispatcher.open_join("worker:0")), name="submit")
     with pytest.raises(
@@ -245,7 +245,7 @@ def test_without_an_open_ticket_an_unknown_key_is_refused_at_the_door(
 
 
 @pytest.mark.parametrize("name", ["worker", "worker:x", "worker:-1", "", "a b:1", "king"])
-def test_a_name_that_is_none_gets_no_ticket(dispatcher: zd.DispatchServer, name: str) -> None:
+def test_an_invalid_name_gets_no_ticket(dispatcher: zd.DispatchServer, name: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="cannot join: wanted JOB:INDEX"):
         dispatcher.open_join(name)
 
@@ -366,7 +366,7 @@ def test_a_static_key_can_be_revoked_too(
         start(dispatcher, all_keys, index=0)
 
 
-def test_what_is_not_known_cannot_be_revoked(dispatcher: zd.DispatchServer, admin: ZmqClient) -> None:
+def test_an_unknown_key_or_name_cannot_be_revoked(dispatcher: zd.DispatchServer, admin: ZmqClient) -> None:
     with pytest.raises(errors.NotFoundError, match="'worker:9'"):
         ask(admin, "keys_revoke", "worker:9")
 
@@ -400,7 +400,7 @@ def test_members_replace_their_keys_and_lose_no_work(
 
         assert replaced() == 2
         end = time.monotonic() + 7.0
-        while time.monotonic() < end:  # the old keys end meanwhile
+        while time.monotonic() < end:  # the old keys become invalid meanwhile
             assert coordinator.schedule(np.sum, args=(kept,)).fetch() == LARGE
         assert dispatcher.num_workers == 2
         assert dispatcher.snapshot().losses_count == 0
@@ -410,7 +410,7 @@ def test_members_replace_their_keys_and_lose_no_work(
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["with work_dir", "without"])
-def test_after_a_restart_members_are_known_by_the_work_dir_or_told_to_join_again(
+def test_after_a_restart_the_work_dir_has_the_members_or_they_must_join_again(
     all_keys: str, tmp_path: Path, start: Callable[..., zd.WorkerServer], kept: bool
 ) -> None:
     config = DispatcherConfig(port=free_port(), keys_dir=all_keys, work_dir=str(tmp_path / "work") if kept else None)
@@ -429,7 +429,7 @@ def test_after_a_restart_members_are_known_by_the_work_dir_or_told_to_join_again
 
 @pytest.mark.killed("joining")
 @pytest.mark.timeout(120)
-def test_a_killed_dispatcher_has_forgotten_neither_who_joined_nor_who_was_revoked(
+def test_a_killed_dispatcher_remembers_joined_and_revoked_keys(
     all_keys: str,
     tmp_path: Path,
     start_dispatcher: Callable[..., subprocess.Popen[str]],
@@ -517,7 +517,7 @@ def test_a_worker_process_joins_by_a_descriptor_and_shows_its_secrets_nowhere(
     assert process.returncode == 0, out
     assert "worker:3 of" in out
     assert decode_ticket(text).secret not in out
-    assert not list(tmp_path.glob("zmqdist-*")), "its keys go with it"
+    assert not list(tmp_path.glob("zmqdist-*")), "its keys are removed with it"
 
 
 @pytest.mark.timeout(120)
@@ -572,9 +572,7 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     rows = json.loads(run("keys", "list", target, "--json", *secret).out)
     assert [(row["state"], row["name"]) for row in rows if row["state"] != "static"] == [("joined", "worker:1")]
     assert "joined    worker  worker:1" in run("keys", "list", target, *secret).out
-    assert run("keys", "rotate", target, *secret).out == "0 members make a new key\n", (
-        "no process of it owns its folder"
-    )
+    assert run("keys", "rotate", target, *secret).out == "0 members make a new key\n", "no process owns its folder"
     assert run("keys", "revoke", target, "worker:1", *secret).out.startswith("revoked ")
     unknown = run("keys", "revoke", target, "worker:1", *secret)
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)
@@ -599,7 +597,7 @@ def test_a_member_that_was_just_admitted_is_never_refused_by_another(
 
 
 @pytest.mark.timeout(120)
-def test_while_the_dispatcher_says_nothing_a_connection_waits_for_its_word(
+def test_while_the_dispatcher_does_not_reply_a_connection_between_members_waits(
     all_keys: str,
     tmp_path: Path,
     start_dispatcher: Callable[..., subprocess.Popen[str]],

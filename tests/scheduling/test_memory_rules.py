@@ -1,4 +1,4 @@
-"""No process ever sees another's later writes, whatever way an array has taken."""
+"""No process ever sees another's later writes, however an array was transferred."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def cluster() -> Iterator[zd.local_cluster]:
         yield made
 
 
-@pytest.mark.shares_cluster  # its tasks keep what they were given
+@pytest.mark.shares_cluster  # its tasks keep their arguments
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1])
-def test_nobody_sees_what_another_wrote_later(cluster: zd.local_cluster, seed: int) -> None:
+def test_no_process_sees_what_another_wrote_later(cluster: zd.local_cluster, seed: int) -> None:
     walk(cluster, seed)

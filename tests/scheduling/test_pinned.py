@@ -1,4 +1,4 @@
-"""Work for one worker on real workers that die, leave and come back, and who is told of it."""
+"""Pinned work on real workers that die, leave and return, and the coordinators that hear of this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 Start = Callable[..., Child]
 
 
-def test_work_for_one_worker_runs_there_and_waits_for_one_that_comes_later(
+def test_pinned_work_runs_on_its_worker_and_waits_for_a_later_one(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
 ) -> None:
     later = coordinator.schedule(get_current_worker_index, worker=1)
@@ -31,7 +31,7 @@ def test_work_for_one_worker_runs_there_and_waits_for_one_that_comes_later(
             assert coordinator.schedule(get_current_worker_index, worker="worker:1").get(20) == 1
 
 
-def test_it_goes_before_what_its_worker_holds_already(
+def test_pinned_work_runs_before_the_work_that_its_worker_holds(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)) as worker:
@@ -48,7 +48,7 @@ def test_it_goes_before_what_its_worker_holds_already(
 
 
 @pytest.mark.parametrize("processes", [True, False])
-def test_it_goes_before_a_backlog_that_was_given_when_work_was_quick(
+def test_pinned_work_runs_before_a_backlog_of_quick_work(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path, processes: bool
 ) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0, processes=processes)) as worker:
@@ -65,7 +65,7 @@ def test_it_goes_before_a_backlog_that_was_given_when_work_was_quick(
     assert (tmp_path / "order").read_text() == "p" + "a" * 100
 
 
-def test_work_for_a_worker_that_stays_away_fails_and_names_it(
+def test_work_pinned_to_a_worker_that_stays_away_fails_and_names_it(
     dispatcher: zd.DispatchServer,
 ) -> None:
     with (
@@ -96,7 +96,7 @@ def test_the_higher_priority_begins_first(dispatcher: zd.DispatchServer, coordin
     assert ended == ["highest", "next", "high", "first", "second", "low"]
 
 
-def test_a_worker_is_removed_and_what_is_for_it_waits_for_another_of_its_name(
+def test_work_pinned_to_a_removed_worker_waits_for_another_of_its_name(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
     first, second = (zd.WorkerServer(WorkerConfig(dispatcher.address, index=index)) for index in range(2))
@@ -125,7 +125,7 @@ def test_a_worker_that_is_not_there_cannot_be_removed(
 
 
 @pytest.mark.parametrize("worker", [-1, "ps:0", "worker", "worker:x", "worker:01", ""])
-def test_what_is_no_workers_name_is_refused(coordinator: ClusterCoordinator, worker: int | str) -> None:
+def test_an_invalid_name_of_a_worker_is_refused(coordinator: ClusterCoordinator, worker: int | str) -> None:
     with pytest.raises(ValueError, match="wants the index of a worker or its name"):
         coordinator.schedule(int, worker=worker)
     assert coordinator.done()
@@ -135,7 +135,7 @@ def test_what_is_no_workers_name_is_refused(coordinator: ClusterCoordinator, wor
     ("options", "error"),
     [({"worker": 1.5}, TypeError), ({"priority": "high"}, TypeError), ({"priority": 2**31}, ValueError)],
 )
-def test_options_of_another_kind_are_refused(
+def test_options_of_a_wrong_type_are_refused(
     coordinator: ClusterCoordinator, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

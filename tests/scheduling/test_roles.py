@@ -1,4 +1,4 @@
-"""With keys each process has the secret of its own role alone, and is taken for that role by all others."""
+"""With keys each process has only the secret of its own role, and all other processes give it the rights of this role."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGE = 300_000
 
 @pytest.fixture
 def folder_of(tmp_path: Path) -> Callable[..., str]:
-    """folder_of(role): a folder with the secret of that role and the public data, as SECURITY.md says."""
+    """Return `folder_of(role)`, which makes a folder with the secret of that role and the public data, as SECURITY.md says."""
     cluster = tmp_path / "all"
     keygen(cluster)
 
@@ -44,7 +44,7 @@ def folder_of(tmp_path: Path) -> Callable[..., str]:
 
 
 def another_worker(folder: str, all_: Path) -> None:
-    """Give the worker with this folder a key of its own, which everybody is told about."""
+    """Give the worker with this folder a key of its own, and list it in the `authorized` file of every process."""
     public, secret = (key.decode() for key in zmq.curve_keypair())
     Path(folder, "worker.key").write_text(f"public {public}\nsecret {secret}\n")
     for authorized in all_.glob("*/authorized"):
@@ -55,7 +55,7 @@ def another_worker(folder: str, all_: Path) -> None:
 def roles(
     folder_of: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[zd.DispatchServer]:
-    """A dispatcher and two workers with a key each; this process is a program. Without shared memory all is fetched by connections."""
+    """A dispatcher and two workers with a key each, and this process as a program; without shared memory, to fetch over connections."""
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
@@ -77,7 +77,7 @@ def sized(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("roles", [False, True], indirect=True, ids=["threads", "processes"])
-def test_with_their_own_secret_alone_all_can_schedule_fetch_and_read(roles: zd.DispatchServer) -> None:
+def test_with_only_their_own_secret_all_processes_can_schedule_fetch_and_read(roles: zd.DispatchServer) -> None:
     with ClusterCoordinator(roles.address) as coordinator:
         for index in range(2):
             found = coordinator.schedule(sized, (np.zeros(LARGE, np.uint8),), worker=index).fetch()
@@ -88,7 +88,7 @@ def test_with_their_own_secret_alone_all_can_schedule_fetch_and_read(roles: zd.D
     assert sorted(int(each) for each in dataset) == list(range(20))
 
 
-def test_one_who_runs_a_worker_is_not_taken_for_the_dispatcher(
+def test_the_key_of_a_worker_is_not_accepted_as_that_of_the_dispatcher(
     folder_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, program = folder_of("worker"), folder_of("submit")
@@ -104,7 +104,7 @@ def test_one_who_runs_a_worker_is_not_taken_for_the_dispatcher(
 
 
 @pytest.mark.parametrize(("role", "taken"), [("worker", True), ("submit", True), ("client", False), (None, False)])
-def test_only_workers_and_programs_are_fetched_from(
+def test_payloads_are_fetched_only_from_workers_and_programs(
     folder_of: Callable[..., str], role: str | None, taken: bool
 ) -> None:
     credentials = Credentials(keys_dir=folder_of("submit"))
@@ -117,7 +117,7 @@ def test_only_workers_and_programs_are_fetched_from(
     assert f"its public key {public.decode()} is not that of a worker or a program in " in raised.value.message
 
 
-def test_a_refusal_names_the_key_that_was_used_and_not_the_one_that_lies_there_now(
+def test_a_refusal_names_the_key_that_was_used_and_not_the_present_one_in_the_folder(
     folder_of: Callable[..., str], tmp_path: Path
 ) -> None:
     folder = folder_of("submit")

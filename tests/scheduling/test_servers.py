@@ -1,4 +1,4 @@
-"""DispatchServer and WorkerServer: start, stop, join and what they say about themselves."""
+"""DispatchServer and WorkerServer: start, stop, join, status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def server(request: pytest.FixtureRequest, dispatcher: zd.DispatchServer) -> Ite
 
 
 def listened(address: str) -> bool:
-    """Whether anybody takes a connection there."""
+    """Return whether a process accepts connections at the address."""
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
@@ -99,7 +99,7 @@ def test_a_with_statement_starts_and_stops(server: Any) -> None:
 
 
 def test_a_server_that_is_dropped_stops(dispatcher: zd.DispatchServer) -> None:
-    """Also one that holds on to itself, by a cycle: then the collector finds it."""
+    """This holds for a server in a reference cycle, too, which the garbage collector finds."""
     first: Any = zd.DispatchServer()
     second: Any = zd.DispatchServer()
     worker: Any = zd.WorkerServer(WorkerConfig(dispatcher.address))
@@ -108,7 +108,7 @@ def test_a_server_that_is_dropped_stops(dispatcher: zd.DispatchServer) -> None:
     del first, second, worker
     gc.collect()
     until(lambda: not dispatcher.num_workers and not any(map(listened, addresses)))
-    assert dispatcher.snapshot().losses_count == 0  # it has left in good order
+    assert dispatcher.snapshot().losses_count == 0  # the worker has left in good order
 
 
 def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(dispatcher: zd.DispatchServer) -> None:
@@ -117,7 +117,7 @@ def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(dis
         "import zmqdist as zd\n"
         "server = zd.DispatchServer()\n"
         "address = server.address\n"
-        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # of fork beside threads, since Python 3.12
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # a warning about a fork with threads, since Python 3.12
         "pid = os.fork()\n"
         "if not pid:\n"
         "    del server\n"
@@ -132,7 +132,7 @@ def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(dis
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_dispatcher_of_a_coordinator_lives_as_long_as_that() -> None:
+def test_a_dispatcher_lives_as_long_as_its_coordinator() -> None:
     with ClusterCoordinator(zd.DispatchServer()) as coordinator:
         gc.collect()
         with zd.WorkerServer(WorkerConfig(coordinator.target)):
@@ -161,7 +161,8 @@ def test_numbers_of_workers_and_of_tasks(dispatcher: zd.DispatchServer, tmp_path
         with ClusterCoordinator(dispatcher) as coordinator:
             value = coordinator.schedule(waits, (tmp_path,))
             until(lambda: first.num_tasks == 1)
-            until(lambda: [row.running for row in dispatcher.snapshot().workers] == [1])  # told when a look has seen it
+            # reported after the worker has looked at the slot
+            until(lambda: [row.running for row in dispatcher.snapshot().workers] == [1])
             go(tmp_path)
             value.get(20)
             until(lambda: first.num_tasks == 0)
@@ -204,7 +205,7 @@ def test_waiting_for_a_dispatcher_is_logged(
     assert f"worker waits for the dispatcher at {address}" in caplog.text
 
 
-def test_a_worker_waits_for_its_dispatcher_as_long_as_it_takes_unless_it_was_given_a_limit() -> None:
+def test_a_worker_without_a_limit_waits_for_its_dispatcher_for_ever() -> None:
     assert WorkerConfig("127.0.0.1:1").orphan_limit_s == math.inf
     dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
     with zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
@@ -251,7 +252,7 @@ def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
 
 
 @pytest.mark.parametrize("said", [{"python": (0, 0), "version": ""}, {"version": f"{__version__}.post1"}])
-def test_another_patch_or_a_peer_that_does_not_say_its_version_is_taken(
+def test_another_patch_version_or_none_is_accepted(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("zmqdist.scheduling.worker.runtime.our_hello", lambda *args: replace(our_hello(*args), **said))
@@ -262,7 +263,7 @@ def test_another_patch_or_a_peer_that_does_not_say_its_version_is_taken(
 def test_a_second_living_worker_of_the_same_name_is_refused(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It asks for a while, because its namesake might have died a moment ago."""
+    """The second worker repeats its registration for a while, because the first one might have died a moment ago."""
     monkeypatch.setattr("zmqdist.scheduling.worker.contact.REGISTER_AGAIN_S", 100.0)
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=3)) as first:
         with pytest.raises(errors.AlreadyExistsError, match="worker:3"):
@@ -271,7 +272,7 @@ def test_a_second_living_worker_of_the_same_name_is_refused(
         assert first.join(0) is False
 
 
-def test_the_lowest_free_index_is_given(dispatcher: zd.DispatchServer) -> None:
+def test_a_worker_gets_the_lowest_free_index(dispatcher: zd.DispatchServer) -> None:
     config = WorkerConfig(dispatcher.address)
     with zd.WorkerServer(config) as first, zd.WorkerServer(config) as second:
         assert (first.name, second.name) == ("worker:0", "worker:1")
@@ -281,7 +282,7 @@ def test_the_lowest_free_index_is_given(dispatcher: zd.DispatchServer) -> None:
             assert third.name == "worker:0"
 
 
-def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_what_waits(
+def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_waiting_work(
     dispatcher: zd.DispatchServer, tmp_path: Path
 ) -> None:
     with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
@@ -289,7 +290,7 @@ def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_what_waits(
         until(lambda: begun(tmp_path))
         stopping = threading.Thread(target=first.stop, args=(20,))
         stopping.start()
-        until(lambda: first.num_tasks == 1)  # the one that runs
+        until(lambda: first.num_tasks == 1)  # the running function
         go(tmp_path)
         stopping.join(20)
         assert values[0].get(20) == "0"
@@ -298,10 +299,10 @@ def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_what_waits(
     assert len(list(tmp_path.glob("begun-*"))) == 3
 
 
-def test_the_last_words_of_a_worker_are_heard_although_its_connection_has_gone(
+def test_the_last_messages_of_a_worker_are_read_although_its_connection_has_ended(
     dispatcher: zd.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dispatcher is busy while its worker ends, and finds out by a message that it cannot send any more."""
+    """The dispatcher is busy while its worker ends, and notices the end when it cannot send a message any more."""
     assigned: list[tuple[Router, Any]] = []
     send = Router.send
 
@@ -319,7 +320,7 @@ def test_the_last_words_of_a_worker_are_heard_although_its_connection_has_gone(
         found: list[bool] = []
 
         def busy(_: Any) -> None:
-            """In the dispatcher's loop, when it is told who is there: now."""
+            """Have the worker end while the dispatcher's loop is busy with this callback."""
             if found:
                 return
             go(tmp_path)
@@ -336,7 +337,7 @@ def test_the_last_words_of_a_worker_are_heard_although_its_connection_has_gone(
         assert len(begun(tmp_path)) == 1
 
 
-def test_a_worker_that_leaves_by_itself_is_given_nothing_more(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+def test_a_worker_that_leaves_by_itself_gets_no_more_work(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
     with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
         values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
         until(lambda: begun(tmp_path))
@@ -352,7 +353,7 @@ def test_a_worker_that_leaves_by_itself_is_given_nothing_more(dispatcher: zd.Dis
 
 @pytest.fixture
 def ask(dispatcher: zd.DispatchServer) -> Iterator[Callable[..., Any]]:
-    """ask(method, ...): an RPC to the dispatcher."""
+    """Return `ask(method, ...)`, which calls the dispatcher."""
     from zmqdist.rpc import ZmqClient
     from zmqdist.transport.credentials import Credentials
 
@@ -362,7 +363,7 @@ def ask(dispatcher: zd.DispatchServer) -> Iterator[Callable[..., Any]]:
     client.close()
 
 
-def test_drain_by_rpc_hands_back_what_has_not_begun(
+def test_drain_by_rpc_gives_back_work_that_has_not_begun(
     dispatcher: zd.DispatchServer, ask: Callable[..., Any], tmp_path: Path
 ) -> None:
     with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
@@ -386,7 +387,7 @@ def test_a_worker_that_drains_can_be_told_to_end_sooner(
         until(lambda: begun(tmp_path))
         ask("drain", "worker", 0, 100.0)
         until(lambda: worker.snapshot().leaving)
-        worker.stop()  # logs an error where it takes too long
+        worker.stop()  # logs an error if it takes too long
         assert worker.join(0)
         go(tmp_path)
 
@@ -421,7 +422,7 @@ def test_a_worker_without_a_dispatcher_ends_itself() -> None:
         assert worker.ended.error == "no dispatcher for 2 s"
 
 
-# -- what cannot be -------------------------------------------------------------------------------------------------
+# -- invalid arguments -------------------------------------------------------------------------------------------------
 
 CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
     (DispatcherConfig, {"port": -1}, "port is -1, wants 0 to 65535"),
@@ -441,7 +442,7 @@ CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "options", "text"), CONFIGS, ids=[row[2] for row in CONFIGS])
-def test_a_config_with_nonsense_is_refused(config: Any, options: dict[str, Any], text: str) -> None:
+def test_a_config_with_invalid_values_is_refused(config: Any, options: dict[str, Any], text: str) -> None:
     if config is WorkerConfig:
         options = {"dispatcher_address": "127.0.0.1:1", **options}
     with pytest.raises(errors.InvalidArgumentError, match=re.escape(text)):
@@ -452,7 +453,7 @@ ADDRESSES = ["nonsense", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:70000", "http
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_a_worker_says_what_is_wrong_with_its_dispatchers_address(address: str) -> None:
+def test_a_worker_explains_an_invalid_address_of_its_dispatcher(address: str) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=r"host:port|port"):
         zd.WorkerServer(WorkerConfig(address))
 
@@ -471,25 +472,27 @@ TARGETS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("target", "text"), TARGETS, ids=[repr(target) for target, _ in TARGETS])
 @pytest.mark.parametrize("kind", [ClusterCoordinator, zd.Executor])
-def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, text: str) -> None:
+def test_the_error_for_an_invalid_target_lists_the_accepted_ones(kind: Any, target: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text) as caught:
         kind(target)
     assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(caught.value)
 
 
-def test_queue_max_is_not_negative(dispatcher: zd.DispatchServer) -> None:
+def test_a_negative_queue_max_is_refused(dispatcher: zd.DispatchServer) -> None:
     with pytest.raises(ValueError, match="queue_max is -1, wants 1 or more, or 0 for no bound"):
         ClusterCoordinator(dispatcher, queue_max=-1)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 @pytest.mark.parametrize("name", ["cluster_lost_limit_s", "cancel_grace_s"])
-def test_a_duration_of_a_coordinator_has_to_be_one(dispatcher: zd.DispatchServer, name: str, seconds: float) -> None:
+def test_an_invalid_duration_of_a_coordinator_is_refused(
+    dispatcher: zd.DispatchServer, name: str, seconds: float
+) -> None:
     with pytest.raises(errors.InvalidArgumentError, match=f"{name} is {seconds}, wants 0 s or more"):
         ClusterCoordinator(dispatcher, **{name: seconds})
 
 
-def test_a_target_that_is_given_wins_over_whatever_the_environment_says(
+def test_a_target_argument_overrides_the_environment(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZMQDIST_CONFIG", "gone.yaml")

@@ -1,4 +1,4 @@
-"""Several slots, several workers: what runs at the same time, who gets what, and what is taken back."""
+"""Several slots and workers: which functions run at the same time, which slot gets which work, and which work is taken back."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ def test_work_is_spread_over_all_slots(cluster: zd.local_cluster, tmp_path: Path
     with ClusterCoordinator(cluster) as coordinator:
         values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
         until(lambda: len(set(begun(tmp_path))) == 4)
-        until(
-            lambda: [row.running for row in cluster.dispatcher.snapshot().workers] == [2, 2]
-        )  # it is told a little later
+        # it is reported a little later
+        until(lambda: [row.running for row in cluster.dispatcher.snapshot().workers] == [2, 2])
         go(tmp_path)
         coordinator.fetch(values)
 
 
 def test_quick_work_does_not_wait_behind_slow_work(cluster: zd.local_cluster, tmp_path: Path) -> None:
-    """All four slots are fed with batches of quick work first, so that one slow function has others behind it."""
+    """All four slots get batches of quick work first, so that other functions wait behind a slow one."""
     with ClusterCoordinator(cluster) as coordinator:
         coordinator.fetch(coordinator.map(int, range(2000)))
         values = []
@@ -53,14 +52,14 @@ def test_quick_work_does_not_wait_behind_slow_work(cluster: zd.local_cluster, tm
             values.append(coordinator.schedule(counts, (tmp_path, str(i))))
         slow = [value for value in values[::2] if value is not None]
         quick = values[1::2]
-        assert coordinator.fetch(quick) == [str(i) for i in range(400)]  # while the slow ones are still running
+        assert coordinator.fetch(quick) == [str(i) for i in range(400)]  # while the slow functions are still running
         assert not any(value.done() for value in slow)
         go(tmp_path)
         coordinator.join(20)
         assert [starts(tmp_path, str(i)) for i in range(400)] == [1] * 400
 
 
-def test_a_worker_that_comes_late_takes_over_what_others_have_not_begun(
+def test_a_late_worker_takes_over_work_that_others_have_not_begun(
     start_worker: Callable[..., Child], tmp_path: Path
 ) -> None:
     with (
@@ -70,14 +69,14 @@ def test_a_worker_that_comes_late_takes_over_what_others_have_not_begun(
     ):
         values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(2)]
         until(lambda: begun(tmp_path))
-        until(lambda: dispatcher.snapshot().queued == 0)  # the second one is with the first worker
+        until(lambda: dispatcher.snapshot().queued == 0)  # the first worker has the second one
         start_worker(dispatcher.address)
         until(lambda: len(begun(tmp_path)) == 2)
         go(tmp_path)
         assert coordinator.fetch(values) == ["0", "1"]
 
 
-def test_cutting_off_one_slot_leaves_the_others_alone(cluster: zd.local_cluster, tmp_path: Path) -> None:
+def test_killing_one_slot_does_not_affect_the_others(cluster: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator:
         others = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(3)]
         bad = coordinator.schedule(writes, (tmp_path, "bad"))
@@ -95,7 +94,7 @@ def test_cutting_off_one_slot_leaves_the_others_alone(cluster: zd.local_cluster,
         assert {row.pid for row in cluster.dispatcher.snapshot().workers} == pids
 
 
-def test_what_stood_behind_a_function_that_is_cut_off_runs_elsewhere(tmp_path: Path) -> None:
+def test_work_behind_a_killed_function_runs_elsewhere(tmp_path: Path) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator:
         coordinator.fetch(coordinator.map(int, range(500)))  # so that the slot gets batches
         bad = coordinator.schedule(writes, (tmp_path,))
@@ -133,7 +132,7 @@ def test_a_round_of_one_coordinator_ends_without_touching_another(cluster: zd.lo
         assert len(begun(tmp_path)) <= 2
 
 
-def test_what_functions_print_reaches_the_workers_output(start_worker: Callable[..., Child]) -> None:
+def test_the_output_of_functions_reaches_the_workers_output(start_worker: Callable[..., Child]) -> None:
     import sys
 
     lines: list[str] = []
@@ -148,8 +147,8 @@ def test_what_functions_print_reaches_the_workers_output(start_worker: Callable[
         until(lambda: {"to standard output", "to standard error"} <= set(lines))
 
 
-def test_a_reader_of_lines_that_fails_does_not_hold_up_who_writes_them(start_worker: Callable[..., Child]) -> None:
-    """A pipe has room for 64 KiB: whoever writes more waits until somebody reads."""
+def test_a_failing_reader_of_lines_does_not_block_their_writer(start_worker: Callable[..., Child]) -> None:
+    """A pipe has room for 64 KiB: a process that writes more waits for a reader."""
     lines = 0
 
     def refuses(line: str) -> None:
@@ -168,7 +167,7 @@ def test_a_reader_of_lines_that_fails_does_not_hold_up_who_writes_them(start_wor
         until(lambda: lines >= 4000)
 
 
-def test_a_slot_that_dies_is_a_warning_of_its_worker(start_worker: Callable[..., Child]) -> None:
+def test_a_worker_logs_a_warning_when_a_slot_dies(start_worker: Callable[..., Child]) -> None:
     def killed() -> None:
         import signal
 
@@ -200,8 +199,8 @@ def test_a_function_may_start_threads_and_ask_there_whether_it_should_end(
         assert (tmp_path / "cancelled-x").exists()
 
 
-def test_each_slot_process_keeps_what_a_module_remembers(cluster: zd.local_cluster) -> None:
-    """Slots live on between functions: what was imported and cached is there for the next one."""
+def test_each_slot_process_keeps_the_state_of_modules(cluster: zd.local_cluster) -> None:
+    """A slot process continues after a function, so that imports and caches are there for the next one."""
     with ClusterCoordinator(cluster) as coordinator:
         pids = [set(coordinator.fetch(coordinator.map(lambda _: os.getpid(), range(20)))) for _ in range(3)]
         assert len(set.union(*pids)) <= 4

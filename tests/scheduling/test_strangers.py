@@ -1,4 +1,4 @@
-"""Peers that were let in and claim to be somebody else: whoever is harmed is told so, no result is wrong, and nobody waits for ever."""
+"""Admitted peers that claim to be another process: the victim gets an error, no result is wrong, and no call waits for ever."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def dispatcher(own_secrets: None) -> Iterator[zd.DispatchServer]:
 
 @pytest.fixture
 def claims(dispatcher: zd.DispatchServer) -> Iterator[Claims]:
-    """claims(role): a connection with the user's token, in a role, that says what the test likes."""
+    """Return `claims(role)`, which makes a connection with the user's token in a role; the test sends any messages over it."""
     made: list[Dialled] = []
 
     def claims(role: str) -> Dialled:
@@ -63,7 +63,7 @@ def claims(dispatcher: zd.DispatchServer) -> Iterator[Claims]:
 
 
 def number_of(dispatcher: zd.DispatchServer) -> int:
-    """Of the only coordinator, as anybody may see it who may ask for the status."""
+    """Return the number of the only coordinator, which every process that may call `status` can see."""
     return until(lambda: dispatcher.snapshot().coordinators)[0].coordinator
 
 
@@ -75,7 +75,7 @@ def register(incarnation: int, index: int, *, held: list[int] | None = None) -> 
     return Register(incarnation, "worker", index, 1, held or [], [], 1, "elsewhere")
 
 
-def test_a_coordinator_whose_number_another_takes_is_told_and_does_not_wait_for_ever(
+def test_a_coordinator_whose_number_another_takes_gets_an_error_and_does_not_wait_for_ever(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
 ) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
@@ -91,7 +91,7 @@ def test_a_coordinator_whose_number_another_takes_is_told_and_does_not_wait_for_
 
 
 def goes_on(folder: Path) -> None:
-    """In a thread, which nobody can cut off: it does not ask whether it should end."""
+    """A function that does not check whether it should end; in a thread it cannot be killed."""
     (folder / "begun-it-0").touch()
     until(lambda: (folder / "go").exists())
 
@@ -121,7 +121,7 @@ def test_a_join_that_waits_for_the_end_of_a_round_raises_when_the_coordinators_n
 
 
 def made_once(folder: Path) -> bytes:
-    """Made again, it waits."""
+    """Wait when the value is recomputed."""
     if (folder / "made").exists():
         waits(folder)
     (folder / "made").touch()
@@ -131,7 +131,7 @@ def made_once(folder: Path) -> bytes:
 def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_is_taken(
     dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Else the value outlives a worker that is a thread of this process.
+    # Otherwise the value outlives a worker that is a thread of this process.
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
@@ -157,7 +157,7 @@ def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_i
             assert isinstance(raised[0], errors.OpError)
 
 
-def test_a_worker_that_registers_as_another_one_gets_nothing(dispatcher: zd.DispatchServer, claims: Claims) -> None:
+def test_a_worker_that_registers_as_another_one_gets_no_work(dispatcher: zd.DispatchServer, claims: Claims) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
         thief = claims("worker")
         thief.send(register(77, 0))
@@ -167,10 +167,10 @@ def test_a_worker_that_registers_as_another_one_gets_nothing(dispatcher: zd.Disp
         assert coordinator.fetch(coordinator.map(abs, range(-50, 0))) == list(range(50, 0, -1))
 
 
-def test_work_that_goes_to_whoever_shows_the_incarnation_of_a_worker_is_done_all_the_same(
+def test_work_that_goes_to_a_peer_with_the_incarnation_of_a_worker_is_done_nevertheless(
     dispatcher: zd.DispatchServer, claims: Claims
 ) -> None:
-    """Who knows the incarnation can disturb that worker. It comes back, as it would after a broken connection."""
+    """A peer that knows the incarnation can disturb that worker. The worker registers again, as it does after a broken connection."""
     with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
         looks = claims("submit")
         looks.send(RegisterCoordinator(5, 100, 1, False, watch_members=True))
@@ -218,7 +218,7 @@ WRONG = [
 
 
 def refusal(dispatcher: zd.DispatchServer, stranger: Dialled, message: Message) -> Refused:
-    """What the dispatcher says to this message, which changes nothing there."""
+    """Return the dispatcher's reply to this message, which must change nothing in the dispatcher."""
     before = dispatcher.snapshot()
     stranger.send(message)
     refused = stranger.expect("message")[1]
@@ -232,7 +232,7 @@ def named(given: Any) -> str:
 
 
 @pytest.mark.parametrize(("role", "message"), WRONG, ids=named)
-def test_what_a_role_may_not_say_is_refused_and_changes_nothing(
+def test_a_message_that_a_role_may_not_send_is_refused_and_changes_nothing(
     dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
 ) -> None:
     assert refusal(dispatcher, claims(role), message).code == errors.PERMISSION_DENIED
@@ -248,13 +248,13 @@ UNSAID: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("role", "message"), UNSAID, ids=named)
-def test_what_was_recorded_of_another_connection_means_nothing_on_a_new_one(
+def test_messages_recorded_from_another_connection_have_no_effect_on_a_new_one(
     dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
 ) -> None:
     assert "a peer that has not registered" in refusal(dispatcher, claims(role), message).message
 
 
-def test_the_goodbye_of_a_stranger_is_nobody_elses(dispatcher: zd.DispatchServer, claims: Claims) -> None:
+def test_the_goodbye_of_a_stranger_affects_no_other_peer(dispatcher: zd.DispatchServer, claims: Claims) -> None:
     with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
         for role in ("worker", "submit", "client"):
             claims(role).send(Goodbye("worker:0"))

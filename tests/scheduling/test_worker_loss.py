@@ -1,4 +1,4 @@
-"""Workers and slots that die, freeze and come back: the work runs elsewhere, each result comes once, nobody waits for ever."""
+"""Workers and slots that die, freeze and return: their work runs elsewhere, each result arrives once, and no call waits for ever."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_returns_under_its_index
         os.kill(workers[0].pid, signal.SIGKILL)
         until(lambda: dispatcher.num_workers == 1)
         start_worker(dispatcher.address, index=0)
-        until(lambda: len(begun(tmp_path)) == 3)  # the function that was lost has begun again, or another one
+        until(lambda: len(begun(tmp_path)) == 3)  # the lost function has begun again, or another one has begun
         go(tmp_path)
         assert coordinator.fetch(values) == ["0", "1", "2", "3"]
         coordinator.join(20)
@@ -52,7 +52,7 @@ DEATHS = pytest.mark.parametrize(
 
 
 @DEATHS
-def test_a_function_that_ends_its_process_runs_again_and_no_other_is_touched(
+def test_a_function_that_ends_its_process_runs_again_without_effect_on_others(
     cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], text: str
 ) -> None:
     with ClusterCoordinator(cluster) as coordinator:
@@ -69,7 +69,7 @@ def test_a_function_that_ends_its_process_runs_again_and_no_other_is_touched(
 
 
 @DEATHS
-def test_a_function_that_always_ends_its_process_fails_with_what_is_known(
+def test_a_function_that_always_ends_its_process_fails_with_exit_codes_and_last_lines(
     cluster: zd.local_cluster, tmp_path: Path, how: Callable[[], None], text: str
 ) -> None:
     def poison() -> None:
@@ -102,7 +102,7 @@ def test_a_function_that_always_ends_its_process_fails_with_what_is_known(
 
 
 def test_a_poisonous_argument_is_charged_and_not_the_worker(cluster: zd.local_cluster) -> None:
-    """It kills its process while it is unpickled, before the function begins."""
+    """The argument kills its process while it is unpickled, before the function begins."""
     with ClusterCoordinator(cluster) as coordinator:
         with pytest.raises(errors.WorkerLost, match="was started 3 times"):
             coordinator.schedule(int, (Poison(),)).get(20)
@@ -116,10 +116,10 @@ class Poison:
         return exits, ()
 
 
-# -- nobody there ---------------------------------------------------------------------------------------------------
+# -- no worker ---------------------------------------------------------------------------------------------------
 
 
-def test_without_any_worker_for_too_long_what_waits_fails() -> None:
+def test_without_any_worker_for_too_long_waiting_work_fails() -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher, cluster_lost_limit_s=0.2) as coordinator:
         until(lambda: coordinator.snapshot().connected)
         value = coordinator.schedule(int)
@@ -134,11 +134,11 @@ def test_without_any_worker_for_too_long_what_waits_fails() -> None:
             assert coordinator.schedule(int).get(20) == 0
 
 
-def test_a_cluster_that_is_gone_while_nothing_waits_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock begins with the work, so a worker that comes a moment later is in time."""
+def test_a_cluster_that_is_lost_while_no_work_waits_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time counts from the first work, so a worker that registers a moment later is in time."""
     now = Loop.now
     with zd.DispatchServer() as dispatcher, monkeypatch.context() as patch:
-        patch.setattr(Loop, "now", lambda self: now(self) - 100.0)  # it begins long before the rest
+        patch.setattr(Loop, "now", lambda self: now(self) - 100.0)  # it begins long before the others
         coordinator = ClusterCoordinator(dispatcher, cluster_lost_limit_s=15.0)
         until(lambda: coordinator.snapshot().connected)
         patch.undo()

@@ -1,6 +1,6 @@
 """Functions that the tests schedule, and how tests and functions see each other: through files.
 
-Functions of an importable module go by name, so workers import this module; it imports little.
+Functions of an importable module travel by name, so workers import this module; it imports little.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PATIENCE_S = 20.0
 
 
 def until(condition: Callable[[], Any], what: str = "", within_s: float = PATIENCE_S) -> Any:
-    """The first true value of `condition`; fails when there was none for `within_s`."""
+    """Return the first true value of `condition`; fail if there is none within `within_s`."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or condition}"
@@ -25,7 +25,7 @@ def until(condition: Callable[[], Any], what: str = "", within_s: float = PATIEN
 
 
 def waits(folder: Path, name: str = "x") -> str:
-    """Says that it has begun and returns its name when the test says `go`; ends early when nobody wants it."""
+    """Report the start, and return the name when the test creates the file `go`; end early when the work is cancelled."""
     from zmqdist import cancelled
 
     (folder / f"begun-{name}-{os.getpid()}").touch()
@@ -38,7 +38,7 @@ def waits(folder: Path, name: str = "x") -> str:
 
 
 def begun(folder: Path, name: str = "*") -> list[int]:
-    """Pids of the processes in which `waits` or `writes` has begun."""
+    """Return the pids of the processes in which `waits` or `writes` has begun."""
     return [int(path.name.rpartition("-")[2]) for path in folder.glob(f"begun-{name}-*")]
 
 
@@ -47,7 +47,7 @@ def go(folder: Path) -> None:
 
 
 def writes(folder: Path, name: str = "x") -> None:
-    """Writes on and on, and does not care whether anybody wants it."""
+    """Write bytes for ever, without checking whether the work is cancelled."""
     (folder / f"begun-{name}-{os.getpid()}").touch()
     deadline = time.monotonic() + 30
     with (folder / f"written-{name}").open("ab", buffering=0) as file:
@@ -57,12 +57,12 @@ def writes(folder: Path, name: str = "x") -> None:
 
 
 def written(folder: Path) -> int:
-    """Bytes that all `writes` have written so far."""
+    """Return the number of bytes that all `writes` have written so far."""
     return sum(path.stat().st_size for path in folder.glob("written-*"))
 
 
 def dies_first(folder: Path, name: str, times: int, how: Callable[[], None]) -> str:
-    """Ends its process as `how` does for its first `times` starts."""
+    """End the process in the way of `how` at the first `times` starts."""
     for start in range(times):
         try:
             (folder / f"start-{name}-{start}").touch(exist_ok=False)
@@ -83,19 +83,19 @@ def segfaults() -> None:
 
 
 def notes(folder: Path, name: str) -> None:
-    """Appends its name to the file `order`."""
+    """Append the name to the file `order`."""
     with (folder / "order").open("a") as file:
         file.write(name)
 
 
 def starts(folder: Path, name: str) -> int:
-    """How often `counts` was started under this name."""
+    """Return how often `counts` was started under this name."""
     path = folder / f"count-{name}"
     return path.stat().st_size if path.exists() else 0
 
 
 def counts(folder: Path, name: str, seconds: float = 0.0) -> str:
-    """Counts its starts."""
+    """Count the starts of this function."""
     with (folder / f"count-{name}").open("ab", buffering=0) as file:
         file.write(b".")
     time.sleep(seconds)
@@ -103,7 +103,7 @@ def counts(folder: Path, name: str, seconds: float = 0.0) -> str:
 
 
 class Settled:
-    """Counts how often each value is settled."""
+    """Count how often each value is settled."""
 
     def __init__(self, values: list[Any]) -> None:
         self.counts = [0] * len(values)

@@ -10,19 +10,19 @@ from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.testing import simulate_data_service
 
 
-def test_whatever_goes_wrong_readers_get_what_the_table_says_and_come_to_an_end(seed: int) -> None:
+def test_with_any_faults_readers_get_the_promised_elements_and_end(seed: int) -> None:
     simulate_data_service(seed)
 
 
-def test_readers_come_to_an_end_also_where_trouble_comes_upon_trouble(seed: int) -> None:
+def test_readers_end_even_if_faults_coincide(seed: int) -> None:
     simulate_data_service(seed, faults=50)
 
 
-def test_consumers_of_a_coordinated_read_stay_in_step_whatever_goes_wrong(seed: int) -> None:
+def test_consumers_of_a_coordinated_read_stay_in_step_with_any_faults(seed: int) -> None:
     simulate_rounds(seed)
 
 
-def test_without_faults_everything_is_exact(seed: int) -> None:
+def test_without_faults_each_element_is_delivered_once(seed: int) -> None:
     simulate_data_service(seed, faults=0)
 
 
@@ -32,8 +32,8 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert [reader.got for reader in first.readers] == [reader.got for reader in second.readers]
 
 
-def test_the_simulation_meets_what_it_is_about() -> None:
-    """A mild simulation would find nothing."""
+def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+    """A simulation without these faults would find no bugs."""
     sims = [simulate_data_service(seed) for seed in range(40)]
     trace = " ".join(line for sim in sims for line in sim.trace)
     for what in (

@@ -1,4 +1,4 @@
-"""The simulation of the keyring meets what it is about; tests/sim/test_tasks.py runs its seeds with the others."""
+"""The simulation of the keyring reaches the events that it is made for; tests/sim/test_tasks.py runs its seeds with the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.sim.simulations.keyring import simulate_keyring
 
 
 def test_processes_join_keys_are_revoked_and_dispatchers_are_restarted() -> None:
-    """A simulation in which nothing of this happens would find nothing."""
+    """A simulation without these events would find no bugs."""
     runs = [simulate_keyring(seed) for seed in range(25)]
     assert sum(run.joins for run in runs) > 100
     assert sum(run.revocations for run in runs) > 50

@@ -16,11 +16,11 @@ from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED,
 from zmqdist.rpc.admission_machine import FairAdmission
 
 
-def test_whatever_goes_wrong_every_call_ends_once_and_nothing_is_left(seed: int) -> None:
+def test_with_any_faults_every_call_ends_once_and_nothing_is_left(seed: int) -> None:
     simulate_rpc(seed)
 
 
-def test_without_faults_each_call_that_was_taken_and_had_time_has_its_value(seed: int) -> None:
+def test_without_faults_each_accepted_call_with_enough_time_has_its_value(seed: int) -> None:
     sim = simulate_rpc(seed, faults=0)
     codes = Counter(question.code for question in sim.questions)
     assert set(codes) <= {OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED}
@@ -34,8 +34,8 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert [question.code for question in first.questions] == [question.code for question in second.questions]
 
 
-def test_the_simulation_meets_what_it_is_about() -> None:
-    """A mild simulation would find nothing."""
+def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+    """A simulation without these events would find no bugs."""
     sims = [simulate_rpc(seed) for seed in range(40)]
     trace = " ".join(line for sim in sims for line in sim.trace)
     assert not [kind for kind in FAULTS if f"fault: {kind}" not in trace]
@@ -45,8 +45,10 @@ def test_the_simulation_meets_what_it_is_about() -> None:
     values = [question for question in questions if question.code == OK]
     assert sum(sum(question.sizes) > 512 * 1024 for question in values) > 50, "large arguments"
     assert sum(sum(question.result_sizes) > 512 * 1024 for question in values) > 50, "large results"
-    assert sum(question.begun and question.code != OK for question in questions) > 100, "answers that nobody gets"
-    assert sum(sim.held for sim in sims) > 50, "arguments that are let in"
+    assert sum(question.begun and question.code != OK for question in questions) > 100, (
+        "replies without a waiting caller"
+    )
+    assert sum(sim.held for sim in sims) > 50, "arguments that are admitted"
 
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:

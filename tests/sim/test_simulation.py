@@ -13,7 +13,7 @@ import pytest
 from zmqdist.testing import SimCluster, simulate
 
 
-def test_whatever_goes_wrong_every_promise_holds_and_in_the_end_everything_has_ended(seed: int) -> None:
+def test_with_any_faults_every_promise_holds_and_all_work_ends(seed: int) -> None:
     simulate(seed, can_kill=seed % 4 != 3)
 
 
@@ -31,7 +31,7 @@ def test_without_faults_every_function_runs_exactly_once() -> None:
     assert len(set(cluster.oracle.runs.values())) == 400
 
 
-def test_the_simulation_meets_what_it_is_about() -> None:
+def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     """Over some seeds work ends in each possible way, rounds end, and work runs more than once: a mild simulation would find no bugs."""
     outcomes: set[int] = set()
     rounds = repeated = retried = remade = 0

@@ -10,11 +10,11 @@ from collections import Counter
 from tests.sim.simulations.snapshots import simulate_snapshots
 
 
-def test_whatever_goes_wrong_a_snapshot_holds_each_position_once_or_says_why_not(seed: int) -> None:
+def test_with_any_faults_a_snapshot_holds_each_position_once_or_has_an_error(seed: int) -> None:
     simulate_snapshots(seed)
 
 
-def test_without_faults_every_snapshot_becomes_whole(seed: int) -> None:
+def test_without_faults_every_snapshot_is_completed(seed: int) -> None:
     world = simulate_snapshots(seed, faults=0.0)
     assert all(folder.done for folder in world.folders.values())
 
@@ -27,8 +27,8 @@ def test_the_same_seed_is_the_same_run() -> None:
     ]
 
 
-def test_the_simulation_meets_what_it_is_about() -> None:
-    """A mild simulation would find nothing."""
+def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
+    """A simulation without these faults would find no bugs."""
     met: Counter[str] = Counter()
     whole = failed = 0
     for seed in range(80):

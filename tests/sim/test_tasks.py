@@ -32,7 +32,7 @@ ALL: list[Callable[..., Any]] = [
 
 
 @pytest.mark.parametrize("simulate", ALL)
-def test_whatever_goes_wrong_every_promise_holds_and_the_tasks_go_on_together(
+def test_with_any_faults_every_promise_holds_and_the_tasks_continue_together(
     simulate: Callable[..., Any], seed: int
 ) -> None:
     simulate(seed)
@@ -59,8 +59,8 @@ def test_without_faults_nothing_ever_fails() -> None:
         assert keeper.rounds > 50
 
 
-def test_the_simulations_meet_what_they_are_about() -> None:
-    """Over some seeds members agree, disagree and exchange, rounds pass despite faults, and letters are lost: a mild run finds no bugs."""
+def test_the_simulations_reach_the_events_that_they_are_made_for() -> None:
+    """Over some seeds members agree, disagree and exchange, rounds pass despite faults, and messages are lost: a mild run finds no bugs."""
     codes: set[int | None] = set()
     agreements = rounds = lost = 0
     for seed in range(25):

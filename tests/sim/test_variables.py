@@ -10,7 +10,7 @@ import pytest
 from tests.sim.simulations.variables import simulate_variables
 
 
-def test_whatever_goes_wrong_each_update_is_made_once_and_answered(seed: int) -> None:
+def test_with_any_faults_each_update_is_applied_once_and_gets_a_reply(seed: int) -> None:
     simulate_variables(seed)
 
 
@@ -21,7 +21,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     )
 
 
-def test_the_simulation_meets_what_it_is_about() -> None:
+def test_the_simulation_reaches_the_events_that_it_is_made_for() -> None:
     """Over some seeds updates are refused, steps are applied, servers are lost and their values come back."""
     worlds = [simulate_variables(seed) for seed in range(25)]
     assert sum(world.answers for world in worlds) > 1000

@@ -1,4 +1,4 @@
-"""Fixtures of this folder: servers and clients over real sockets (wired.py), child processes, secrets of their own."""
+"""Fixtures of this folder: servers and clients over real sockets (wired.py), child processes, private secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmqdist.transport.security import ClientSecurity, ServerSecurity, client_se
 
 @pytest.fixture(autouse=True)
 def _own_secrets(own_secrets: None) -> None:
-    """All tests of this folder."""
+    """Applies to all tests of this folder."""
 
 
 @pytest.fixture

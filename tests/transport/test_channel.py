@@ -1,4 +1,4 @@
-"""The client channel against a real router: who waits, who reads, and what faults of the connection become."""
+"""The client's channel against a real router: which thread waits, which reads, and the errors that faults of the connection cause."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_channel() -> Iterator[Open]:
 
 
 def reads(channel: Channel) -> bool:
-    """Whether its reader thread is there."""
+    """Return whether the channel's reader thread exists."""
     return f"zmqdist-reader-{channel.address}" in {thread.name for thread in threading.enumerate()}
 
 
@@ -65,7 +65,7 @@ def start(channel: Channel, body: bytes = b"x", within_s: float = LATE_S, frames
 
 
 class Held:
-    """A served router that keeps calls until it is told to answer them."""
+    """A server that keeps calls until the test has it reply to them."""
 
     def __init__(self, served: Served) -> None:
         self.calls: list[tuple[Any, Call, Any]] = []
@@ -78,7 +78,7 @@ class Held:
         self.served.loop.run(self.served.router.send, peer, Reply(call.id, 0, "", call.body), frames)
 
     def open(self, open_channel: Open) -> Channel:
-        """A channel that is connected: the call that shows it is number 0, and answered."""
+        """A connected channel. Call number 0, which shows that it is connected, has got its reply."""
         channel = open_channel(self.served.address)
         first = start(channel, within_s=LATE_S)
         self.answer(0)
@@ -89,7 +89,7 @@ class Held:
 
 @pytest.fixture
 def long_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends before LATE_S has passed did not end with its slice."""
+    """A wait that ends within LATE_S has not ended with its slice."""
     monkeypatch.setattr(channels, "SLICE_S", 2 * LATE_S)
 
 
@@ -115,7 +115,7 @@ def test_the_frames_of_a_call_that_waits_for_a_server_are_copied_at_once(serve: 
 
 
 @pytest.mark.parametrize(("slice_s", "counted"), [(1.0, 1), (2 * LATE_S, 0)], ids=["whole slice", "shorter"])
-def test_an_answer_that_a_whole_slice_did_not_announce_is_counted(
+def test_a_reply_without_an_event_for_a_whole_slice_is_counted(
     serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, slice_s: float, counted: int
 ) -> None:
     monkeypatch.setattr(channels, "SLICE_S", slice_s)
@@ -172,7 +172,7 @@ def test_several_threads_may_wait_for_one_call(serve: Serve, open_channel: Open)
 
 
 @pytest.mark.usefixtures("long_slices")
-def test_a_follower_whose_time_has_passed_leaves_and_the_leader_goes_on(serve: Serve, open_channel: Open) -> None:
+def test_a_follower_whose_deadline_has_passed_leaves_and_the_leader_continues(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     slow = start(channel)
@@ -181,17 +181,17 @@ def test_a_follower_whose_time_has_passed_leaves_and_the_leader_goes_on(serve: S
     until(lambda: channel.snapshot().threads_waiting == 1)
     began = time.monotonic()
     assert ask(channel, within_s=0.05).code == errors.DEADLINE_EXCEEDED
-    assert time.monotonic() - began < LATE_S  # it did not sleep for a whole slice
+    assert time.monotonic() - began < LATE_S  # the leader did not sleep for a whole slice
     held.answer(0)
     leader.join(LATE_S)
     assert slow.code == 0
 
 
 @pytest.mark.parametrize("spin_s", [0.0, channels.SPIN_S], ids=["sleeping at once", "looking first"])
-def test_an_answer_that_comes_too_late_does_not_hide_the_next_one(
+def test_a_reply_that_comes_too_late_does_not_hide_the_next_one(
     serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, spin_s: float
 ) -> None:
-    """It comes while the next call is sent, and sending may take the edge that told of it."""
+    """It arrives while the next call is sent, and sending may consume the edge that announced it."""
     monkeypatch.setattr(channels, "SPIN_S", spin_s)
     held = Held(serve())
     channel = held.open(open_channel)
@@ -204,7 +204,7 @@ def test_an_answer_that_comes_too_late_does_not_hide_the_next_one(
         answers.join(LATE_S)
 
 
-def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve, open_channel: Open) -> None:
+def test_a_reply_that_came_before_the_server_ended_is_still_read(serve: Serve, open_channel: Open) -> None:
     served = serve()
     channel = open_channel(served.address)
     ask(channel)
@@ -214,18 +214,18 @@ def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve,
     assert answered.wait(LATE_S)
     served.loop.stop()
 
-    lock, connection = channel._lock, channel._connection  # reach: only the channel itself says in which order it looks
+    lock, connection = channel._lock, channel._connection  # reach: only the channel knows in which order it looks
 
     def tended() -> bool:
         with lock:
             connection.maintain(time.monotonic())
         return call.ended
 
-    until(tended)  # the end of the connection is what is heard of first
+    until(tended)  # the channel hears first of the end of the connection
     assert (call.code, call.body) == (0, b"value")
 
 
-def test_what_is_in_flight_when_the_server_goes_is_unavailable_and_what_comes_later_waits(
+def test_calls_in_flight_when_the_server_ends_are_unavailable_and_later_calls_wait(
     serve: Serve, open_channel: Open
 ) -> None:
     held = Held(serve())
@@ -243,7 +243,7 @@ def test_what_is_in_flight_when_the_server_goes_is_unavailable_and_what_comes_la
     assert len(served.shown) == 1
 
 
-def test_callbacks_come_once_whether_the_call_has_ended_or_not(serve: Serve, open_channel: Open) -> None:
+def test_each_callback_is_called_once_whether_the_call_has_ended_or_not(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     reported: list[tuple[str, int, str]] = []
@@ -264,7 +264,7 @@ def test_callbacks_come_once_whether_the_call_has_ended_or_not(serve: Serve, ope
 
 
 @pytest.mark.usefixtures("long_slices")
-def test_the_reader_keeps_the_deadline_of_a_call_that_nobody_waits_for(serve: Serve, open_channel: Open) -> None:
+def test_the_reader_keeps_the_deadline_of_a_call_without_a_waiting_thread(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     slow = start(channel)
@@ -302,7 +302,7 @@ def test_a_dropped_channel_ends_and_one_that_owes_a_callback_stays(serve: Serve)
     until(lambda: gone() is None)
 
 
-def test_closing_ends_what_is_pending_and_wakes_who_waits(serve: Serve, open_channel: Open) -> None:
+def test_closing_ends_pending_calls_and_wakes_waiting_threads(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     calls = [start(channel) for _ in range(3)]
@@ -321,7 +321,7 @@ def test_closing_ends_what_is_pending_and_wakes_who_waits(serve: Serve, open_cha
     channel.close()
 
 
-def test_cancel_ends_the_call_here_and_tells_the_server(serve: Serve, open_channel: Open) -> None:
+def test_cancel_ends_the_call_at_the_client_and_tells_the_server(serve: Serve, open_channel: Open) -> None:
     from zmqdist.messages import CancelCall
 
     held = Held(serve())
@@ -345,7 +345,7 @@ def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(serve: Ser
     until(lambda: channel.snapshot().threads_waiting == 1)
     channel.cancel(call)
     leader.join(LATE_S)
-    assert channel.stalls == 0  # what ends with a slice is counted
+    assert channel.stalls == 0  # a wait that ends with a slice is counted
 
 
 @pytest.mark.usefixtures("long_slices")
@@ -355,9 +355,9 @@ def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
 ) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
-    call, other = start(channel), start(channel, frames=[b"frame"])  # which gathers nothing, and needs no reader
+    call, other = start(channel), start(channel, frames=[b"frame"])  # which gathers no call, and needs no reader
     until(lambda: len(held.calls) == 2)
-    connection, wake_fd = channel._connection, channel._wake_fd  # reach: what the leader hears of
+    connection, wake_fd = channel._connection, channel._wake_fd  # reach: the events that wake the leader
     arrived = connection.poll
     poller = select.poll()
     poller.register(wake_fd, select.POLLIN)
@@ -365,7 +365,7 @@ def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
 
     def hears_of_other_threads_only(timeout_ms: float) -> list[tuple[int, int]]:
         if timeout_ms:
-            asleep.set()  # its look for answers, which would find this one, is behind it
+            asleep.set()  # it has already looked for replies, and would have found this one
         return poller.poll(timeout_ms)
 
     connection.poll = hears_of_other_threads_only
@@ -394,7 +394,7 @@ def test_another_protocol_version_is_named_on_both_sides(
         assert f"protocol 9.0, this side {PROTOCOL[0]}.{PROTOCOL[1]}" in call.message
 
 
-def test_a_server_that_is_full_ends_the_calls_with_its_words(serve: Serve, open_channel: Open) -> None:
+def test_a_full_server_ends_the_calls_with_its_error_text(serve: Serve, open_channel: Open) -> None:
     served = serve()
     served.router.peers_max = 0
     call = ask(open_channel(served.address))
@@ -402,7 +402,7 @@ def test_a_server_that_is_full_ends_the_calls_with_its_words(serve: Serve, open_
     assert "connections already" in call.message
 
 
-def test_messages_that_make_no_sense_are_dropped_and_counted(serve: Serve, open_channel: Open) -> None:
+def test_invalid_messages_are_dropped_and_counted(serve: Serve, open_channel: Open) -> None:
     served = serve()
     answer = served.answer
 
@@ -419,7 +419,7 @@ def test_messages_that_make_no_sense_are_dropped_and_counted(serve: Serve, open_
     assert channel.snapshot().strays == 5
 
 
-def test_a_wait_without_end_says_whom_it_waits_for(
+def test_a_long_wait_logs_which_server_it_waits_for(
     serve: Serve, open_channel: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_connection, "WAIT_LOG_S", 0.05)

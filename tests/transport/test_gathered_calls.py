@@ -1,4 +1,4 @@
-"""Calls that nobody waits for: what they leave with, and that they leave."""
+"""Calls without a waiting thread: they are sent, and with which other calls."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["open_channel"]  # a fixture
 
 @pytest.fixture
 def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing leaves only because the reader thread sends it."""
+    """Have the reader thread send no call."""
     monkeypatch.setattr(channels, "GATHER_S", 60.0)
 
 
 def messages_to(served: Served) -> list[list[bytes]]:
-    """The bodies of the calls of each message, as they come from now on."""
+    """Return a list that gets the bodies of the calls of each message from now on."""
     arrived: list[list[bytes]] = []
 
     def one(peer: Any, call: Call, frames: Any) -> None:
@@ -44,32 +44,34 @@ def messages_to(served: Served) -> list[list[bytes]]:
 
 
 def one_in_flight(channel: Channel, held: Held) -> Any:
-    """A call that the server keeps."""
+    """Start a call that the server keeps."""
     call = start(channel, b"first")
     until(lambda: len(held.calls) == 1)
     return call
 
 
 def sees_the_end(channel: Channel, call: Any) -> bool:
-    """Look at the connection; whether its end has ended this call."""
+    """Look at the connection, and return whether its end has ended this call."""
     lock, look = channel._lock, channel._check_connection  # reach: a use from outside would send what has gathered
     with lock:
         look(time.monotonic())
     return bool(call.ended)
 
 
-def test_a_call_that_nobody_asks_about_leaves_although_another_is_in_flight(serve: Serve, open_channel: Open) -> None:
+def test_a_call_without_a_waiting_thread_is_sent_although_another_is_in_flight(
+    serve: Serve, open_channel: Open
+) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     one_in_flight(channel, held)
-    for number in range(2, 5):  # again and again: the reader goes off duty in between
+    for number in range(2, 5):  # again and again, because the reader goes off duty in between
         start(channel, b"%d" % number)
         until(lambda number=number: len(held.calls) == number)
         until(lambda: not channel._gathering)  # reach: when its reader is off duty nothing outside shows
     assert channel.snapshot().stalls == 0
 
 
-def test_a_call_that_nobody_asks_about_leaves_although_others_wait_for_a_slow_one(
+def test_a_call_without_a_waiting_thread_is_sent_although_others_wait_for_a_slow_one(
     serve: Serve, open_channel: Open
 ) -> None:
     held = Held(serve())
@@ -84,7 +86,7 @@ def test_a_call_that_nobody_asks_about_leaves_although_others_wait_for_a_slow_on
     leader.join(30)
 
 
-def test_a_call_that_nobody_asks_about_leaves_although_the_reader_waits_for_a_slow_one(
+def test_a_call_without_a_waiting_thread_is_sent_although_the_reader_waits_for_a_slow_one(
     serve: Serve, open_channel: Open
 ) -> None:
     held = Held(serve())
@@ -96,7 +98,7 @@ def test_a_call_that_nobody_asks_about_leaves_although_the_reader_waits_for_a_sl
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_as_many_calls_as_a_message_takes_leave_at_once(serve: Serve, open_channel: Open) -> None:
+def test_a_full_message_of_calls_is_sent_at_once_by_count(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
@@ -109,7 +111,7 @@ def test_as_many_calls_as_a_message_takes_leave_at_once(serve: Serve, open_chann
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_as_many_bytes_as_a_message_takes_leave_at_once(serve: Serve, open_channel: Open) -> None:
+def test_a_full_message_of_calls_is_sent_at_once_by_bytes(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
@@ -122,7 +124,7 @@ def test_as_many_bytes_as_a_message_takes_leave_at_once(serve: Serve, open_chann
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_call_with_frames_takes_what_has_gathered_along_before_it(serve: Serve, open_channel: Open) -> None:
+def test_a_call_with_frames_is_sent_after_the_gathered_calls(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)
@@ -135,7 +137,7 @@ def test_a_call_with_frames_takes_what_has_gathered_along_before_it(serve: Serve
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_what_has_gathered_leaves_when_an_answer_arrives(serve: Serve, open_channel: Open) -> None:
+def test_gathered_calls_are_sent_when_a_reply_arrives(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first, other = one_in_flight(channel, held), start(channel, b"other", frames=[b"frame"])
@@ -154,7 +156,7 @@ def test_what_has_gathered_leaves_when_an_answer_arrives(serve: Serve, open_chan
 
 @pytest.mark.usefixtures("no_naps")
 @pytest.mark.parametrize("how", ["wait", "poll", "add_done_callback", "ask another", "close"])
-def test_what_has_gathered_leaves_when_somebody_asks_about_any_of_it(
+def test_gathered_calls_are_sent_when_a_thread_waits_for_one_of_them(
     serve: Serve, open_channel: Open, how: str
 ) -> None:
     held = Held(serve())
@@ -176,7 +178,7 @@ def test_what_has_gathered_leaves_when_somebody_asks_about_any_of_it(
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_what_has_gathered_when_the_connection_goes_waits_for_the_next_server(serve: Serve, open_channel: Open) -> None:
+def test_gathered_calls_wait_for_the_next_server_when_the_connection_ends(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)
     first = one_in_flight(channel, held)
@@ -203,7 +205,7 @@ def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_ch
     gathered = start(channel, b"later")
     held.served.loop.stop()
     until(lambda: sees_the_end(channel, first))
-    start(channel)  # it finds no server, and wakes the reader
+    start(channel)  # the channel finds no server, and wakes the reader
     until(lambda: not channel._gathering)  # reach: when its reader is off duty nothing outside shows
     assert not gathered.ended
     serve(address=channel.address)
@@ -212,7 +214,7 @@ def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_ch
 
 
 @pytest.mark.usefixtures("no_naps")
-def test_a_gathered_call_that_is_cancelled_or_late_never_leaves(serve: Serve, open_channel: Open) -> None:
+def test_a_gathered_call_that_is_cancelled_or_late_is_never_sent(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     arrived = messages_to(held.served)
     channel = open_channel(held.served.address)

@@ -1,4 +1,4 @@
-"""The loop: order of a turn, inbox, timers, faults, and its end."""
+"""The loop: the order of a turn, the inbox, timers, faults, and the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def loop() -> Iterator[Loop]:
 
 
 def pair(loop: Loop) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """(ours, in the loop; the other end)."""
+    """Return (this end, in the loop; the other end)."""
     one, other = loop.context.socket(zmq.PAIR), loop.context.socket(zmq.PAIR)
     one.bind("inproc://pair")
     other.connect("inproc://pair")
@@ -34,7 +34,7 @@ def pair(loop: Loop) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     return one, other
 
 
-def test_what_is_handed_in_runs_in_the_loops_thread_in_order(loop: Loop) -> None:
+def test_callbacks_of_other_threads_run_in_the_loops_thread_in_order(loop: Loop) -> None:
     seen: list[tuple[int, bool]] = []
     loop.start()
     for number in range(1000):
@@ -44,7 +44,7 @@ def test_what_is_handed_in_runs_in_the_loops_thread_in_order(loop: Loop) -> None
     assert not loop.in_loop
 
 
-def test_nothing_handed_in_by_many_threads_is_lost_or_left_lying(loop: Loop) -> None:
+def test_no_callback_of_many_threads_is_lost_or_left_waiting(loop: Loop) -> None:
     seen: list[int] = []
     loop.start()
 
@@ -53,7 +53,7 @@ def test_nothing_handed_in_by_many_threads_is_lost_or_left_lying(loop: Loop) -> 
             done = threading.Event()
             loop.call_soon(seen.append, 1)
             loop.call_soon(done.set)
-            assert done.wait(30), "the loop slept although something was in its inbox"
+            assert done.wait(30), "the loop slept although its inbox was not empty"
 
     threads = [threading.Thread(target=hand_in) for _ in range(4)]
     for thread in threads:
@@ -63,11 +63,11 @@ def test_nothing_handed_in_by_many_threads_is_lost_or_left_lying(loop: Loop) -> 
     assert len(seen) == 1200
 
 
-def test_what_was_handed_in_just_before_it_goes_to_sleep_is_seen(loop: Loop) -> None:
+def test_a_callback_that_arrives_just_before_the_loop_sleeps_is_run(loop: Loop) -> None:
     seen: list[float] = []
     loop.call_soon(lambda: seen.append(loop.now()))
     loop.set_timer("alarm", began := loop.now() + 2.0, lambda: None)
-    loop._turn()  # played by hand, to have the very moment  # reach: one turn by hand
+    loop._turn()  # by hand, to have exactly this moment  # reach: one turn by hand
     assert seen
     assert seen[0] < began
 
@@ -129,7 +129,7 @@ def test_a_callback_that_raises_is_logged_and_counted_and_the_loop_goes_on(
         os.close(fd)
 
 
-def test_input_comes_before_the_inbox_and_that_before_timers_and_hooks_last(loop: Loop) -> None:
+def test_input_comes_before_the_inbox_the_inbox_before_timers_and_hooks_last(loop: Loop) -> None:
     ours, other = pair(loop)
     order: list[str] = []
     done = threading.Event()
@@ -209,7 +209,7 @@ def test_a_timer_that_is_moved_fires_once_and_a_cancelled_one_never(loop: Loop, 
     assert loop.now() >= now + 0.04
 
 
-def test_a_timer_that_sets_itself_to_the_past_lets_others_in(loop: Loop) -> None:
+def test_a_timer_that_sets_itself_to_the_past_does_not_starve_others(loop: Loop) -> None:
     def again() -> None:
         loop.set_timer("again", 0.0, again)
 
@@ -260,7 +260,7 @@ def test_on_writable_is_called_only_while_it_is_wanted(loop: Loop) -> None:
     os.close(write)
 
 
-def test_stop_runs_what_was_handed_in_then_the_closers_and_closes_everything() -> None:
+def test_stop_runs_waiting_callbacks_then_the_closers_and_closes_all_sockets() -> None:
     loop = Loop("zmqdist-test")
     ours, other = pair(loop)
     loop.add_socket(ours, lambda: None)
@@ -322,8 +322,10 @@ def test_stop_returns_although_a_callback_keeps_the_loop(caplog: pytest.LogCaptu
     assert loop.context.closed
 
 
-def test_a_loop_that_was_kept_from_running_reads_before_it_looks_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process is played by an epoll that comes back far too late, with the input only after that."""
+def test_a_loop_that_was_kept_from_running_reads_messages_before_it_runs_timers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An epoll that returns far too late, and input that is there only then, imitate a process that was stopped."""
     clock = HandSet(time.monotonic)
     late = threading.Event()
 
@@ -354,7 +356,7 @@ def test_a_loop_that_was_kept_from_running_reads_before_it_looks_who_is_late(mon
 
 
 class HandSet:
-    """A clock that stands still, can be set forward, and goes on from there."""
+    """A clock that stands still until the test sets it forward."""
 
     def __init__(self, real: Callable[[], float]) -> None:
         self._real = real
@@ -392,7 +394,7 @@ class Epoll:
 
 
 def test_a_socket_that_nobody_can_close_does_not_keep_a_loop_that_never_ran(loop: Loop) -> None:
-    """As a Ctrl-C leaves one behind: it has come between the socket and pyzmq's note of it."""
+    """A Ctrl-C leaves such a socket if it comes after the socket was made and before pyzmq has recorded it."""
 
     class Interrupted(zmq.Socket[bytes]):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

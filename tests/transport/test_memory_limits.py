@@ -1,4 +1,4 @@
-"""How much memory there is: the machine's, or what the control group leaves; and the error where it is not enough."""
+"""How much memory is left, on the host or in the control group; and the error if it is not enough."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD_STAT = "cache 5\ntotal_inactive_file 2000\n"
 
 
 def machine(folder: Path, files: dict[str, str]) -> tuple[Path, Path]:
-    """A /proc and a /sys/fs/cgroup with these files."""
+    """Make a /proc and a /sys/fs/cgroup with these files."""
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ MACHINES: dict[str, tuple[dict[str, str], int | None, int | None]] = {
 
 
 @pytest.mark.parametrize(("files", "usable", "available"), MACHINES.values(), ids=MACHINES.keys())
-def test_the_least_of_machine_and_control_groups_counts(
+def test_the_smallest_limit_of_host_and_control_groups_counts(
     tmp_path: Path, files: dict[str, str], usable: int | None, available: int | None
 ) -> None:
     proc, groups = machine(tmp_path, files)
@@ -80,19 +80,21 @@ def test_the_least_of_machine_and_control_groups_counts(
     assert available_bytes(proc, groups) == available
 
 
-def test_this_machine_tells() -> None:
+def test_this_host_reports_its_memory() -> None:
     available = available_bytes()
     assert available is not None
     assert 0 < available < usable_bytes()
 
 
 @pytest.mark.parametrize(("text", "count"), [("nr_free 1\noom_kill 3\n", 3), ("nr_free 1\n", 0)])
-def test_ended_processes_are_counted_where_the_kernel_does(tmp_path: Path, text: str, count: int) -> None:
+def test_processes_that_the_kernel_killed_are_counted_if_the_kernel_counts_them(
+    tmp_path: Path, text: str, count: int
+) -> None:
     (tmp_path / "vmstat").write_text(text)
     assert oom_kills(tmp_path) == count
 
 
-def test_the_error_names_what_was_asked_for_what_is_there_and_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_has_the_needed_and_the_available_memory_and_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 100 * MIB)
     check_room(100 * MIB, "a copy")
     with pytest.raises(errors.ResourceExhaustedError) as caught:
@@ -102,7 +104,7 @@ def test_the_error_names_what_was_asked_for_what_is_there_and_the_remedies(monke
     assert all(word in text for word in ("queue_bytes_max", "ulimit -v", "ZMQDIST_ARENA", "control group"))
 
 
-def test_what_is_small_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sizes_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: 0)
     check_room(memory_limits.CHECKED_BYTES_MIN - 1, "a copy")
     monkeypatch.setattr(memory_limits, "available_bytes", lambda: None)

@@ -1,4 +1,4 @@
-"""The judgement over a connecting side, event by event, without a socket."""
+"""What the monitor concludes about a connecting socket, event by event, without a socket."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def attempt(watch: ConnectionWatch, *events: tuple[int, int]) -> list[object]:
         ([(int(zmq.EVENT_CONNECT_RETRIED), 50)], []),
     ],
 )
-def test_what_one_attempt_means(events: list[tuple[int, int]], verdicts: list[type]) -> None:
+def test_the_events_of_one_attempt_have_the_right_meaning(events: list[tuple[int, int]], verdicts: list[type]) -> None:
     assert [type(verdict) for verdict in attempt(watch(), *events)] == verdicts
 
 
-def test_the_third_handshake_in_a_row_that_was_closed_makes_it_look_at_the_greeting() -> None:
+def test_the_third_closed_handshake_in_a_row_makes_the_monitor_read_the_greeting() -> None:
     one = watch(CURVE)
     closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
     assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (CLOSES_MAX - 1) + [
@@ -71,7 +71,7 @@ def test_the_third_handshake_in_a_row_that_was_closed_makes_it_look_at_the_greet
 @pytest.mark.parametrize(
     "between", [[(CLOSED, 9)], [(CONNECTED, 9), (SUCCEEDED, 9)]], ids=["nobody listens", "it worked once"]
 )
-def test_a_row_ends_when_something_else_happens(between: list[tuple[int, int]]) -> None:
+def test_another_event_ends_a_row_of_closed_handshakes(between: list[tuple[int, int]]) -> None:
     one = watch(CURVE)
     closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
     for _ in range(3):
@@ -125,7 +125,9 @@ def test_the_greeting_has_the_last_word(
     [(3, False, None), (0, True, "PLAIN"), (2, True, "PLAIN")],
     ids=["gone since", "restarted with ours since", "the same after two closed handshakes"],
 )
-def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: bool, greeting: str | None) -> None:
+def test_after_a_greeting_that_proves_nothing_the_client_continues_to_try(
+    closes: int, mismatch: bool, greeting: str | None
+) -> None:
     assert doubted(PLAIN, closes, mismatch).judge(greeting) is None
 
 

@@ -1,4 +1,4 @@
-"""Addresses of this machine: of interfaces, and ports of a range."""
+"""Addresses of this host's interfaces, ports of a range, advertised addresses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zmqdist.transport.own_address import bindable
 
 
 def free_range(count: int) -> range:
-    """Ports that were free a moment ago, above those that the system gives out."""
+    """Return ports that were free a moment ago, above the range from which the system takes free ports."""
     for first in range(61_100, 65_000, count):
         try:
             for port in range(first, first + count):
@@ -77,7 +77,7 @@ def test_no_port_of_the_range_is_reserved_twice_and_each_can_be_bound(ports: ran
 
 
 @pytest.mark.parametrize("text", ["5000", "5000-", "x-y", "0-5", "6000-5000", "5000-70000", "5000-5100-5200"])
-def test_what_is_no_range_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_range_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="is not a range of ports"):
         parse_ports(text)
     monkeypatch.setenv(VARIABLE, text)
@@ -85,14 +85,14 @@ def test_what_is_no_range_is_refused_by_name(text: str, monkeypatch: pytest.Monk
         listen("127.0.0.1")
 
 
-def test_a_dispatcher_tells_where_it_is_advertised() -> None:
+def test_a_dispatcher_announces_its_advertised_address() -> None:
     with DispatchServer(DispatcherConfig(advertise="gateway.example")) as dispatcher:
         assert dispatcher.target == f"zmq://gateway.example:{dispatcher.address.rpartition(':')[2]}"
     with DispatchServer(DispatcherConfig(advertise="gateway.example:7000")) as dispatcher:
         assert dispatcher.target == "zmq://gateway.example:7000"
 
 
-def test_large_results_are_fetched_where_the_worker_is_advertised() -> None:
+def test_large_results_are_fetched_from_the_advertised_address_of_the_worker() -> None:
     with (
         DispatchServer() as dispatcher,
         WorkerServer(WorkerConfig(dispatcher.address, worker_address="127.0.0.7:%port%", insecure=False)) as worker,
@@ -112,7 +112,7 @@ def test_large_results_are_fetched_where_the_worker_is_advertised() -> None:
         ("[::1]:7000", "[::1]:7000"),
     ],
 )
-def test_what_is_advertised_may_lack_the_port(told: str, address: str) -> None:
+def test_an_advertised_address_may_lack_the_port(told: str, address: str) -> None:
     assert advertised_address(told, 5050) == address
 
 

@@ -1,4 +1,4 @@
-"""Both shells, wired together over real sockets: messages, hellos, and who has gone."""
+"""Router and dealer, connected over real sockets: messages, hellos, and lost peers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ sys.stdin.read()
 
 
 class Raw:
-    """A bare DEALER that says what it likes."""
+    """A bare DEALER that can send any frames."""
 
     def __init__(
         self, served: Served, *, insecure: bool = False, context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -100,7 +100,7 @@ class Raw:
         self.socket.send_multipart(frames)
 
     def receive(self) -> bytes:
-        assert self.socket.poll(3000), "no answer"
+        assert self.socket.poll(3000), "no reply"
         return self.socket.recv()
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ def raw(serve: Serve, connect: Connect) -> Raw:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_and_its_frames_go_there_and_back(serve: Serve, dial: Dial) -> None:
+def test_a_message_and_its_frames_arrive_at_both_ends(serve: Serve, dial: Dial) -> None:
     dialled = dial(serve().address)
     hello = dialled.expect("up")[1]
     assert (hello.kind, hello.name, hello.incarnation) == ("server", "served", 1)
@@ -155,7 +155,7 @@ def test_the_role_comes_from_the_handshake(serve: Serve, dial: Dial, role: str) 
     assert dialled.ask(1).message == role
 
 
-def test_a_role_that_may_not_send_a_kind_is_answered_and_admin_may_send_everything(serve: Serve, dial: Dial) -> None:
+def test_a_message_that_a_role_may_not_send_is_refused_and_admin_may_send_all(serve: Serve, dial: Dial) -> None:
     served = serve()
     served.router.on(Beat, lambda peer, message, frames: served.router.send(peer, Goodbye("ok")), frozenset({"worker"}))
     for role, expected in {"client": Refused, "worker": Goodbye, "admin": Goodbye}.items():
@@ -168,7 +168,7 @@ def test_a_role_that_may_not_send_a_kind_is_answered_and_admin_may_send_everythi
             assert answer == Refused(PERMISSION_DENIED, "role client may not send Beat (allowed: admin, worker)")
 
 
-def test_what_is_not_served_is_answered_a_bounded_number_of_times(serve: Serve, dial: Dial) -> None:
+def test_messages_without_a_handler_get_a_bounded_number_of_replies(serve: Serve, dial: Dial) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
@@ -192,7 +192,7 @@ def test_a_ping_is_never_answered(serve: Serve, dial: Dial) -> None:
 # -- hellos -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_peer_that_does_not_begin_with_a_hello_is_told_once_and_not_served(raw: Raw) -> None:
+def test_a_peer_that_does_not_begin_with_a_hello_gets_one_refusal_and_is_not_served(raw: Raw) -> None:
     raw.send(encode(Call(1, "echo", 0, 0, b"")))
     raw.send(HELLO)
     raw.send(encode(Call(2, "echo", 0, 0, b"")))
@@ -273,7 +273,7 @@ def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_b
     raw.close()
 
 
-def test_what_is_not_a_message_is_counted_and_logged_once_without_its_bytes(
+def test_an_invalid_message_is_counted_and_logged_once_without_its_bytes(
     serve: Serve, caplog: pytest.LogCaptureFixture, connect: Connect
 ) -> None:
     served = serve()
@@ -303,7 +303,7 @@ def test_a_name_that_a_peer_gives_itself_cannot_forge_log_lines(serve: Serve, co
     raw.close()
 
 
-def test_connections_above_the_bound_are_told(serve: Serve, dial: Dial) -> None:
+def test_connections_above_the_bound_are_refused_with_that_reason(serve: Serve, dial: Dial) -> None:
     served = serve()
     served.router.peers_max = 1
     first = dial(served.address)
@@ -314,17 +314,17 @@ def test_connections_above_the_bound_are_told(serve: Serve, dial: Dial) -> None:
     assert first.ask(1).id == 1
 
 
-def test_what_arrives_before_the_servers_hello_is_dropped(serve: Serve, dial: Dial) -> None:
+def test_messages_before_the_servers_hello_are_dropped(serve: Serve, dial: Dial) -> None:
     served = serve()
     early = encode(Reply(1, 0, "", b""))  # in place of the hello
-    served.router._hello = early  # reach: no server has a way to say this
+    served.router._hello = early  # reach: no server has a way to send this
     dialled = dial(served.address)
     until(lambda: dialled.dealer.dropped == {"before the hello": 1})
     assert not dialled.dealer.up
-    assert not dialled.send(Beat()), "a send while down must say so"
+    assert not dialled.send(Beat()), "a send over a lost connection must return that it failed"
 
 
-# -- who has gone -----------------------------------------------------------------------------------------------------
+# -- lost peers -----------------------------------------------------------------------------------------------------
 
 
 def test_a_peer_that_leaves_is_reported_once(serve: Serve, dial: Dial) -> None:
@@ -377,14 +377,14 @@ def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(dial: Dial
     assert dialled.expect("up", 10.0)[1].incarnation == 12
 
 
-def test_what_a_server_said_before_it_died_is_read_before_the_end_is_reported(serve: Serve, dial: Dial) -> None:
+def test_messages_of_a_server_that_died_are_read_before_its_end_is_reported(serve: Serve, dial: Dial) -> None:
     served = serve()
     dialled = dial(served.address)
     dialled.expect("up")
     until(lambda: served.shown)
     entered, hold = threading.Event(), threading.Event()
     dialled.loop.call_soon(lambda: (entered.set(), hold.wait(30)))
-    assert entered.wait(30)  # from here on the client is late
+    assert entered.wait(30)  # from now on the client is late
     served.loop.run(lambda: [served.router.send(served.shown[0], Reply(n, 0, "", b"")) for n in range(3000)])
     served.loop.stop()
     hold.set()
@@ -393,7 +393,7 @@ def test_what_a_server_said_before_it_died_is_read_before_the_end_is_reported(se
 
 
 class Held:
-    """Keeps a loop from running until `release`, then calls something before anything else happens there."""
+    """Keep a loop from running until `release`, and call a function before any other event of the loop."""
 
     def __init__(self, loop: Loop, then: Callable[[], object] = lambda: None) -> None:
         entered, self._hold = threading.Event(), threading.Event()
@@ -407,11 +407,13 @@ class Held:
 def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(serve: Serve, connect: Connect) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))  # no handler: handshakes go on while the loop is held
     # Which number the server's end gets is a race with the client's end, which lives in this process too.
-    assert any(one_dies_and_another_comes(served, connect) for _ in range(60)), "no descriptor was ever used again"
+    assert any(one_dies_and_another_comes(served, connect) for _ in range(60)), (
+        "no descriptor number was ever used again"
+    )
 
 
 def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
-    """While the server is late; returns whether the newcomer had the descriptor of the dead."""
+    """Connect a new peer while the server is late; return whether it got the descriptor number of the dead one."""
     served.shown.clear()
     served.gone.clear()
     first = connect(served, insecure=True)
@@ -439,13 +441,13 @@ def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
     [(False, 0), (True, 0), (True, 6)],
     ids=["unreachable at once", "unreachable a moment later", "reachable until long after its end was reported"],
 )
-def test_a_peer_that_died_while_its_hello_was_unread_does_not_stay(
+def test_a_peer_that_died_before_its_hello_was_read_does_not_stay(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, answered: bool, pings: int
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
     router = served.router
     send, read_monitor = router._send_raw, router._read_monitor  # reach: the order of two sockets' events is ZeroMQ's
-    held = Held(served.loop, read_monitor)  # the worst order: the monitor's word comes before the hello
+    held = Held(served.loop, read_monitor)  # the worst order: the monitor's event comes before the hello
     answers: list[Peer] = []
     pinged: list[Peer] = []
 
@@ -469,7 +471,7 @@ def test_a_peer_that_died_while_its_hello_was_unread_does_not_stay(
     assert [peer.name for peer in served.shown] == ["first"] * answered
 
 
-def test_two_peers_of_one_descriptor_are_both_found_out_in_whatever_order_their_hellos_are_read(
+def test_the_ends_of_two_peers_with_one_descriptor_number_are_both_noticed(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
@@ -501,7 +503,7 @@ def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(serve: Serve, 
     assert served.shown == []
 
 
-def test_sends_from_elsewhere_do_not_eat_the_wake_up_for_input(serve: Serve, connect: Connect) -> None:
+def test_sends_of_other_threads_do_not_consume_the_wake_up_for_input(serve: Serve, connect: Connect) -> None:
     served = serve()
     raw = connect(served)
     raw.send(HELLO)
@@ -526,7 +528,7 @@ def test_sends_from_elsewhere_do_not_eat_the_wake_up_for_input(serve: Serve, con
         pusher.join()
 
 
-def test_many_that_come_and_go_at_once_are_all_reported(serve: Serve, dial: Dial, connect: Connect) -> None:
+def test_many_peers_that_connect_and_end_at_once_are_all_reported(serve: Serve, dial: Dial, connect: Connect) -> None:
     served = serve()
     staying = dial(served.address, name="staying")
     staying.expect("up")
@@ -575,7 +577,7 @@ def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial:
     until(lambda: len(os.listdir("/proc/self/fd")) <= open_fds)
 
 
-def test_a_loop_that_does_not_listen_to_the_monitor_does_not_stop_zeromq(serve: Serve) -> None:
+def test_a_loop_that_does_not_read_monitor_events_does_not_block_zeromq(serve: Serve) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
     held = Held(served.loop)
     host, port = served.address.split(":")
@@ -591,7 +593,7 @@ def test_a_loop_that_does_not_listen_to_the_monitor_does_not_stop_zeromq(serve: 
 # -- addresses --------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_is_said_so(serve: Serve) -> None:
+def test_a_port_in_use_is_an_error_that_says_so(serve: Serve) -> None:
     served = serve()
     with pytest.raises(UnknownError, match=f"could not bind {served.address}: the port is in use"):
         serve(address=served.address)
@@ -618,7 +620,7 @@ def test_an_address_that_cannot_be_served_is_refused(
         serve(address=address)
 
 
-def test_an_address_of_another_machine_is_said_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_address_of_another_host_is_an_error_that_says_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UnknownError, match=r"could not bind 192\.0\.2\.1:0: this machine does not have that address"):
         serve(server_security("192.0.2.1", insecure=True), "192.0.2.1:0")
 
@@ -652,7 +654,7 @@ def test_one_loop_has_one_secured_server() -> None:
     loop.stop()
 
 
-def test_a_handler_that_raises_costs_one_message(
+def test_a_handler_that_raises_loses_one_message(
     serve: Serve, dial: Dial, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve()
@@ -671,10 +673,10 @@ def test_a_handler_that_raises_costs_one_message(
     served.loop.faults = 0
 
 
-def test_a_server_that_goes_silent_in_the_handshake_is_left_and_tried_again(
+def test_the_client_reconnects_to_a_server_that_is_silent_in_the_handshake(
     dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A router that has forgotten the connection since it was made says nothing; heartbeats begin only after the handshake."""
+    """A router on the way that has forgotten the connection reports nothing, and heartbeats begin only after the handshake."""
     monkeypatch.setattr(connector, "HANDSHAKE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(20.0)

@@ -24,7 +24,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where the user's own token will be."""
+    """Return the path of the user's own token."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-its-own"))
     return token.default_path()
 
@@ -138,12 +138,14 @@ def test_a_token_that_others_could_know_or_have_made_is_refused(
     assert secret.decode() not in str(raised.value)
 
 
-def test_a_named_file_that_is_missing_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(FailedPreconditionError, match=r"cannot read the token file .*/missing: No such file"):
         token.user_token(tmp_path / "missing")
 
 
-def test_a_folder_that_cannot_be_made_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_folder_that_cannot_be_made_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(FailedPreconditionError, match=r"cannot make the token file .*set ZMQDIST_TOKEN_FILE"):
@@ -206,7 +208,7 @@ def open_to_others(path: Path) -> None:
 def test_a_key_file_of_root_may_be_readable_by_the_group_that_root_gave_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Kubernetes mounts a Secret with fsGroup, and systemd a credential with an access list: root's, mode 0440."""
+    """Kubernetes mounts a Secret with fsGroup, and systemd a credential with an access list, as such a file: of root, with mode 0440."""
     keys.keygen(tmp_path / "keys")
     (tmp_path / "keys" / "worker.key").chmod(0o440)
     with pytest.raises(FailedPreconditionError, match="mode 0440"):
@@ -255,7 +257,7 @@ def test_a_key_file_that_cannot_be_used_is_named(
 # -- the command --------------------------------------------------------------------------------------------------------
 
 
-def test_keygen_says_one_line_without_a_secret_and_ends_with_2_when_it_cannot(tmp_path: Path) -> None:
+def test_keygen_prints_one_line_without_a_secret_and_ends_with_2_on_failure(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
     done = invoke(keygen_command, str(folder))
     assert (done.exit_code, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Who gets together with whom, over real sockets; and which secrets are taken from where."""
+"""Which clients and servers accept each other, over real sockets; and which secrets are used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHOWN_WITHIN_S = 20.0
 
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Options of `server_security` and `client_security`, by a name for the table."""
+    """Return the options of `server_security` and `client_security` for a name in the table."""
     for name in ("keys", "others", "mixed"):
         keys.keygen(tmp_path / name)
     token.create(tmp_path / "tokens" / "other-token")
@@ -51,7 +51,7 @@ def _private_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("both", ["token", "other token", "keys", "nothing"])
-def test_those_with_the_same_secrets_get_together(
+def test_client_and_server_with_the_same_secrets_accept_each_other(
     serve: Serve, dial: Dial, folders: dict[str, dict[str, Any]], both: str
 ) -> None:
     served = serve(server_security("127.0.0.1", **folders[both]))
@@ -92,7 +92,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("server", "client", "error", "cause", "advice"), REFUSALS)
-@pytest.mark.parametrize("attempt", range(3))  # a mismatch is a race: which of its two forms is seen is chance
+@pytest.mark.parametrize("attempt", range(3))  # a mismatch is a race: the client may see either of its two forms
 def test_a_refusal_names_the_likely_cause(
     serve: Serve,
     dial: Dial,
@@ -117,7 +117,7 @@ def test_a_refusal_names_the_likely_cause(
     assert not served.shown
 
 
-def test_a_server_that_does_not_speak_zeromq_is_said_so(dial: Dial, child: Child) -> None:
+def test_a_server_that_does_not_speak_zeromq_is_an_error_that_says_so(dial: Dial, child: Child) -> None:
     shouting = child(
         "import socket\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
@@ -132,8 +132,8 @@ def test_a_server_that_does_not_speak_zeromq_is_said_so(dial: Dial, child: Child
     assert str(error) == f"the process that listens on {address} is not a zmqdist server: is the port right?"
 
 
-def test_a_server_that_is_stopped_is_waited_for(dial: Dial, child: Child) -> None:
-    """The kernel accepts for it, and nobody shakes hands: that is not a refusal."""
+def test_a_client_waits_for_a_stopped_server(dial: Dial, child: Child) -> None:
+    """The kernel accepts the connection, and no process answers the handshake: this is not a refusal."""
     frozen = child(
         "import os, signal, socket\n"
         "server = socket.create_server(('127.0.0.1', 0))\n"
@@ -147,7 +147,7 @@ def test_a_server_that_is_stopped_is_waited_for(dial: Dial, child: Child) -> Non
         dialled.expect("refused", 0.3)
 
 
-def test_a_refused_side_gets_in_when_the_cause_is_mended_and_it_is_told_to_try_again(
+def test_a_refused_client_connects_when_the_cause_is_removed_and_it_tries_again(
     serve: Serve, dial: Dial, folders: dict[str, dict[str, Any]]
 ) -> None:
     served = serve(server_security("127.0.0.1", **folders["other token"]))
@@ -161,7 +161,7 @@ def test_a_refused_side_gets_in_when_the_cause_is_mended_and_it_is_told_to_try_a
     assert len(again.shown) == 1
 
 
-def test_it_waits_for_a_server_that_is_not_there_yet(serve: Serve, dial: Dial) -> None:
+def test_a_client_waits_for_a_server_that_has_not_started(serve: Serve, dial: Dial) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     dialled = dial(address)
@@ -170,7 +170,7 @@ def test_it_waits_for_a_server_that_is_not_there_yet(serve: Serve, dial: Dial) -
     dialled.expect("up")
 
 
-# -- a listener of somebody else ----------------------------------------------------------------------------------------
+# -- a listener of another user ----------------------------------------------------------------------------------------
 
 STRANGER = """
 import os, socket, sys
@@ -193,7 +193,7 @@ def test_the_token_is_not_shown_to_a_listener_of_another_user(dial: Dial, child:
     assert isinstance(error, UnauthenticatedError)
     assert f"user 65534 listens on {address}, not this user (0)" in str(error)
     stranger.kill()
-    assert stranger.stdout.read() == "", "it was not even connected to"
+    assert stranger.stdout.read() == "", "the client did not even connect"
 
 
 @as_root
@@ -229,7 +229,7 @@ def test_a_stranger_that_takes_over_the_freed_port_learns_nothing(
         ("127.0.0.1", "::1", False),
     ],
 )
-def test_who_listens_is_found_by_address_and_port(bound: str, queried: str, found: bool) -> None:
+def test_the_user_of_a_listener_is_found_by_address_and_port(bound: str, queried: str, found: bool) -> None:
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
@@ -241,7 +241,7 @@ def test_who_listens_is_found_by_address_and_port(bound: str, queried: str, foun
         assert listening_users(queried, port) == ({os.geteuid()} if found else set())
 
 
-def test_where_it_cannot_be_told_who_listens_keys_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_the_user_of_a_listener_is_unknown_the_error_recommends_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(*args: Any) -> None:
         raise PermissionError("hidden")
 
@@ -256,7 +256,7 @@ def test_where_it_cannot_be_told_who_listens_keys_are_asked_for(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "node1", "127.0.0.1.example.org"])
-def test_an_address_that_others_reach_wants_keys_on_both_ends(host: str) -> None:
+def test_an_address_off_loopback_needs_keys_on_both_ends(host: str) -> None:
     address = f"[{host}]:1" if ":" in host else f"{host}:1"
     for attempt in (lambda: server_security(host), lambda: client_security(address, "client")):
         with pytest.raises(
@@ -279,7 +279,7 @@ def test_an_address_that_others_reach_wants_keys_on_both_ends(host: str) -> None
         ({}, {"insecure": True}, NONE),
     ],
 )
-def test_the_mechanism_follows_from_what_is_given(
+def test_the_mechanism_follows_from_the_given_secrets(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     environment: dict[str, str],

@@ -1,4 +1,4 @@
-"""Shared memory between processes of one host: who may have it, when it comes back, and what a receiver can trust."""
+"""Shared memory between processes of one host: which peers get it, when blocks return, and what a receiver must check."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_sender_may_change_its_array_at_once(owner: ShmPool, receiver: PeerP
 def test_a_block_is_used_again_when_the_receivers_array_is_collected(owner: ShmPool, receiver: PeerPool) -> None:
     data = ramp(40 * MIB)
     for _ in range(3):
-        lend(owner, data)  # and never received
+        lend(owner, data)  # and the borrower never claims it
         got = receiver.attach(lend(owner, data))
         del got
     assert owner.nbytes <= 4 * 40 * MIB
@@ -89,7 +89,7 @@ def test_a_view_of_a_received_array_keeps_its_memory(owner: ShmPool, receiver: P
     assert owner.lease_count == 0
 
 
-def test_a_handle_is_of_use_once(owner: ShmPool, receiver: PeerPool) -> None:
+def test_a_handle_works_once(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     first = receiver.attach(handle)
     with pytest.raises(UnavailableError):
@@ -107,7 +107,9 @@ def test_a_late_handle_never_finds_memory_that_was_used_again(owner: ShmPool, re
     assert not receiver.attach(again).any()
 
 
-def test_what_was_taken_back_after_it_was_received_stays_with_the_receiver(owner: ShmPool, receiver: PeerPool) -> None:
+def test_a_block_that_is_taken_back_after_it_was_claimed_stays_with_the_borrower(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
     handle = lend(owner, ramp(MIB))
     got = receiver.attach(handle)
     owner.take_back(handle)
@@ -245,9 +247,8 @@ def test_a_file_that_is_no_memfd_is_never_mapped(owner: ShmPool, receiver: PeerP
 def test_a_fifo_is_refused_and_not_waited_for(owner: ShmPool, receiver: PeerPool, tmp_path: Any, mode: int) -> None:
     handle = lend(owner, ramp(MIB))
     os.mkfifo(tmp_path / "fifo")
-    fd = os.open(
-        tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK
-    )  # it has no writer: who opens it for reading waits for one
+    # it has no writer, so a process that opens it for reading waits for one
+    fd = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     try:
         with pytest.raises(WireError, match="not a regular file"):
             receiver.attach(changed(handle, fd=fd, inode=os.fstat(fd).st_ino, mode=mode))
@@ -267,7 +268,7 @@ def test_a_memfd_whose_size_is_open_is_never_mapped(owner: ShmPool, receiver: Pe
     owner.sweep()
 
 
-def test_an_offer_that_cannot_be_opened_is_no_pool() -> None:
+def test_an_offer_that_cannot_be_opened_is_ignored() -> None:
     assert open_peer((2**22 - 1, 5, 77)) is None
     assert open_peer((os.getpid(), 0, 1)) is None
 
@@ -313,7 +314,7 @@ def test_a_frozen_array_cannot_be_made_writable() -> None:
 
 
 def inode_at(address: int) -> int:
-    """The file that this process has mapped there."""
+    """Return the file that this process has mapped at this address."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             first, last = (int(part, 16) for part in line.split()[0].split("-"))
@@ -387,7 +388,7 @@ def test_empty_like_has_the_order_of_its_model() -> None:
 
 
 def keep(connection: Any) -> None:
-    """A receiver: takes offers and handles, says what it sees."""
+    """A receiver: it gets offers and handles, and sends the values that it sees."""
     peer = open_peer(connection.recv())
     assert peer is not None
     kept = []
@@ -492,7 +493,7 @@ def test_a_forked_child_and_its_parent_never_see_each_others_writes(
         os.close(fd)
 
 
-def test_what_a_fork_has_shared_is_not_used_again(owner: ShmPool, receiver: PeerPool) -> None:
+def test_memory_that_a_fork_has_shared_is_not_used_again(owner: ShmPool, receiver: PeerPool) -> None:
     handle = lend(owner, ramp(MIB))
     got = receiver.attach(handle)
     pid = os.fork()
@@ -524,8 +525,10 @@ def test_a_forked_child_has_an_arena_of_its_own() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner: ShmPool, receiver: PeerPool) -> None:
-    """A receiver writes its cell before it unlocks it: in between the next lease of that cell must not begin."""
+def test_threads_that_return_and_claim_blocks_at_once_never_lose_their_blocks(
+    owner: ShmPool, receiver: PeerPool
+) -> None:
+    """A receiver writes its cell before it unlocks it; between the two the next lease of that cell must not begin."""
     changed: list[int] = []
     interval = sys.getswitchinterval()
 
@@ -558,7 +561,7 @@ def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner
     assert not changed
 
 
-def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner: ShmPool, receiver: PeerPool) -> None:
+def test_an_old_handle_does_not_disturb_the_next_borrower_of_its_cell(owner: ShmPool, receiver: PeerPool) -> None:
     late = lend(owner, ramp(MIB))
     owner.take_back(late)
     handle = lend(owner, ramp(MIB))
@@ -571,7 +574,7 @@ def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner:
     unlocker.join()
 
 
-def test_all_that_is_adopted_of_a_segment_has_one_descriptor(owner: ShmPool, receiver: PeerPool) -> None:
+def test_all_blocks_that_are_mapped_of_a_segment_share_one_descriptor(owner: ShmPool, receiver: PeerPool) -> None:
     adopted = [receiver.adopt(lend(owner, ramp(MIB))) for _ in range(10)]
     assert len({id(segment) for segment, _ in adopted}) == 1
     adopted.clear()
@@ -606,7 +609,7 @@ def test_arrays_of_other_kinds_are_refused_because_they_would_lose_something(arr
             make(array)
 
 
-# -- where there is none -------------------------------------------------------------------------------------------------
+# -- without shared memory -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -615,14 +618,14 @@ def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shm_pool, "_tried", False)
 
 
-def test_it_can_be_switched_off(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_can_be_switched_off(without_shared_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     assert this_pool() is None
     frozen = zd.freeze(zd.empty(MIB))
     assert is_frozen(frozen)
 
 
-def test_memfds_that_are_refused_cost_one_line(
+def test_refused_memfds_cause_one_log_line(
     without_shared_memory: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def refused(*_: Any) -> int:
@@ -635,7 +638,7 @@ def test_memfds_that_are_refused_cost_one_line(
     assert "large arrays travel by sockets" in caplog.text
 
 
-def test_a_system_without_memory_left_costs_one_line(
+def test_a_system_without_free_memory_causes_one_log_line(
     owner: ShmPool, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     def refused(nbytes: int) -> int:
@@ -655,7 +658,7 @@ def test_the_bound_can_be_set(without_shared_memory: None, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("junk", ["junk", "64 MiB", "-1", "\N{SUPERSCRIPT TWO}", "Off"])
-def test_a_bound_that_is_none_is_told_once_and_the_default_is_used(
+def test_an_invalid_bound_is_logged_once_and_the_default_is_used(
     junk: str, without_shared_memory: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, junk)
@@ -667,7 +670,7 @@ def test_a_bound_that_is_none_is_told_once_and_the_default_is_used(
     assert record.getMessage() == f'ZMQDIST_ARENA is {junk!r}, wants "off" or a number of MiB: the default is used'
 
 
-def test_a_lock_ends_with_its_description() -> None:
+def test_a_lock_ends_with_its_open_file_description() -> None:
     fd = shm_mapping.make_memfd(4096)
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
     assert shm_mapping.try_lock(other, 5)

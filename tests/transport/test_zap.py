@@ -1,4 +1,4 @@
-"""Who is let in: any bytes, and the table of who may be what."""
+"""Which peers are admitted: any bytes, and the table of keys and roles."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_known_key_lets_in_as_the_role_it_was_given() -> None:
         (parse([]), POLICY, 500),
     ],
 )
-def test_everybody_else_is_refused(ask: ZapRequest, policy: Policy, status: int) -> None:
+def test_every_other_peer_is_refused(ask: ZapRequest, policy: Policy, status: int) -> None:
     reply = decide(ask, policy)
     assert (reply.status, reply.user_id) == (status, "")
 
@@ -67,7 +67,9 @@ frames = st.lists(
 
 
 @given(frames, st.sampled_from([POLICY, Policy()]))
-def test_any_frames_are_answered_and_only_the_token_or_a_known_key_lets_in(parts: list[bytes], policy: Policy) -> None:
+def test_any_frames_get_a_reply_and_only_the_token_or_a_known_key_is_admitted(
+    parts: list[bytes], policy: Policy
+) -> None:
     reply = decide(parse(parts), policy)
     assert reply.status in (200, 400, 500)
     assert all(isinstance(frame, bytes) for frame in reply.frames())
@@ -79,7 +81,7 @@ def test_any_frames_are_answered_and_only_the_token_or_a_known_key_lets_in(parts
         assert reply.user_id == ""
 
 
-def test_no_secret_is_in_a_repr_or_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_secret_is_in_a_repr_or_a_reply(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     ask = request(b"PLAIN", b"client", TOKEN)
     assert TOKEN.decode() not in f"{ask!r} {POLICY!r} {decide(ask, POLICY)!r} {caplog.text}"

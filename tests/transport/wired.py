@@ -17,7 +17,7 @@ from zmqdist.wire.hello import Hello, our_hello
 
 
 def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
-    """The first true value of `condition`; fails when there was none for `within_s`."""
+    """Return the first true value of `condition`; fail if there is none within `within_s`."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s"
@@ -26,7 +26,7 @@ def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
 
 
 class Served:
-    """A router on a loop of its own that answers every Call with its body and frames, each in a message of its own."""
+    """A router on a loop of its own, which replies to each Call with the body and frames of the call."""
 
     def __init__(
         self, security: ServerSecurity, address: str = "127.0.0.1:0", *, start: bool = True, hello: Hello | None = None
@@ -52,7 +52,7 @@ class Served:
 
 
 class Dialled:
-    """A dealer on a loop of its own; what happens to it stands in `events`, the name first."""
+    """A dealer on a loop of its own; `events` has its events as tuples that begin with a name."""
 
     def __init__(self, address: str, security: ClientSecurity, name: str = "dialled") -> None:
         self.loop = Loop("zmqdist-dialled")
@@ -72,7 +72,7 @@ class Dialled:
         self.loop.start()
 
     def expect(self, name: str, within_s: float = 20.0) -> tuple[Any, ...]:
-        """The next event, which must be of this name."""
+        """Return the next event, which must have this name."""
         event = self.events.get(timeout=within_s)
         assert event[0] == name, event
         return event

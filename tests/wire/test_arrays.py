@@ -1,4 +1,4 @@
-"""Arrays as bytes."""
+"""The encoding of arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ few = settings(max_examples=50, deadline=None)
 
 @few
 @given(dtypes)
-def test_a_dtype_comes_back_with_all_its_offsets(dtype: np.dtype) -> None:
+def test_a_dtype_survives_a_round_trip_with_all_its_offsets(dtype: np.dtype) -> None:
     back = dtype_from_json(dtype_to_json(dtype))
     assert repr(back) == repr(dtype)
     assert back == dtype
@@ -35,7 +35,7 @@ def test_a_dtype_comes_back_with_all_its_offsets(dtype: np.dtype) -> None:
 
 @few
 @given(arrays())
-def test_an_array_of_any_dtype_and_layout_comes_back(array: np.ndarray) -> None:
+def test_an_array_of_any_dtype_and_layout_survives_a_round_trip(array: np.ndarray) -> None:
     back = travel(array)
     assert same(np.asarray(array), back)
     assert back.flags.writeable
@@ -59,7 +59,8 @@ def test_a_contiguous_array_is_not_copied(layout: str) -> None:
 
 def test_an_array_of_more_than_4_gib_is_viewed_whole(tmp_path: Path) -> None:
     side = 2**32 + 8
-    array = np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=(side,))  # a sparse file: no memory, no disk
+    # a sparse file, which needs neither memory nor disk
+    array = np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=(side,))
     array[-1] = 7
     data = bytes_of(array)
     assert data.nbytes == side
@@ -75,7 +76,7 @@ def test_objects_are_refused(dtype: Any) -> None:
 SIDES = [0, 1, 2**31 - 1, 2**31, 2**32, 2**40 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)]
 
 
-def test_sides_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
+def test_sizes_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
     for first, second in itertools.product(SIDES, SIDES):
         fits = first >= 0 and second >= 0 and first * second == 8 and max(first, second) <= 2**40
         for shape in ([first, second], [second, 0, first]):
@@ -90,13 +91,13 @@ def test_sides_at_the_boundaries_of_integers_need_exactly_their_bytes() -> None:
 @pytest.mark.parametrize(
     "shape", [None, 3, "3", [True], [1.0], [None], [[1]], [1] * 33], ids=lambda shape: repr(shape)[:20]
 )
-def test_a_shape_that_is_no_list_of_sizes_is_refused(shape: Any) -> None:
+def test_an_invalid_shape_is_refused(shape: Any) -> None:
     with pytest.raises(BadArray, match="a shape"):
         rebuild(np.dtype("u1"), shape, False, b"1")
 
 
 @pytest.mark.parametrize("dtype", ["V0", "S0", np.dtype([])])
-def test_items_without_bytes_do_not_make_an_endless_array(dtype: Any) -> None:
+def test_items_of_zero_bytes_do_not_make_an_endless_array(dtype: Any) -> None:
     with pytest.raises(BadArray, match="larger than"):
         rebuild(np.dtype(dtype), [2**40, 2**40], False, b"")
 
@@ -123,12 +124,12 @@ def _deep(levels: int) -> Any:
     ],
     ids=lambda described: None if isinstance(described, (str, bytes)) else type(described).__name__,
 )  # fmt: skip
-def test_a_dtype_that_nobody_told_is_refused(described: Any) -> None:
+def test_an_undeclared_dtype_is_refused(described: Any) -> None:
     with pytest.raises(BadArray):
         dtype_from_json(described)
 
 
-def test_a_long_double_of_another_machine_is_refused_by_its_bits() -> None:
+def test_a_long_double_of_another_architecture_is_refused_by_its_bits() -> None:
     described = dtype_to_json(np.dtype(np.longdouble))
     assert isinstance(described, str)
     if "/" not in described:
@@ -146,7 +147,7 @@ def test_dtypes_of_ml_dtypes_travel_where_it_is_installed(name: str) -> None:
     assert dtype_to_json(array.dtype) == name
 
 
-def test_a_dtype_of_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_dtype_of_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     wire._named_dtype.cache_clear()  # reach: the cache outlives tests that read such names
     with pytest.raises(BadArray, match="install ml_dtypes"):

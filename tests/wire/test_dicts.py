@@ -1,4 +1,4 @@
-"""Dicts out of untrusted bytes: whatever their keys are, twice the bytes take twice as long."""
+"""Dicts from untrusted bytes: for all keys the time is linear in the bytes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _pack = msgspec.msgpack.encode
 
 
 def minus(count: int, length: int = 14) -> list[tuple[int, ...]]:
-    """Different tuples of the same hash: hash(-1) is hash(-2)."""
+    """Return different tuples with the same hash, because hash(-1) is hash(-2)."""
     return list(itertools.islice(itertools.product((-1, -2), repeat=length), count))
 
 
 def tagged(keys: Iterable[Any], make: Callable[[Any], Any] = lambda key: key) -> bytes:
-    """A dict with these keys in the form that the codec has for any keys; tag 2."""
+    """Encode a dict with these keys in the codec's form for any keys (tag 2)."""
     return _pack([2, *(part for key in keys for part in (make(key), 0))])
 
 
@@ -49,7 +49,7 @@ def a_scalar(key: Any) -> list[Any]:
 
 
 def a_map(keys: Iterable[Any]) -> bytes:
-    """The same as a map of MessagePack, which the codec writes for keys of str only."""
+    """Encode the dict as a map of MessagePack, which the codec writes only for keys of str."""
     packed = [_pack(key) for key in keys]
     return b"\xdf" + struct.pack(">I", len(packed)) + b"".join(key + b"\x00" for key in packed)
 
@@ -86,7 +86,7 @@ def best_s(body: bytes) -> float:
 
 @pytest.mark.parametrize("kind", SAME_HASH)
 def test_keys_of_the_same_hash_cost_no_more_than_others(kind: str) -> None:
-    """4,000 of them take half a second in a dict; without the refusal this grows with the square."""
+    """4,000 such keys take half a second in a dict; without the refusal the time grows with the square of their number."""
     body = SAME_HASH[kind](4000)
     fair = _pack([1, *range(max(len(body), 40_000))])
     assert best_s(body) < 10 * best_s(fair) + 0.005
@@ -118,7 +118,7 @@ def chained(bits: int, run: int) -> list[int]:
     return [*way.tolist(), *start[good][: 2 * size // 3 - run].tolist()]
 
 
-def test_keys_that_are_looked_for_in_the_places_of_others_are_refused() -> None:
+def test_keys_that_collide_in_the_hash_table_are_refused() -> None:
     keys = chained(14, 9000)
     assert len({hash(key) for key in keys}) == len(keys) > 9500
     with pytest.raises(WireError, match="keys of a dict probe the same places"):
@@ -132,7 +132,7 @@ def test_such_keys_are_found_at_each_size_that_the_dict_has_while_it_grows() -> 
 
 
 def looked(hashes: Iterable[int], bits: int) -> int:
-    """As `dicts.probe_count`, one key after the other, as CPython does."""
+    """Compute `dicts.probe_count` one key after the other, as CPython does."""
     taken, made = set(), 0
     for each in hashes:
         rest = each % 2**64
@@ -147,7 +147,7 @@ def looked(hashes: Iterable[int], bits: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_looks_are_those_of_one_key_after_the_other(seed: int) -> None:
+def test_the_probe_count_equals_that_of_inserting_one_key_after_the_other(seed: int) -> None:
     drawn = random.Random(seed)
     step = 1 << drawn.choice([0, 0, 3, 6, 10, 20])
     hashes = [drawn.randrange(-(2**20), 2**20) * step if seed % 2 else number * step for number in range(170)]
@@ -178,7 +178,7 @@ FAIR = {
 
 
 @pytest.mark.parametrize("kind", FAIR)
-def test_keys_that_nobody_chose_for_their_hashes_travel(kind: str) -> None:
+def test_ordinary_keys_travel(kind: str) -> None:
     value = dict.fromkeys(FAIR[kind], 1)
     body, frames = safe.encode(value)
     back = safe.decode(body, frames, "peer")

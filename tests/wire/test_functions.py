@@ -1,4 +1,4 @@
-"""Which functions are pickled once."""
+"""Functions that are pickled once, and functions that are pickled each time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zmqdist.wire.trusted import unpack, unpack_parts
 
 
 def lookup(cache: FunctionCache, fn: Callable[..., Any]) -> tuple[Any, bool]:
-    """The pickle of a function, and whether it captures nothing that can change."""
+    """Return the pickle of a function, and whether the function captures nothing mutable."""
     constant = cache.pack_constant(fn)
     return (cache.pack_changing(fn), False) if constant is None else (constant, True)
 
@@ -131,7 +131,7 @@ def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counte
     assert unpack_parts([blob, bytearray(part)])().sum() == 0
 
 
-def test_what_is_captured_is_as_it_was_at_the_lookup() -> None:
+def test_captured_objects_have_their_values_of_the_lookup() -> None:
     array = np.zeros(3)
     cache, work = FunctionCache(), lambda: array
     before = lookup(cache, work)[0]
@@ -152,7 +152,7 @@ def test_functions_of_one_factory_differ_by_what_they_captured() -> None:
     assert cache.pickles == 2
 
 
-def test_two_functions_with_the_same_captured_objects_in_other_roles_are_two() -> None:
+def test_functions_that_capture_the_same_objects_in_other_variables_differ() -> None:
     names = in_main(
         "import functools\ndef g(*a, **k): return a, k\n"
         "def make(a, b):\n  return lambda: (a(), b if b is None else b())\n"
@@ -165,7 +165,7 @@ def test_two_functions_with_the_same_captured_objects_in_other_roles_are_two() -
     assert lookup(cache, names["h"])[0] is not lookup(cache, names["h2"])[0]
 
 
-def test_importable_functions_go_by_name_and_are_pickled_once() -> None:
+def test_importable_functions_travel_by_name_and_are_pickled_once() -> None:
     decorated = function(time.monotonic, [TensorSpec(())])  # the name leads to another object: not by name
     cache = FunctionCache()
     for fn in (np.linalg.norm, np.sum, len, time.sleep, functools.reduce, int):
@@ -176,7 +176,7 @@ def test_importable_functions_go_by_name_and_are_pickled_once() -> None:
     assert lookup(cache, decorated)[1]
 
 
-def test_a_function_of_a_module_that_goes_by_value_is_looked_into() -> None:
+def test_a_function_of_a_module_that_travels_by_value_is_pickled_with_its_globals() -> None:
     from tests.wire import wire_values
 
     cache = FunctionCache()

@@ -1,4 +1,4 @@
-"""Header frames."""
+"""The encoding of header frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zmqdist.wire.hello import is_hello
 
 
 def fits(message: messages.Message) -> bool:
-    """Whether all its ints are of 64 bits, as a header wants them."""
+    """Return whether all ints fit into 64 bits, as a header requires."""
     try:
         return bool(headers.encode(message))
     except OverflowError:
@@ -29,7 +29,7 @@ some_messages = st.one_of([st.from_type(message) for message in messages.ALL]).f
 
 
 def decoded(header: bytes) -> None:
-    """A message or a WireError, in memory that the header's length bounds."""
+    """Check that these bytes give a message or a WireError, in memory that is bounded by the length of the header."""
     tracemalloc.start()
     try:
         assert isinstance(headers.decode(header, "the peer"), messages.Message)
@@ -46,7 +46,7 @@ few = settings(max_examples=50, deadline=None)
 
 @few
 @given(some_messages)
-def test_every_message_comes_back(message: messages.Message) -> None:
+def test_every_message_survives_a_round_trip(message: messages.Message) -> None:
     header = headers.encode(message)
     for back in (headers.decode(header, "peer"), headers.decode(memoryview(header), "peer")):
         assert type(back) is type(message)
@@ -94,10 +94,10 @@ def test_any_fields_give_a_message_or_a_wire_error(tag: int, fields: list[Any]) 
     ],
     ids=lambda value: "",
 )
-def test_what_is_no_message_is_blamed_on_the_peer(header: bytes, problem: str) -> None:
+def test_the_error_for_an_invalid_message_blames_the_peer(header: bytes, problem: str) -> None:
     with pytest.raises(WireError, match=f"peer the peer: .*{problem}"):
         headers.decode(header, "the peer")
 
 
-def test_a_newer_peers_extra_field_is_passed_over() -> None:
+def test_the_extra_field_of_a_newer_peer_is_ignored() -> None:
     assert headers.decode(msgspec.msgpack.encode([3, 7, "new"]), "peer") == messages.CancelCall(7)

@@ -1,4 +1,4 @@
-"""The first message of each side."""
+"""The encoding of the hello, the first message of each side."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ VERSION = bytes(PROTOCOL)
 
 
 def decoded(header: bytes) -> None:
-    """A hello, or one of the two errors for a header that is none."""
+    """Check that these bytes give a hello, or one of the two errors for other headers."""
     try:
         assert isinstance(decode_hello(header, "peer"), Hello)
     except (WireError, ProtocolMismatchError):
         pass
 
 
-def test_a_hello_comes_back() -> None:
+def test_a_hello_survives_a_round_trip() -> None:
     hello = our_hello("worker", 2**64 - 1, "worker:0")
     assert decode_hello(encode_hello(hello), "peer") == hello
     assert decode_hello(memoryview(encode_hello(hello)), "peer") == hello  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_a_hello_offers_memory_and_names_a_number() -> None:
     assert decode_hello(encode_hello(hello), "peer") == hello
 
 
-def test_fields_that_a_newer_minor_version_added_are_passed_over() -> None:
+def test_fields_of_a_newer_minor_version_are_ignored() -> None:
     header = (
         MAGIC
         + bytes([PROTOCOL[0], 99])
@@ -81,7 +81,7 @@ def test_another_major_version_is_named_without_reading_the_rest(rest: bytes) ->
     ],
     ids=lambda value: "",
 )
-def test_what_is_no_hello_is_blamed_on_the_peer(header: bytes, problem: str) -> None:
+def test_the_error_for_an_invalid_hello_blames_the_peer(header: bytes, problem: str) -> None:
     with pytest.raises(WireError, match=f"peer the peer: .*{problem}"):
         decode_hello(header, "the peer")
 

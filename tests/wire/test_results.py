@@ -1,4 +1,4 @@
-"""Results in the safe form: what passes, what is refused and how it says so."""
+"""Results with `results: safe`: the accepted types, the refused ones, and the errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Point = namedtuple("Point", "x y")
 @pytest.mark.parametrize(
     "value", [None, True, 3, 2**80, 1.5, 2j, "text", b"bytes", [1, (2, {"k": 3})], {1: 2}, Point(1, 2)]
 )
-def test_a_value_of_the_closed_set_comes_back_as_it_is(value: Any) -> None:
+def test_a_value_of_the_closed_set_survives_a_round_trip(value: Any) -> None:
     assert results.unpack(results.pack(value), safe_only=True) == value
 
 
 @pytest.mark.parametrize("size", [0, 10, 100_000])
-def test_arrays_come_back_writable(size: int) -> None:
+def test_received_arrays_are_writable(size: int) -> None:
     packed = results.pack({"a": np.arange(size)})
     parts = [packed[0], *map(bytearray, packed[1:])] if isinstance(packed, list) else packed
     back = results.unpack(parts, safe_only=True)["a"]
@@ -44,7 +44,7 @@ def test_another_type_is_named_with_its_place_and_the_remedy() -> None:
 
 
 class Evil:
-    """Unpickled, it would leave a mark."""
+    """An object that leaves a mark when it is unpickled."""
 
     loaded = 0
 
@@ -57,7 +57,7 @@ def _mark() -> int:
     return 0
 
 
-def test_a_pickle_is_refused_unread() -> None:
+def test_a_pickle_is_refused_without_being_read() -> None:
     for packed in (pickle.dumps(Evil(), 5), [pickle.dumps(Evil(), 5), bytearray(8)]):
         with pytest.raises(
             errors.FailedPreconditionError, match="replied with a pickle, which `results: safe` refuses"
@@ -69,7 +69,7 @@ def test_a_pickle_is_refused_unread() -> None:
     assert Evil.loaded == 0
 
 
-def test_without_the_rule_either_form_is_read() -> None:
+def test_without_the_rule_pickles_are_accepted_too() -> None:
     assert results.unpack(trusted.pack({1, 2}), safe_only=False) == {1, 2}
     assert isinstance(results.unpack_error(trusted.pack_error(ValueError(1)), safe_only=False), ValueError)
 
@@ -89,7 +89,9 @@ class Own(Exception):
         (StopIteration(1), StopIteration, "1"),
     ],
 )
-def test_an_error_keeps_its_class_where_that_is_known_everywhere(error: BaseException, cls: type, text: str) -> None:
+def test_an_error_of_a_class_that_every_process_knows_keeps_its_class(
+    error: BaseException, cls: type, text: str
+) -> None:
     back = results.unpack_error(results.pack_error(error, unpickling=True), safe_only=True)
     assert type(back) is cls
     assert text in str(back)

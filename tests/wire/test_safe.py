@@ -1,4 +1,4 @@
-"""The safe codec."""
+"""The safe codec: round trips, refusals of the sender, and untrusted bytes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def nested(levels: int) -> Any:
 
 @slow_ok
 @given(values)
-def test_every_supported_value_comes_back_type_for_type(value: Any) -> None:
+def test_every_supported_value_survives_a_round_trip_with_all_types(value: Any) -> None:
     assert same(value, travel(value))
 
 
@@ -69,12 +69,12 @@ def test_every_supported_value_comes_back_type_for_type(value: Any) -> None:
     ],
     ids=lambda value: f"{type(value).__name__}",
 )  # fmt: skip
-def test_a_value_at_the_edge_of_its_type_comes_back(value: Any) -> None:
+def test_a_value_at_the_edge_of_its_type_survives_a_round_trip(value: Any) -> None:
     assert same(value, travel(value))
     assert same([value, (value, {"k": value})], travel([value, (value, {"k": value})]))
 
 
-def test_what_is_large_goes_in_frames_and_comes_back() -> None:
+def test_large_values_travel_in_frames() -> None:
     small, large = np.arange(INLINE_BYTES_MAX, dtype="u1"), np.arange(INLINE_BYTES_MAX + 1, dtype="u1")
     value = {
         "a": [large, "x" * 2**20, small],
@@ -181,7 +181,7 @@ Odd = type("Odd name", (tuple,), {"_fields": ("a",)})
     ],
     ids=lambda value: None,
 )  # fmt: skip
-def test_what_does_not_travel_is_named_with_its_place(value: Any, problem: str) -> None:
+def test_a_value_that_cannot_travel_is_named_with_its_place(value: Any, problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=problem):
         safe.encode(value)
 
@@ -193,7 +193,7 @@ def test_a_value_that_contains_itself_is_refused() -> None:
         safe.encode(cycle)
 
 
-def test_a_refusal_keeps_nothing_alive() -> None:
+def test_a_refusal_keeps_no_object_alive() -> None:
     class Odd:
         pass
 
@@ -230,7 +230,7 @@ def test_the_deepest_value_travels(value: Any) -> None:
 
 
 def decoded(body: bytes, frames: list[Any]) -> None:
-    """Nothing but a value or a WireError; a small body makes a small value."""
+    """Check that these bytes give a value or a WireError, and that a small body makes a small value."""
     tracemalloc.start()
     try:
         safe.decode(body, frames, "the peer")
@@ -262,7 +262,7 @@ names = st.text(max_size=3)
 
 
 def parts(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """What the tags announce, half right."""
+    """Strategies for extension types whose content only partly fits their tag."""
 
     def tagged(tag: int, *fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         return st.tuples(st.just(tag), *(field | inner for field in fields))
@@ -357,7 +357,7 @@ def _packed(item: Any) -> bytes:
     ],
     ids=lambda value: None,
 )
-def test_bytes_that_are_no_value_are_blamed_on_the_peer(body: bytes, frames: int, problem: str) -> None:
+def test_the_error_for_invalid_bytes_blames_the_peer(body: bytes, frames: int, problem: str) -> None:
     with pytest.raises(WireError, match=f"peer the peer: not a value of the safe codec: .*{problem}"):
         safe.decode(body, [bytearray(b"1234")] * frames, "the peer")
 
@@ -368,7 +368,7 @@ def test_a_body_makes_at_most_a_hundred_times_its_bytes(filler: bytes) -> None:
     decoded(b"\xdd" + (count + 1).to_bytes(4, "big") + b"\x01" + filler * count, [])
 
 
-def test_a_body_longer_than_any_header_is_not_looked_at() -> None:
+def test_a_body_longer_than_any_header_is_not_decoded() -> None:
     with pytest.raises(WireError, match="at most"):
         safe.decode(bytes(SAFE_BODY_BYTES_MAX + 65_537), [], "peer")
 
@@ -388,17 +388,17 @@ def test_a_frozen_frame_becomes_a_read_only_array_and_any_other_read_only_one_is
     [np.zeros((300, 400)), np.asfortranarray(np.zeros((300, 400), ">f4")), np.zeros(40_000, "<M8[s]")],
     ids=["C", "Fortran", "times"],
 )
-def test_what_a_body_says_of_one_array_is_known_without_its_bytes(value: np.ndarray[Any, Any]) -> None:
+def test_the_shape_and_dtype_of_one_array_are_known_without_its_bytes(value: np.ndarray[Any, Any]) -> None:
     body, _ = safe.encode(value)
     assert safe.single_array_layout(body, "peer") == (value.dtype, value.shape, value.flags.fnc)
 
 
 @pytest.mark.parametrize("value", [None, 3, [np.zeros(100_000)], {"a": np.zeros(100_000)}, np.zeros(3), "x" * 100_000])
-def test_anything_else_is_not_one_array(value: Any) -> None:
+def test_other_values_are_not_taken_for_one_array(value: Any) -> None:
     assert safe.single_array_layout(safe.encode(value)[0], "peer") is None
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x95\x04\xa2zz\x91\x01\xc2\xc0"])
-def test_bytes_that_are_no_value_are_no_array(body: bytes) -> None:
+def test_invalid_bytes_are_not_taken_for_an_array(body: bytes) -> None:
     with pytest.raises(WireError, match="peer"):
         safe.single_array_layout(body, "peer")

@@ -1,4 +1,4 @@
-"""The trusted codec. What depends on `__main__` runs in a child process, whose `__main__` is not this one's."""
+"""The trusted codec. Tests that depend on `__main__` run in a child process, which has another `__main__`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_python(*arguments: str) -> None:
 
 
 def in_main(source: str) -> dict[str, Any]:
-    """The names of a script that runs as `__main__`, except that it is not there any more: as at a receiver."""
+    """Run a script as `__main__`, and return its names. No importable module has these names, as at a receiver."""
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(source, names)
     return names
@@ -72,7 +72,7 @@ def in_main(source: str) -> dict[str, Any]:
 
 @slow_ok
 @given(st.recursive(leaves, containers, max_leaves=8))
-def test_every_value_comes_back_type_for_type(value: Any) -> None:
+def test_every_value_survives_a_round_trip_with_all_types(value: Any) -> None:
     assert same(value, travel(value))
 
 
@@ -113,7 +113,7 @@ def test_a_small_packed_array_is_a_snapshot(size: int, layout: str) -> None:
         (FRAMES_MAX + 10, INLINE_BYTES_MAX + 1, FRAMES_MAX - 2),
     ],
 )
-def test_small_values_are_one_blob_and_large_arrays_lie_beside_it(count: int, bytes_each: int, parts: int) -> None:
+def test_small_values_are_one_blob_and_large_arrays_are_separate_parts(count: int, bytes_each: int, parts: int) -> None:
     packed = pack([np.full(bytes_each, n % 251, "u1") for n in range(count)])
     assert isinstance(packed, bytes) == (count * bytes_each < INLINE_BYTES_MAX)
     if isinstance(packed, list):
@@ -168,7 +168,7 @@ def test_read_only_arrays_that_are_given_as_parts_become_the_arrays_memory() -> 
 
 
 class Foreign:
-    """Another package's object that gives its live memory to the pickle."""
+    """An object of another package that gives its live memory to the pickle."""
 
     def __init__(self, data: bytearray) -> None:
         self.data = data
@@ -252,7 +252,7 @@ LOCK = threading.Lock()
     ],
     ids=lambda value: None,
 )
-def test_what_cannot_be_pickled_is_named_with_its_place(value: Any, problem: str) -> None:
+def test_a_value_that_cannot_be_pickled_is_named_with_its_place(value: Any, problem: str) -> None:
     with pytest.raises(InvalidArgumentError, match=problem) as caught:
         pack(value)
     assert isinstance(caught.value.__cause__, Exception)
@@ -285,7 +285,7 @@ def importable(x: int) -> int:
     return x + 1
 
 
-def test_an_importable_function_goes_by_name() -> None:
+def test_an_importable_function_travels_by_name() -> None:
     blob = pack_function(importable)
     assert len(blob) < 100
     assert unpack(blob) is importable
@@ -297,7 +297,7 @@ def test_functions_of_the_main_script_work_in_a_process_that_lacks_them() -> Non
     run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == [7, 10]")
 
 
-def test_large_arrays_that_a_function_captures_lie_beside_its_pickle_without_a_copy() -> None:
+def test_large_arrays_that_a_function_captures_are_separate_parts_without_a_copy() -> None:
     plain, read_only, frozen = np.ones(2**14), np.ones(2**14), freeze(np.ones(2**14))
     read_only.flags.writeable = False
     pickled, *parts = pack_function_parts(lambda: (plain, read_only, frozen))
@@ -320,7 +320,7 @@ def test_a_function_that_captures_nothing_large_is_one_blob() -> None:
         pack_function_parts(in_main("import threading\nLOCK = threading.Lock()\ndef f(): return LOCK")["f"])
 
 
-def test_a_captured_array_is_a_snapshot_and_writable_there() -> None:
+def test_a_captured_array_is_a_snapshot_and_writable_at_the_receiver() -> None:
     array = np.zeros(3)
     array.flags.writeable = False
     back = unpack(pack_function(lambda: array))()
@@ -328,7 +328,7 @@ def test_a_captured_array_is_a_snapshot_and_writable_there() -> None:
     assert back.flags.writeable
 
 
-def test_a_module_can_be_registered_to_go_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_can_be_registered_to_travel_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "helpers_by_value.py").write_text("def double(x): return 2 * x\n")
     monkeypatch.syspath_prepend(tmp_path)
     import helpers_by_value
@@ -341,7 +341,7 @@ def test_a_module_can_be_registered_to_go_by_value(tmp_path: Path, monkeypatch: 
     run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == 4")
 
 
-def test_a_module_that_is_not_there_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_module_explains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "only_here.py").write_text("def work(): pass\nclass Thing: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
@@ -357,7 +357,7 @@ def test_a_module_that_is_not_there_is_explained(tmp_path: Path, monkeypatch: py
             unpack(blob)
 
 
-def test_a_module_of_another_version_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_module_of_another_version_explains_it(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = pack_function(importable)
     monkeypatch.delattr(sys.modules[__name__], "importable")
     with pytest.raises(FailedPreconditionError, match=r"Can't get attribute 'importable'.*sender's version"):
@@ -382,7 +382,7 @@ def test_describe_names_all_kinds_of_callables() -> None:
 
 
 class Odd(Exception):
-    """Pickles, but its constructor cannot be called with its args."""
+    """An exception that can be pickled, but whose constructor cannot be called with its args."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{text} ({code})")
@@ -390,7 +390,7 @@ class Odd(Exception):
 
 
 class Prefixed(Exception):
-    """Its constructor accepts its own args, and changes them."""
+    """An exception whose constructor accepts its args, and changes them."""
 
     def __init__(self, text: str) -> None:
         super().__init__("sorry: " + text)
@@ -483,7 +483,9 @@ def test_an_exception_whose_own_way_of_rebuilding_fails_is_rebuilt_without_it() 
     assert type(unpack_error(pack_error(Explosive("x")))) is Explosive
 
 
-def test_an_exception_of_a_class_that_is_not_here_becomes_an_unknown_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_class_that_cannot_be_imported_becomes_an_unknown_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     blob = pack_error(raised(Odd(7, "no")))
     monkeypatch.delattr(sys.modules[__name__], "Odd")
     back = unpack_error(blob)
@@ -491,7 +493,7 @@ def test_an_exception_of_a_class_that_is_not_here_becomes_an_unknown_error(monke
     assert str(back).endswith("Odd: no (7)")
 
 
-def test_an_exception_class_of_the_main_script_comes_home_as_itself(tmp_path: Path) -> None:
+def test_an_exception_class_of_the_main_script_returns_as_the_same_class(tmp_path: Path) -> None:
     script = """
 import subprocess, sys
 from zmqdist.wire.trusted import *
@@ -515,7 +517,7 @@ def test_a_module_made_by_hand_is_not_importable() -> None:
 
 
 def test_parts_in_a_reference_cycle_can_be_collected() -> None:
-    """In a process of its own: it was the end of the interpreter."""
+    """The test runs in a process of its own, because the bug crashed the interpreter."""
     program = """
 import gc, numpy as np
 from zmqdist.wire import trusted

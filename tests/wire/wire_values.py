@@ -1,4 +1,4 @@
-"""Strategies for values that travel, and an equality that looks at types, NaNs and the kind of zero."""
+"""Strategies for values that can travel, and an equality that compares types, NaNs and signs of zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Renamed = namedtuple("Renamed", ["a", "def", "a"], rename=True)
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether `two` is what `one` should have become on its way, type for type."""
+    """Return whether `two` is the value that a receiver of `one` should get, with all types."""
     if isinstance(one, tuple) and hasattr(one, "_fields"):
         named = type(one).__name__ == type(two).__name__ and one._fields == two._fields
         return named and all(map(same, one, two))
@@ -89,7 +89,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     shape = draw(npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
     array = filled(draw, draw(dtypes), shape)
     array = LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](array)
-    if shape == () and array.shape == (1,):  # np.ascontiguousarray makes one dimension of none
+    if shape == () and array.shape == (1,):  # np.ascontiguousarray adds a dimension to a scalar array
         array = array.reshape(())
     array.flags.writeable = array.flags.writeable and draw(st.booleans())
     return array

@@ -23,7 +23,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started_by_a_product() -> int:
-    """How many threads a large product of matrices adds to this process; BLAS keeps them."""
+    """Return how many threads BLAS starts in this process for a large product of matrices."""
     before = set(os.listdir("/proc/self/task"))
     square = np.ones((512, 512), np.float32)
     assert (square @ square)[0, 0] == 512

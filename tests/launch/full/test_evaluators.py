@@ -26,7 +26,7 @@ EVALUATOR = FILE.replace("worker: {count: 2}", "worker: {count: 1}\n  evaluator:
 
 
 def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(launch: Launcher, tmp_path: Path) -> None:
-    """It is not told where the cluster is, and has the time to evaluate what came last."""
+    """The evaluator does not get the address of the dispatcher, and has time to evaluate the last checkpoint."""
     (tmp_path / "evaluate.py").write_text(
         "import json, os, pathlib, threading\n"
         "print(json.loads(os.environ['TF_CONFIG'])['task'], 'ZMQDIST_CONFIG' in os.environ, flush=True)\n"
@@ -47,7 +47,7 @@ def test_an_evaluator_runs_beside_the_program_and_ends_by_itself(launch: Launche
     job.left_nothing()
 
 
-def test_without_a_program_of_its_own_the_evaluator_runs_that_of_the_cluster(launch: Launcher) -> None:
+def test_without_a_program_of_its_own_the_evaluator_runs_the_program_of_the_cluster(launch: Launcher) -> None:
     program = """
         import sys
         import zmqdist as zd
@@ -60,8 +60,8 @@ def test_without_a_program_of_its_own_the_evaluator_runs_that_of_the_cluster(lau
     assert sorted(job.lines) == ["[evaluator-0] evaluator ['x']", "chief ['x']"]
 
 
-def test_an_evaluator_that_does_not_end_is_told_to_after_the_grace(launch: Launcher, tmp_path: Path) -> None:
-    """With all that it has started."""
+def test_an_evaluator_that_does_not_end_is_stopped_after_the_grace(launch: Launcher, tmp_path: Path) -> None:
+    """The processes that the evaluator has started end, too."""
     (tmp_path / "evaluate.py").write_text(
         "import pathlib, signal, subprocess, sys\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -80,7 +80,7 @@ def test_an_evaluator_that_does_not_end_is_told_to_after_the_grace(launch: Launc
     job.left_nothing()
 
 
-def test_an_evaluator_that_fails_is_told_of_and_ends_nothing_else(launch: Launcher, tmp_path: Path) -> None:
+def test_the_failure_of_an_evaluator_is_printed_and_ends_no_other_task(launch: Launcher, tmp_path: Path) -> None:
     (tmp_path / "evaluate.py").write_text("raise SystemExit(3)\n")
     job = launch(UNTIL_TOLD, file=EVALUATOR)
     job.saw("[evaluator-0] ended (exit code 3); nothing is evaluated any more")

@@ -1,4 +1,4 @@
-"""Each job of a cluster file in processes: what it is given, when it is started again."""
+"""Each job of a cluster file in processes: the environment of its tasks, and when the launcher starts them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.ports import free_address
 Launcher = Callable[..., Launched]
 
 
-def test_a_program_finds_workers_and_ps_in_whichever_way_it_asks(launch: Launcher) -> None:
+def test_a_program_finds_workers_and_ps_by_each_way_to_find_a_cluster(launch: Launcher) -> None:
     program = """
         import zmqdist as zd
         from zmqdist.training.cluster_connection import connect
@@ -33,7 +33,7 @@ def test_a_program_finds_workers_and_ps_in_whichever_way_it_asks(launch: Launche
     job.left_nothing()
 
 
-def test_a_ps_with_an_address_has_it(launch: Launcher) -> None:
+def test_a_ps_listens_at_the_address_in_the_file(launch: Launcher) -> None:
     place = free_address()
     program = """
         from zmqdist.training.cluster_connection import connect
@@ -44,7 +44,7 @@ def test_a_ps_with_an_address_has_it(launch: Launcher) -> None:
     assert job.lines == [place]
 
 
-def test_a_worker_that_was_killed_is_started_again_so_often_as_the_file_says(launch: Launcher) -> None:
+def test_a_killed_worker_is_started_again_as_often_as_the_file_says(launch: Launcher) -> None:
     job = launch(UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1, restarts: 1"))
     job.saw("it runs")
     before = job.worker(0)
@@ -58,7 +58,7 @@ def test_a_worker_that_was_killed_is_started_again_so_often_as_the_file_says(lau
     job.left_nothing()
 
 
-def test_one_that_was_told_to_leave_stays_away(launch: Launcher) -> None:
+def test_a_drained_worker_is_not_started_again(launch: Launcher) -> None:
     program = """
         import os, threading
         from zmqdist.cluster import ClusterConfig

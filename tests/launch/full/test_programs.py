@@ -1,4 +1,4 @@
-"""What programs and workers of a launched cluster find, write and leave; how they end."""
+"""Programs and workers of a launched cluster: their environment, their output, and how they end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAITS = """
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9),
     ],
 )
-def test_the_exit_code_is_the_programs(launch: Launcher, ending: str, code: int) -> None:
+def test_the_launcher_returns_the_exit_code_of_the_program(launch: Launcher, ending: str, code: int) -> None:
     job = launch(ending)
     assert job.ends() == code, job.text
     assert job.lines == []
@@ -42,7 +42,7 @@ def test_the_exit_code_is_the_programs(launch: Launcher, ending: str, code: int)
 def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
     launch: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not what stands in the environment of the launcher, which may be of another cluster."""
+    """The variables in the launcher's own environment, which may name another cluster, are not used."""
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["elsewhere:1"]}, "task": {"type": "worker", "index": 7}}')
     place = free_address()
     program = """
@@ -77,7 +77,7 @@ def test_functions_import_modules_beside_the_script_and_see_the_environment_of_t
     assert job.lines == ["hello None"]
 
 
-def test_what_functions_write_has_the_name_of_their_worker(launch: Launcher) -> None:
+def test_lines_that_functions_print_have_the_name_of_their_worker(launch: Launcher) -> None:
     program = """
         import sys
         from zmqdist.coordinator import ClusterCoordinator
@@ -94,7 +94,7 @@ def test_what_functions_write_has_the_name_of_their_worker(launch: Launcher) -> 
     assert sorted(job.lines) == ["[worker-0] to stderr", "[worker-0] to stdout"]
 
 
-def test_a_program_that_does_not_listen_to_a_signal_is_killed_after_the_grace(launch: Launcher) -> None:
+def test_a_program_that_ignores_a_signal_is_killed_after_the_grace(launch: Launcher) -> None:
     program = """
         import signal
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -110,7 +110,7 @@ def test_a_program_that_does_not_listen_to_a_signal_is_killed_after_the_grace(la
     job.left_nothing()
 
 
-def test_the_loss_of_the_last_worker_is_told(launch: Launcher) -> None:
+def test_the_loss_of_the_last_worker_is_printed(launch: Launcher) -> None:
     job = launch(BUSY, file=FILE.replace("count: 2", "count: 1, restarts: 0"))
     pid = job.worker(0)
     job.saw("a function runs")
@@ -122,7 +122,7 @@ def test_the_loss_of_the_last_worker_is_told(launch: Launcher) -> None:
 
 
 def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
-    """Its Python does not find the standard library."""
+    """The worker's Python does not find the standard library."""
     job = launch(WAITS, file=FILE.replace("{count: 2}", "{count: 1, restarts: 0, env: {PYTHONHOME: /nowhere}}"))
     job.saw("it waits")
     job.saw("[worker-0] ended (exit code 1); no worker is left")

@@ -1,4 +1,4 @@
-"""Whole scripts that make a local_cluster: by file, by standard input, without an end in good order."""
+"""Whole scripts that make a local_cluster: from a file, from standard input, and without closing the cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
 
 
 def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(tmp_path: Path) -> None:
-    """The module's check finds workers that outlive it."""
+    """The check of this module finds workers that outlive the script."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     script = SCRIPT.replace("coordinator.close()\ncluster.close()\n", "")

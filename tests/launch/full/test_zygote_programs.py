@@ -1,4 +1,4 @@
-"""Whole programs whose workers are forked from a zygote: one among planted files, one that forks itself."""
+"""Whole programs whose workers are forked from a zygote: one beside files that imitate modules, one that forks itself."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ with zd.local_cluster(workers=1, ps=1) as cluster, zd.coordinator.ClusterCoordin
 
 
 @pytest.mark.parametrize("how", ["zygote", "command"])
-def test_nothing_in_the_working_directory_runs_in_place_of_what_a_child_needs(tmp_path: Path, how: str) -> None:
-    """Modules of the user's own are found there all the same."""
+def test_no_file_of_the_working_directory_runs_in_place_of_a_module_that_a_child_needs(
+    tmp_path: Path, how: str
+) -> None:
+    """Workers nevertheless find the user's own modules in the working directory."""
     script, folder = tmp_path / "script.py", tmp_path / "folder"
     folder.mkdir()
     script.write_text(PROGRAM)

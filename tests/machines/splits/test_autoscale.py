@@ -1,4 +1,4 @@
-"""How many workers would be enough."""
+"""The figure that says how many workers would be enough."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ def scaler(workers: list[float], readers: list[float]) -> AutoScaler:
         ([0.2], [0.025, 0.05], 12),
         ([0.2, 0.15], [0.025], 7),
         ([0.1], [1.0], 1),
-        ([0.08] * 4 + [0.5], [0.01], 8),  # a worker that is far from the others counts as the one in the middle
+        ([0.08] * 4 + [0.5], [0.01], 8),  # a worker whose time is far from the others counts as the median worker
         ([0.2], [0.03] * 4 + [0.3], 34),
     ],
 )
-def test_workers_make_what_readers_could_take(workers: list[float], readers: list[float], optimal: int | None) -> None:
+def test_enough_workers_make_as_many_elements_as_readers_could_take(
+    workers: list[float], readers: list[float], optimal: int | None
+) -> None:
     assert scaler(workers, readers).optimal() == optimal
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_times_that_are_none_are_refused(seconds: float) -> None:
+def test_impossible_times_are_refused(seconds: float) -> None:
     made = AutoScaler()
     with pytest.raises(InvalidArgumentError, match="processing_time is"):
         made.report_worker(1, seconds)
@@ -47,7 +49,7 @@ def test_times_that_are_none_are_refused(seconds: float) -> None:
     assert made.optimal() is None
 
 
-def test_who_goes_counts_no_more() -> None:
+def test_a_worker_or_reader_that_has_gone_is_not_counted() -> None:
     made = scaler([0.2, 0.2], [0.05, 0.05])
     assert made.optimal() == 8
     made.keep({0}, {1})
@@ -55,7 +57,7 @@ def test_who_goes_counts_no_more() -> None:
 
 
 @pytest.mark.parametrize(("workers", "bound"), [(0, 1), (1, 4), (10, 40), (200, 700), (1000, 1500)])
-def test_the_figure_is_bounded_by_what_there_is(workers: int, bound: int) -> None:
+def test_the_figure_is_bounded_by_the_number_of_workers(workers: int, bound: int) -> None:
     scalers = AutoScalers()
     assert scalers.optimal(workers) is None
     scalers.of(1).report_worker(1, 1.0)
@@ -63,7 +65,7 @@ def test_the_figure_is_bounded_by_what_there_is(workers: int, bound: int) -> Non
     assert scalers.optimal(workers) == bound
 
 
-def test_the_iteration_that_needs_most_decides() -> None:
+def test_the_iteration_that_needs_the_most_workers_decides() -> None:
     scalers = AutoScalers()
     reports: dict[int, Any] = {1: (0.2, 0.1), 2: (0.2, 0.02)}
     for iteration, (made, taken) in reports.items():

@@ -1,4 +1,4 @@
-"""The fixed list of workers: who gets which place, who comes back to it, who is refused."""
+"""The fixed list of workers: which place a worker gets, which worker gets its place back, and which is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def test_a_worker_has_the_place_of_the_entry_that_fits_it_best(
         (["a"], ["a:1"], "a"),
     ],
 )
-def test_who_fits_no_entry_is_refused_and_changes_nothing(entries: list[str], there: list[str], worker: str) -> None:
+def test_a_worker_that_fits_no_entry_is_refused_and_changes_nothing(
+    entries: list[str], there: list[str], worker: str
+) -> None:
     hosts = joined(entries, *there)
     before = hosts.snapshot()
     with pytest.raises(FailedPreconditionError, match=REFUSED.format(worker.replace("[", r"\["))):
@@ -82,7 +84,7 @@ def test_who_fits_no_entry_is_refused_and_changes_nothing(entries: list[str], th
     assert hosts.snapshot() == before
 
 
-def test_an_empty_list_refuses_nobody_and_has_a_place_for_nobody() -> None:
+def test_an_empty_list_refuses_no_worker_and_has_no_places() -> None:
     hosts = joined([], "a:1")
     with pytest.raises(NotFoundError, match="Worker a:1 is not in the workers list"):
         hosts.index_of("a:1")
@@ -93,7 +95,7 @@ def test_a_worker_that_has_not_joined_has_no_place() -> None:
         joined(["a"], "a:1").index_of("a:2")
 
 
-def test_a_worker_that_joins_again_keeps_its_place_gone_or_not() -> None:
+def test_a_worker_that_joins_again_keeps_its_place_whether_it_was_lost_or_not() -> None:
     hosts = joined(["a", "a"], "a:1", "a:2", "a:1")
     hosts.leave("a:2")
     hosts.join("a:2")
@@ -109,7 +111,7 @@ def test_a_worker_that_starts_again_on_another_port_takes_its_old_place_before_a
         hosts.index_of("a:2")
 
 
-def test_who_comes_back_after_its_place_was_given_away_is_one_too_many() -> None:
+def test_a_worker_that_comes_back_after_its_place_was_given_away_is_refused() -> None:
     hosts = joined(["a"], "a:1")
     hosts.leave("a:1")
     hosts.join("a:2")
@@ -124,7 +126,7 @@ def test_an_entry_with_a_port_is_given_to_no_other_port() -> None:
         hosts.join("a:2")
 
 
-def test_its_state_is_plain_and_goes_on_in_another_process() -> None:
+def test_the_state_of_a_list_is_plain_data_and_continues_in_another_process() -> None:
     hosts = joined(["a", "b:2", "a"], "a:1", "b:2")
     hosts.leave("a:1")
     other = WorkerList(["a", "b:2", "a"])
@@ -134,13 +136,13 @@ def test_its_state_is_plain_and_goes_on_in_another_process() -> None:
     assert other.index_of("a:5") == 0
 
 
-def test_of_a_list_that_was_changed_only_what_fits_is_restored() -> None:
+def test_after_a_change_of_the_list_only_places_that_fit_are_restored() -> None:
     hosts = WorkerList(["b", "b:2"])
     hosts.restore([("a:1", True), ("b:2", True), ("c:1", True)])
     assert hosts.snapshot() == (("", False), ("b:2", True))
 
 
-def test_leaving_without_a_place_is_nothing() -> None:
+def test_a_worker_without_a_place_may_leave() -> None:
     hosts = joined(["a"], "a:1")
     hosts.leave("b:1")
     assert hosts.snapshot() == (("a:1", True),)

@@ -1,4 +1,4 @@
-"""Portions: the promises E1 to E7 of data/service/dispatcher/machine/portions.py, told one by one and at random."""
+"""Portions: the promises E1 to E7 of data/service/dispatcher/machine/portions.py, one by one and in random histories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE_YET = "none yet"
 
 
 class World:
-    """A machine with a journal that takes everything at once, unless `full`."""
+    """A machine with a journal that commits each record at once, unless it is `full`."""
 
     def __init__(
         self, positions: int = 20, repetitions: int = 1, grain: int = 1, ordered: bool = False, consumers: int = 0
@@ -165,7 +165,7 @@ def test_runs_are_sets() -> None:
         assert {n for n in range(30) if sets.end_of(runs, n) is not None} == wanted[0]
 
 
-def test_e1_a_portion_is_given_to_one_task_for_one_client_and_to_the_same_question_again() -> None:
+def test_e1_a_portion_is_given_to_one_task_for_one_client_and_again_to_a_repeated_request() -> None:
     world = World()
     first, second = world.worker(1), world.worker(2)
     a, b = world.open(), world.open()
@@ -200,7 +200,7 @@ def test_e2_an_iteration_without_positions_ends_at_once() -> None:
     assert world.iteration.finished
 
 
-def test_e3_what_a_lost_worker_had_is_given_out_first_without_what_was_acknowledged() -> None:
+def test_e3_portions_of_a_lost_worker_are_given_out_first_without_acknowledged_elements() -> None:
     world = World()
     one, two = world.worker(1), world.worker(2)
     client = world.open()
@@ -213,8 +213,8 @@ def test_e3_what_a_lost_worker_had_is_given_out_first_without_what_was_acknowled
     assert world.answer(token) == [(1, 0, 1, 1, 2)]
 
 
-def test_e3_a_worker_whose_place_another_had_goes_on_when_it_has_the_place_again() -> None:
-    """What it was told meanwhile it does not take for the end: nobody would ask for portions on the client's behalf any more."""
+def test_e3_a_worker_that_gets_its_place_back_from_another_continues() -> None:
+    """The worker must not take a refusal meanwhile for the end, because no task would request portions for the client any more."""
     world = World(positions=1)
     one = world.worker(1)
     client = world.open()
@@ -228,8 +228,8 @@ def test_e3_a_worker_whose_place_another_had_goes_on_when_it_has_the_place_again
     assert world.given(one, client) == [0]
 
 
-def test_e3_a_question_that_waits_gets_what_becomes_free_and_is_refused_when_its_own_worker_is_lost() -> None:
-    """It came by another connection than the one that broke: without an answer the task would wait for ever when its worker is back."""
+def test_e3_a_waiting_request_gets_freed_portions_and_is_refused_when_its_worker_is_lost() -> None:
+    """The request came over another connection than the broken one. Without a reply the task would wait for ever."""
     world = World(positions=1)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
@@ -246,7 +246,7 @@ def test_e3_a_question_that_waits_gets_what_becomes_free_and_is_refused_when_its
 
 
 def test_e3_a_worker_whose_connection_broke_is_given_nothing_until_it_is_back() -> None:
-    """A question came by another connection than the one that broke; what it was given nobody would compute, or give out again."""
+    """The request came over another connection than the broken one; no process would compute the portions, or give them out again."""
     world = World(positions=2)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
@@ -257,8 +257,8 @@ def test_e3_a_worker_whose_connection_broke_is_given_nothing_until_it_is_back() 
     assert world.given(one, client) == [1]
 
 
-def test_e3_in_order_what_lies_before_a_portion_that_is_computed_alone_is_given_out() -> None:
-    """Two workers die, one after the other, and the third has the later portion already: it cannot be acknowledged before the earlier."""
+def test_e3_in_order_portions_before_one_that_is_computed_alone_are_given_out() -> None:
+    """Two workers die one after the other. A third has the later portion already, which cannot be acknowledged before the earlier one."""
     world = World(ordered=True)
     one, two, three = world.worker(1), world.worker(2), world.worker(3)
     client = world.open()
@@ -276,7 +276,7 @@ def test_e3_in_order_what_lies_before_a_portion_that_is_computed_alone_is_given_
     assert [each[0] for each in world.answer(waits)] == [2]
 
 
-def test_e3_an_answer_that_was_lost_is_computed_again() -> None:
+def test_e3_the_elements_of_a_lost_reply_are_computed_again() -> None:
     world = World(positions=1)
     incarnation = world.worker(1)
     client = world.open()
@@ -286,7 +286,7 @@ def test_e3_an_answer_that_was_lost_is_computed_again() -> None:
     assert [each[0] for each in world.answer(waits)] == [0]
 
 
-def test_e3_a_worker_that_came_back_while_no_dispatcher_looked_has_nothing() -> None:
+def test_e3_a_worker_that_was_restarted_while_no_dispatcher_ran_has_no_portions() -> None:
     world = World(positions=1)
     one = world.worker(1)
     client = world.open()
@@ -321,7 +321,7 @@ def test_e4_a_client_that_is_silent_is_released() -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_e5_who_goes_on_from_a_state_gets_what_was_acknowledged_after_it(taken: bool) -> None:
+def test_e5_a_reader_that_loads_a_state_gets_the_elements_acknowledged_after_it(taken: bool) -> None:
     world = World(positions=5)
     incarnation = world.worker(1)
     old = world.open()
@@ -337,7 +337,7 @@ def test_e5_who_goes_on_from_a_state_gets_what_was_acknowledged_after_it(taken: 
     assert world.iteration.finished
 
 
-def test_e5_the_reader_of_before_is_told_that_another_took_over() -> None:
+def test_e5_the_earlier_reader_gets_an_error_when_another_takes_over() -> None:
     world = World()
     incarnation = world.worker(1)
     old = world.open()
@@ -348,12 +348,12 @@ def test_e5_the_reader_of_before_is_told_that_another_took_over() -> None:
         code, message = world.answer(world.ask(kind, NUMBER, old, *args))
         assert code == ABORTED
         assert "taken over" in message
-    newest = world.open(world.saved(old, []))  # the same state once more
+    newest = world.open(world.saved(old, []))  # the same state again
     assert list(world.machine.state.clients) == [newest] != [new]
     assert world.given(incarnation, newest) == [0]
 
 
-def test_e5_a_closed_reader_may_go_on_if_nobody_went_on_with_its_part() -> None:
+def test_e5_a_closed_reader_may_continue_if_no_other_has_continued_with_its_part() -> None:
     world = World()
     incarnation = world.worker(1)
     old = world.open()
@@ -390,7 +390,7 @@ def test_e5_a_state_of_another_dataset_is_refused() -> None:
         other.open(saved)
 
 
-def test_e5_another_dispatcher_leaves_out_what_the_state_says() -> None:
+def test_e5_another_dispatcher_leaves_out_the_elements_in_the_state() -> None:
     world = World(positions=6)
     saved = ev.SavedRequest(NUMBER + 1, 2000, 3000, (6, 1, 1), 1, ((0, 2), (3, 4)), ((4, 7),))
     incarnation = world.worker(1)
@@ -437,7 +437,7 @@ def test_e6_in_order_nothing_is_given_out_far_ahead() -> None:
     world.acknowledge(client, (1, 1, True))
     assert world.given(incarnation, client) == []
     world.acknowledge(client, (0, 1, True))
-    assert world.given(incarnation, client, 100) == [5]  # the question of before had 4
+    assert world.given(incarnation, client, 100) == [5]  # the earlier request got 4
 
 
 def test_e7_a_portion_that_kills_workers_ends_the_iteration() -> None:
@@ -472,7 +472,7 @@ def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
     for death in range(3):
         assert world.given(incarnation, client) == [0]
         waits = world.want(incarnation, client)
-        for _ in range(2 if death < 2 else 1):  # the second time is a repetition
+        for _ in range(2 if death < 2 else 1):  # the second report is a repetition
             assert (
                 world.answer(world.ask(ev.CrashReport, NUMBER, world.task(incarnation), incarnation, "fell over"))
                 is None
@@ -498,7 +498,9 @@ def test_e7_a_worker_that_had_only_lost_its_connection_is_not_charged() -> None:
     client = world.open()
     for incarnation in (1, 2, 1, 2, 1):
         world.worker(incarnation)
-        assert world.given(incarnation, client, 4) == [0, 1, 2, 3], "nobody has died over it: it is not given out alone"
+        assert world.given(incarnation, client, 4) == [0, 1, 2, 3], (
+            "no worker has died because of it, so it is not given out alone"
+        )
         world.handle(ev.WorkerGone(incarnation))
         assert world.portions.open[0].charged == [f"worker:{incarnation}"]
         world.worker(incarnation)
@@ -507,7 +509,7 @@ def test_e7_a_worker_that_had_only_lost_its_connection_is_not_charged() -> None:
     assert world.portions.failed == ""
 
 
-def test_e7_the_next_life_of_a_worker_takes_back_no_charge() -> None:
+def test_e7_the_next_incarnation_of_a_worker_revokes_no_charge() -> None:
     world = World()
     client = world.open()
     for incarnation in (1, 2, 3):
@@ -529,7 +531,7 @@ def test_e7_a_process_that_died_stays_charged_when_its_worker_loses_its_connecti
     assert world.portions.open[0].charged == ["worker:1 (fell over)"]
 
 
-def test_e7_a_charge_that_was_taken_back_while_the_journal_failed_does_not_count_for_the_next_loss() -> None:
+def test_e7_a_charge_that_was_revoked_while_the_journal_failed_does_not_count_at_the_next_loss() -> None:
     world = World()
     client = world.open()
     for incarnation in (1, 2):
@@ -557,7 +559,7 @@ def test_e7_workers_that_leave_are_not_blamed() -> None:
     assert world.portions.failed == ""
 
 
-def test_who_is_gone_is_not_given_anything() -> None:
+def test_a_worker_that_has_gone_gets_no_portions() -> None:
     world = World(positions=1)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
@@ -573,7 +575,7 @@ def test_who_is_gone_is_not_given_anything() -> None:
 
 
 class Reader:
-    """A trainer that acknowledges what it has had, and can be brought back to an earlier state."""
+    """A reader that acknowledges its elements, and can go back to an earlier state."""
 
     def __init__(self, client: int, had: dict[int, int], done: set[int]) -> None:
         self.client, self.had, self.done = client, had, done
@@ -589,7 +591,7 @@ def size_of(number: int) -> int:
     return number * 7 % 4
 
 
-def test_at_random_each_element_is_had_once(seed: int) -> None:
+def test_in_random_histories_each_element_is_delivered_once(seed: int) -> None:
     chance = random.Random(seed)
     world = World(positions=chance.choice([1, 5, 40]), repetitions=chance.choice([1, 2]), ordered=chance.random() < 0.3)
     lives = [world.worker(1)]
@@ -607,7 +609,7 @@ def test_at_random_each_element_is_had_once(seed: int) -> None:
             outstanding[incarnation] = world.want(incarnation, reader.client, chance.randrange(1, 5))
         elif action < 0.6 and holds[incarnation]:
             number, skip = holds[incarnation].pop(0)
-            if skip <= reader.had.get(number, 0) and number not in reader.done:  # else an answer on this way was lost
+            if skip <= reader.had.get(number, 0) and number not in reader.done:  # else a reply on it was lost
                 stop = size_of(number) if chance.random() < 0.8 else chance.randrange(skip, size_of(number) + 1)
                 reader.had[number] = max(reader.had.get(number, 0), stop)
                 if reader.had[number] == size_of(number) and (stop == size_of(number)):
@@ -639,12 +641,12 @@ def test_at_random_each_element_is_had_once(seed: int) -> None:
                     continue  # the iteration has ended
                 holds[asked] += [(each[0], each[4]) for each in told]
                 assert all(each[4] <= reader.had.get(each[0], 0) for each in told), (
-                    "something was left out that nobody had"
+                    "an element was left out that no reader had"
                 )
         assert all(portion.client in (0, reader.client) for portion in world.portions.open.values())
         if world.portions.failed:
             break
     assert r.encode(world.replayed()) == r.encode(world.machine.state)
     if not world.portions.failed:
-        assert world.iteration.finished, "it never ended"
+        assert world.iteration.finished, "the iteration never ended"
         assert reader.done == set(range(total))

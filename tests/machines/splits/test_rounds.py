@@ -1,4 +1,4 @@
-"""Coordinated reads in the dispatcher's machine: where tasks begin and end, agreed by all consumers, also over a restart."""
+"""Coordinated reads in the dispatcher's machine: all consumers agree on the rounds in which tasks begin and end, even after a restart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONSUMERS = 3
 
 
 class Service:
-    """The machine with a journal, and clients that keep one question for news outstanding."""
+    """The machine with a journal, and clients that always have one request for news in flight."""
 
     def __init__(self, consumers: int = CONSUMERS) -> None:
         self.rules = Rules(worker_timeout_s=5.0, fault_tolerant=True)
@@ -53,7 +53,7 @@ class Service:
         return token
 
     def restart(self) -> None:
-        """The dispatcher dies, and another goes on from the journal."""
+        """End the dispatcher, and restore another one from the journal."""
         self.machine = DataDispatcherMachine(self.rules, number=random.getrandbits(30), now=self.now)
         records = [r.decode(each) for each in self.journal]
         self.machine.restore(DurableState(number=7), records, self.now)
@@ -64,7 +64,7 @@ class Service:
         self.work(incarnation)
 
     def work(self, incarnation: int) -> None:
-        """The worker does whatever it is told."""
+        """Have the worker begin and drop the tasks that the dispatcher names."""
         has: dict[int, str] = {}
         while True:
             token = self.ask(ev.WorkRequest, 7, incarnation, dict(has), ())
@@ -96,7 +96,7 @@ class Client:
         self.hear()
 
     def hear(self) -> bool:
-        """Take the answer, if there is one."""
+        """Return the reply, if it has arrived."""
         told = self.service.answers.pop(self.question, None)
         if told is None:
             return False
@@ -109,7 +109,7 @@ class Client:
 
 
 def all_say(clients: list[Client], *stopped: int, lost: list[dict[int, int]] | None = None) -> None:
-    """Until all know the newest: then their questions wait."""
+    """Exchange messages until all clients know the newest version, so that their requests wait."""
     for _ in range(3):
         for index, client in enumerate(clients):
             client.say(stopped[index] if stopped else -1, lost[index] if lost else None)
@@ -117,7 +117,7 @@ def all_say(clients: list[Client], *stopped: int, lost: list[dict[int, int]] | N
         client.hear()
 
 
-def test_workers_that_are_there_begin_at_round_0() -> None:
+def test_workers_that_are_present_at_the_start_begin_at_round_0() -> None:
     service = Service()
     service.worker(11)
     service.worker(12)
@@ -142,7 +142,7 @@ def test_a_new_worker_begins_at_the_highest_round_at_which_a_consumer_stopped() 
     assert not any(each.hold for each in clients)
 
 
-def test_nothing_begins_before_all_consumers_are_there_and_have_stopped() -> None:
+def test_no_task_begins_before_all_consumers_are_present_and_have_stopped() -> None:
     service = Service()
     service.worker(11)
     clients = service.open()
@@ -158,7 +158,7 @@ def test_nothing_begins_before_all_consumers_are_there_and_have_stopped() -> Non
     assert clients[0].starts()[4001] == 7
 
 
-def test_a_consumer_that_is_there_twice_has_to_stop_twice() -> None:
+def test_both_clients_of_one_consumer_have_to_stop() -> None:
     service = Service()
     service.worker(11)
     clients = service.open()
@@ -173,7 +173,7 @@ def test_a_consumer_that_is_there_twice_has_to_stop_twice() -> None:
     assert not any(each.hold for each in clients)
 
 
-def test_workers_that_come_together_begin_together() -> None:
+def test_workers_that_join_together_begin_together() -> None:
     service = Service()
     clients = service.open()
     for incarnation in (11, 12, 13):
@@ -182,7 +182,7 @@ def test_workers_that_come_together_begin_together() -> None:
     assert [set(each.starts().values()) for each in clients] == [{1}] * 3
 
 
-def test_a_lost_task_ends_before_the_lowest_round_that_somebody_lacks() -> None:
+def test_a_lost_task_ends_before_the_lowest_round_that_a_consumer_lacks() -> None:
     service = Service()
     service.worker(11)
     service.worker(12)
@@ -195,7 +195,7 @@ def test_a_lost_task_ends_before_the_lowest_round_that_somebody_lacks() -> None:
         client.say(lost=told)
         assert not client.ended
     clients[2].say()
-    assert clients[2].tasks[0][3] == -1  # the dispatcher, too, has lost it
+    assert clients[2].tasks[0][3] == -1  # the dispatcher has lost the worker, too
     clients[2].say(lost=lost[2])
     for client in clients:
         client.hear()
@@ -211,7 +211,7 @@ def test_a_task_that_one_consumer_still_reads_goes_on() -> None:
     assert not service.machine.state.tasks[4000].finished
 
 
-def test_a_lost_answer_is_given_again() -> None:
+def test_a_lost_reply_is_sent_again() -> None:
     service = Service()
     service.worker(11)
     clients = service.open()
@@ -223,7 +223,7 @@ def test_a_lost_answer_is_given_again() -> None:
     assert late.ended == {4000: 3}
 
 
-def test_another_life_of_a_worker_has_a_task_of_its_own() -> None:
+def test_another_incarnation_of_a_worker_has_a_task_of_its_own() -> None:
     service = Service()
     service.worker(11, "worker:0")
     clients = service.open()
@@ -236,7 +236,7 @@ def test_another_life_of_a_worker_has_a_task_of_its_own() -> None:
         assert client.starts() == {4001: 4}
 
 
-def test_the_same_life_that_comes_back_goes_on_with_its_task() -> None:
+def test_an_incarnation_that_reconnects_continues_its_task() -> None:
     service = Service()
     service.worker(11)
     clients = service.open()
@@ -249,7 +249,7 @@ def test_the_same_life_that_comes_back_goes_on_with_its_task() -> None:
     assert not any(each.hold for each in clients)
 
 
-def test_a_worker_that_goes_before_its_task_began_holds_nobody_up() -> None:
+def test_a_worker_that_is_lost_before_its_task_began_delays_no_consumer() -> None:
     service = Service()
     service.worker(11)
     clients = service.open()
@@ -275,7 +275,7 @@ def test_a_task_of_a_worker_that_left_for_good_still_ends_where_all_agree() -> N
     assert not service.machine.state.iterations[2000].finished
 
 
-def test_decisions_are_in_the_journal_and_what_was_not_decided_is_asked_again() -> None:
+def test_decisions_are_in_the_journal_and_open_ones_are_requested_again() -> None:
     service = Service()
     service.worker(11)
     clients = service.open()
@@ -298,7 +298,7 @@ def test_decisions_are_in_the_journal_and_what_was_not_decided_is_asked_again() 
     assert service.machine.state.tasks[4000].end_round == 5
 
 
-def test_only_consumers_speak_of_rounds() -> None:
+def test_only_consumers_may_report_rounds() -> None:
     service = Service(consumers=0)
     service.worker(11)
     service.ask(ev.RegisterRequest, 1, None, "fingerprint", "{}")
@@ -319,7 +319,7 @@ def test_a_consumer_that_the_job_does_not_have_is_refused(consumer: int) -> None
 
 
 def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
-    """Workers come, go and come back, the dispatcher restarts, answers are lost: at random, and all agree in the end."""
+    """At random, workers join, leave and return, the dispatcher restarts, and replies are lost; in the end all consumers agree."""
     dice = random.Random(seed)
     service = Service()
     clients = service.open()
@@ -329,12 +329,12 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
     lost: list[dict[int, int]] = [{} for _ in clients]
 
     def speak(index: int) -> None:
-        """What a reader does: keep its word, tell where it stands, go on."""
+        """Do what a reader does: stop where it has promised to, report its round, continue."""
         client = clients[index]
         if stopped[index] < 0:
             begun[index] += dice.randrange(4)
         if not calm and dice.random() < 0.1:
-            client.version = 0  # the answer before was lost
+            client.version = 0  # the earlier reply was lost
         client.say(stopped[index], lost[index])
         heed(index)
 
@@ -377,7 +377,7 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
             service.now += 3.0
             service.handle(Ticked())
         speak(dice.randrange(CONSUMERS))
-    calm = True  # from here on nothing is lost, and a worker is there: they must come to an agreement
+    calm = True  # from now on nothing is lost, and there is a worker, so the consumers must agree
     if not lives:
         lives["worker:0"] = 140
         service.worker(140, "worker:0")

@@ -1,4 +1,4 @@
-"""The dispatcher's state: each change by itself, and all of them again from their records."""
+"""The dispatcher's state: each change alone, and all changes again from their records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OFF, DYNAMIC = r.OFF, r.DYNAMIC
 
 
 class Driven:
-    """A machine with a journal that takes everything at once, unless `full`."""
+    """A machine with a journal that commits each record at once, unless it is `full`."""
 
     def __init__(self, **rules: Any) -> None:
         self.machine = DataDispatcherMachine(Rules(fault_tolerant=True, **rules), STATE, 0.0)
@@ -86,13 +86,13 @@ def test_numbers_begin_where_those_of_tf_data_service_do(driven: Driven) -> None
     assert (list(state.datasets), list(state.jobs), list(state.tasks)) == (["1000"], [5000], [4000, 4001])
 
 
-def test_the_same_question_has_the_same_answer(driven: Driven) -> None:
+def test_a_repeated_request_gets_the_same_reply(driven: Driven) -> None:
     assert driven(ev.RegisterRequest("t", 1, None, "print", "{}")) == ("1000", False)
     assert opened(driven, "job", 5) == opened(driven, "job", 5)
     assert len(driven.machine.state.clients) == 1
 
 
-def test_readers_of_one_name_share_an_iteration_and_a_repetition_makes_another(driven: Driven) -> None:
+def test_readers_of_one_job_name_share_an_iteration_and_each_repetition_makes_another(driven: Driven) -> None:
     assert [opened(driven, "job", request)[1] for request in (5, 6)] == [2000, 2000]
     assert opened(driven, "job", 7, repetition=1)[1] == 2001
     assert opened(driven, None, 8)[1] == 2002
@@ -125,12 +125,12 @@ def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is
 
 
 @pytest.mark.parametrize(("timeout_s", "left"), [(5.0, 0), (1000.0, 1)])
-def test_silent_readers_are_let_go_after_their_time(timeout_s: float, left: int) -> None:
+def test_silent_readers_are_released_after_their_time_out(timeout_s: float, left: int) -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=timeout_s)
     driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
     client = opened(driven, "job", 5)[0]
     driven.tick(500.0)
-    assert client in driven.machine.state.clients, "not before its first question for news"
+    assert client in driven.machine.state.clients, "not before its first request for news"
     driven(ev.WatchRequest("news", STATE, client, 0))
     driven.tick(600.0)
     assert len(driven.machine.state.clients) == left
@@ -154,7 +154,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("question", "code", "text"), REFUSED)
-def test_what_does_not_fit_changes_nothing(driven: Driven, question: Any, code: int, text: str) -> None:
+def test_a_refused_request_changes_nothing(driven: Driven, question: Any, code: int, text: str) -> None:
     opened(driven, "job", 5)
     before = r.encode(driven.machine.state)
     told = driven(question)
@@ -163,7 +163,7 @@ def test_what_does_not_fit_changes_nothing(driven: Driven, question: Any, code: 
     assert r.encode(driven.machine.state) == before
 
 
-def test_the_records_give_the_same_state_again(driven: Driven) -> None:
+def test_the_records_restore_the_same_state(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
     driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
     driven(ev.HandBackRequest("t", STATE, 4000, 11, 0, 22, 0, ((4, 6),)))
@@ -176,7 +176,7 @@ def test_the_records_give_the_same_state_again(driven: Driven) -> None:
     assert decode_state(r.encode(other.state)) == other.state
 
 
-def test_a_journal_that_fails_leaves_what_it_has_and_questions_for_news_are_asked_again(driven: Driven) -> None:
+def test_a_journal_that_fails_keeps_its_records_and_requests_for_news_are_repeated(driven: Driven) -> None:
     client = opened(driven, "job", 5, DYNAMIC)[0]
     driven(ev.WatchRequest("news", STATE, client, 0))
     version = driven.answers.pop("news")[0] if "news" in driven.answers else 0
@@ -204,7 +204,7 @@ def test_workers_have_time_to_come_back_after_a_restart() -> None:
 
 
 def restarted(driven: Driven) -> Driven:
-    """Another dispatcher with the same journal, at second 1."""
+    """Return another dispatcher with the same journal, at second 1."""
     other = Driven()
     other.first, other.records, other.now = driven.first, driven.records, 1.0
     other.reload(other.machine)
@@ -219,13 +219,13 @@ def test_d4_dynamic_waits_after_a_restart_for_a_worker_that_may_have_positions(d
     iteration = other.machine.state.iterations[2000]
     other(ev.WorkerJoined("worker:0", "a:1", 11))
     other(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
-    assert not iteration.finished, "the other worker lives, and is on its way"
+    assert not iteration.finished, "the other worker runs, and is about to register"
     other(ev.WorkerJoined("worker:1", "b:1", 12))
     other(ev.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
     assert iteration.finished
 
 
-def test_d4_dynamic_does_not_wait_for_worker_timeout_for_one_that_is_not_back_soon_after_a_restart(
+def test_d4_after_a_restart_dynamic_does_not_wait_worker_timeout_for_an_absent_worker(
     driven: Driven,
 ) -> None:
     opened(driven, "job", 5, DYNAMIC)
@@ -238,11 +238,11 @@ def test_d4_dynamic_does_not_wait_for_worker_timeout_for_one_that_is_not_back_so
     assert other.machine.deadline <= 11.0
     other.tick(11.0)
     assert iteration.finished
-    assert 2 in other.machine.state.workers, "its place waits for it: worker_timeout_s"
+    assert 2 in other.machine.state.workers, "its place is kept for worker_timeout_s"
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_after_a_restart_a_worker_keeps_its_place_whoever_has_its_name_now(driven: Driven, named: bool) -> None:
+def test_after_a_restart_a_worker_keeps_its_place_even_if_another_has_its_name(driven: Driven, named: bool) -> None:
     other = restarted(driven)
     other(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
     other(ev.WorkerJoined("worker:1", "a:1", 11, (), named))
@@ -255,7 +255,7 @@ def test_after_a_restart_a_worker_keeps_its_place_whoever_has_its_name_now(drive
 
 
 @pytest.mark.parametrize(("named", "place"), [(False, 3), (True, 1)])
-def test_after_a_restart_only_a_name_that_the_worker_asked_for_gives_it_the_place_of_another_life(
+def test_after_a_restart_only_a_name_that_the_worker_asked_for_gives_it_the_place_of_another_incarnation(
     driven: Driven, named: bool, place: int
 ) -> None:
     other = restarted(driven)
@@ -281,19 +281,19 @@ def test_d6_a_successor_keeps_its_place_when_the_journal_fails_before_the_loss_o
     assert driven.machine.places == {12, 13}
 
 
-def test_a_worker_that_has_gone_is_given_no_positions_before_it_is_back(driven: Driven) -> None:
-    """It asks by another connection than the one that broke; nobody reads from it, and the iteration may end without it."""
+def test_a_disconnected_worker_gets_no_positions_before_it_is_back(driven: Driven) -> None:
+    """It requests them over another connection than the broken one. No reader reads from it, and the iteration may end without it."""
     opened(driven, "job", 5, DYNAMIC)
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
     driven(ev.WorkerGone(11))
-    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), "this was given before"
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), "these were given before"
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))[0] == UNAVAILABLE
     driven(ev.WorkerJoined("worker:0", "a:1", 11))
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10)) == (10, 10)
 
 
 def test_a_worker_that_lost_its_place_does_not_serve_the_tasks_of_that_place_any_more(driven: Driven) -> None:
-    """Else readers would be sent to it, which is about to drop them, and never to the worker that has the place now."""
+    """Otherwise readers would go to this worker, which is about to drop the tasks, and never to the worker that has the place now."""
     client = opened(driven, "job", 5)[0]
     driven(ev.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
     driven(ev.WorkerGone(11))
@@ -305,20 +305,20 @@ def test_a_worker_that_lost_its_place_does_not_serve_the_tasks_of_that_place_any
     assert [(task[2], task[3]) for task in tasks if task[0] == 4000] == [("c:1", 13)]
 
 
-def test_d1_a_worker_that_lost_its_place_does_not_take_its_task_for_done_and_goes_on_when_it_has_the_place_again(
+def test_d1_a_worker_that_lost_its_place_does_not_take_its_task_for_done_and_continues_with_the_place(
     driven: Driven,
 ) -> None:
     opened(driven, "job", 5, DYNAMIC)
     driven(ev.WorkerGone(11))
     driven(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
-    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it is to ask again"
+    assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it must request again"
     driven(ev.WorkerGone(13))
     driven(ev.WorkerJoined("worker:0", "a:1", 11, (), False))
     assert driven(ev.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
 
 
-def test_a_worker_that_has_another_place_is_told_to_drop_the_tasks_of_the_one_before(driven: Driven) -> None:
-    """Until then it asks for their positions again and again."""
+def test_a_worker_that_gets_another_place_drops_the_tasks_of_the_earlier_one(driven: Driven) -> None:
+    """Until then it requests their positions again and again."""
     opened(driven, "job", 5, DYNAMIC)
     driven(ev.WorkerGone(11))
     driven(ev.WorkerJoined("worker:0", "c:1", 13, (), False))
@@ -327,10 +327,10 @@ def test_a_worker_that_has_another_place_is_told_to_drop_the_tasks_of_the_one_be
     assert drop == [4000]
 
 
-def test_d4_a_worker_that_is_back_while_the_journal_fails_has_its_tasks_when_it_is_written_again(
+def test_d4_a_worker_that_returns_while_the_journal_fails_has_its_tasks_when_the_journal_works_again(
     driven: Driven,
 ) -> None:
-    """It kept its place, so only its tasks of what was opened meanwhile were lost with the records."""
+    """It kept its place, so only its tasks of iterations that were opened meanwhile were lost with the records."""
     driven(ev.WorkerGone(11))
     driven(ev.WorkerGone(12))
     opened(driven, "job", 5, DYNAMIC)
@@ -344,7 +344,7 @@ def test_d4_a_worker_that_is_back_while_the_journal_fails_has_its_tasks_when_it_
     assert len(driven.machine.state.iterations[2000].tasks) == 1
 
 
-def test_a_worker_that_was_seen_to_go_has_gone_also_after_the_journal_failed(driven: Driven) -> None:
+def test_a_worker_that_was_seen_to_leave_stays_gone_after_the_journal_failed(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
     driven(ev.WorkerGone(12))
     driven.full = True
@@ -358,8 +358,8 @@ def test_a_state_begins_empty() -> None:
     assert decode_state(r.encode(DurableState(number=3))) == DurableState(number=3)
 
 
-def test_a_reader_is_told_of_tasks_that_do_not_serve_yet() -> None:
-    """Else one that reads from some workers alone would take the end of those it knows for the end of all."""
+def test_a_reader_hears_of_tasks_that_do_not_serve_yet() -> None:
+    """Otherwise a reader that knows only some tasks would take their end for the end of the iteration."""
     driven = Driven()
     for incarnation in (11, 12):
         driven(ev.WorkerJoined(f"worker:{incarnation}", f"host:{incarnation}", incarnation))
@@ -373,11 +373,11 @@ def test_a_reader_is_told_of_tasks_that_do_not_serve_yet() -> None:
     assert [task[2] for task in tasks] == ["host:11", "host:12"]
     driven(ev.WorkerGone(12))
     _, tasks, *_ = driven(ev.WatchRequest("news", STATE, client, version))
-    assert [task[0] for task in tasks] == [4000], "one that has gone is waited for by the dispatcher"
+    assert [task[0] for task in tasks] == [4000], "the dispatcher, not the reader, waits for a worker that has gone"
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_what_a_killed_reader_has_read_alone_ends_when_it_is_given_up(mode: int) -> None:
+def test_the_iteration_of_a_killed_reader_without_others_ends_when_the_reader_is_given_up(mode: int) -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
     driven(ev.WorkerJoined("worker:0", "a:1", 11))
     driven(ev.RegisterRequest("t", 1, None, "print", "{}"))
@@ -396,7 +396,7 @@ def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_giv
 
 
 @pytest.mark.parametrize("ends", ["read to the end", "closed", "given up"])
-def test_of_a_thousand_iterations_that_nobody_can_join_nothing_is_left(driven: Driven, ends: str) -> None:
+def test_nothing_is_left_of_a_thousand_iterations_that_no_reader_can_join(driven: Driven, ends: str) -> None:
     live = driven.machine._tables  # reach: a leak shows nowhere else
     tables = (
         *("watches", "portion_requests", "iterations_to_serve", "last_heard", "unread_since", "versions", "serving"),
@@ -431,7 +431,7 @@ def test_of_a_thousand_iterations_that_nobody_can_join_nothing_is_left(driven: D
     assert r.encode(other.state) == r.encode(driven.machine.state)
 
 
-def test_a_change_that_cannot_be_made_is_not_told_to_the_journal(driven: Driven) -> None:
+def test_a_change_that_cannot_be_made_is_not_written_to_the_journal(driven: Driven) -> None:
     told = len(driven.records)
     with pytest.raises(KeyError):
         driven.machine._tables.change(r.ReleaseClient(9))  # reach: a leak shows nowhere else

@@ -1,4 +1,4 @@
-"""Large results where shared memory is switched off or full, or memory is short, or their worker has ended."""
+"""Large results without shared memory, with a full pool, with little memory, and after the end of their worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @pytest.fixture
 def without_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither this process nor those that it starts have one."""
+    """Switch shared memory off in this process and in the processes that it starts."""
     monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
     monkeypatch.setattr(shm_pool, "_pool", None)
     monkeypatch.setattr(shm_pool, "_tried", False)
@@ -44,7 +44,7 @@ def test_a_result_outlives_its_slot_and_its_worker() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_without_shared_memory_everything_works(without_shared_memory: None) -> None:
+def test_without_shared_memory_all_payloads_arrive(without_shared_memory: None) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert this_pool() is None
         array = np.arange(MIB)
@@ -65,7 +65,7 @@ def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.timeout(60)
-def test_a_result_for_which_there_is_no_memory_ends_its_own_work_only(
+def test_a_result_for_which_there_is_no_memory_fails_only_its_own_work(
     without_shared_memory: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = iter([True, True])

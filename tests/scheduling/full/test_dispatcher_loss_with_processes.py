@@ -1,4 +1,4 @@
-"""Dispatchers that end while worker processes run something."""
+"""Dispatchers that end while worker processes run functions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 
 
-def test_what_ran_when_the_dispatcher_went_runs_again_or_ends_but_gives_one_result(
+def test_functions_that_ran_when_the_dispatcher_ended_give_one_result_each(
     port: int, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """In one process: stopped and started on the same port."""
+    """The dispatcher is in this process: the test stops it and starts another one on the same port."""
     config = DispatcherConfig(port=port, lease_s=2.0)
     first = zd.DispatchServer(config)
     start_worker(first.address, index=0)
@@ -28,7 +28,7 @@ def test_what_ran_when_the_dispatcher_went_runs_again_or_ends_but_gives_one_resu
         first.stop()
         with zd.DispatchServer(config) as second:
             until(lambda: second.num_workers == 1)
-            until(lambda: len(begun(tmp_path)) >= 2)  # what ran for the first one has been cut off
+            until(lambda: len(begun(tmp_path)) >= 2)  # functions that ran for the first dispatcher were killed
             assert not value.done()
             go(tmp_path)
             assert value.get(20) == "x"
@@ -60,7 +60,7 @@ def test_an_error_that_came_while_the_dispatcher_was_away_is_raised_when_it_is_b
 
 
 def test_workers_end_when_their_dispatcher_does_not_come_back(start_worker: StartWorker, tmp_path: Path) -> None:
-    """And what they ran has ended long before: half a lease after the last contact."""
+    """The functions that they ran have ended long before: half a lease after the last contact."""
     lines: list[str] = []
     dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
     worker = start_worker(dispatcher.address, on_line=lines.append, orphan_limit_s=4.0)
@@ -77,7 +77,7 @@ def test_workers_end_when_their_dispatcher_does_not_come_back(start_worker: Star
     assert 0 < written(tmp_path) < at_stop + 3000  # a millisecond each
 
 
-def test_a_dispatcher_killed_again_and_again_costs_nobody_a_result(
+def test_a_dispatcher_that_is_killed_again_and_again_loses_no_result(
     port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
 ) -> None:
     kill_dispatchers(3, port, start_worker, start_dispatcher, tmp_path)

@@ -16,7 +16,7 @@ TRIP_S = 0.2
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Each byte, `delay_s` after it came; a byte does not wait for the one before it to arrive."""
+    """Forward each byte `delay_s` after it has arrived; bytes do not wait for earlier ones to be delivered."""
     loop = asyncio.get_running_loop()
     try:
         while data := await reader.read(2**16):
@@ -28,7 +28,7 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, d
 
 @contextmanager
 def far(address: str, trip_s: float) -> Iterator[str]:
-    """An address at which the server at `address` answers so much later."""
+    """Yield an address of a proxy that delays the bytes to and from the server at `address`."""
     host, _, port = address.removeprefix("zmq://").rpartition(":")
     loop = asyncio.new_event_loop()
     tasks: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ def far(address: str, trip_s: float) -> Iterator[str]:
         loop.close()
 
 
-def test_quick_work_fills_the_way_to_a_worker_far_away() -> None:
+def test_a_distant_worker_is_busy_with_quick_work() -> None:
     with zd.DispatchServer() as dispatcher, far(dispatcher.address, TRIP_S) as address:
         worker = zd.WorkerServer(WorkerConfig(address))
         with ClusterCoordinator(dispatcher) as coordinator:

@@ -1,4 +1,4 @@
-"""What the functions of several slots print comes by lines, whatever PYTHONUNBUFFERED says."""
+"""The output of functions in several slots arrives by whole lines, with and without PYTHONUNBUFFERED."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINES = 2000
 
 
 def talk(letter: str, folder: Path) -> None:
-    """Print lines while the other one does."""
+    """Print lines while the function in the other slot does the same."""
     (folder / letter).touch()
     until = time.monotonic() + 20
     while len(list(folder.glob("?"))) < 2 and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Memory that is full, or bounded, ends in an error that says so, or in a slower way; never in a hang, and never in a dead program.
+"""When memory is full or limited, an error says so, or data takes a slower way; no call hangs, and the program is not killed.
 
 Programs set their own limits, so they are processes of their own. Some tests need root: a mount, a control group.
 """
@@ -101,7 +101,7 @@ def run(body: str, *before: str) -> None:
 
 
 @pytest.mark.parametrize("body", [ADDRESS_SPACE, FILE_SIZE], ids=["ulimit -v", "ulimit -f"])
-def test_a_program_under_a_limit_is_told_or_takes_another_way(body: str) -> None:
+def test_a_program_under_a_limit_gets_an_error_or_uses_another_way(body: str) -> None:
     run(body)
 
 
@@ -120,7 +120,7 @@ def test_the_size_of_dev_shm_does_not_matter() -> None:
 
 @pytest.fixture
 def coordinator(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ClusterCoordinator]:
-    """One worker; where a test asks for it without shared memory."""
+    """One worker; without shared memory if the test requests this."""
     if getattr(request, "param", None) == "off":
         monkeypatch.setenv(shm_pool.POOL_VARIABLE, "off")
         monkeypatch.setattr(shm_pool, "_pool", None)
@@ -144,7 +144,7 @@ def fill_memory() -> int:
 
 
 @pytest.mark.parametrize("coordinator", ["off"], indirect=True)
-def test_a_worker_without_memory_for_a_result_says_so_and_goes_on(coordinator: ClusterCoordinator) -> None:
+def test_a_worker_without_memory_for_a_result_reports_it_and_continues(coordinator: ClusterCoordinator) -> None:
     worker = int(coordinator.snapshot().workers and coordinator.metrics()["workers"]["worker:0"]["pid"])
     resource.prlimit(worker, resource.RLIMIT_AS, (virtual_bytes(worker) + 60 * MIB,) * 2)
     failed = coordinator.schedule(make, (300 * MIB,))
@@ -163,7 +163,7 @@ def test_a_function_that_runs_out_of_memory_ends_with_its_memory_error(coordinat
     assert coordinator.schedule(int).get(60) == 0
 
 
-def test_a_killed_slot_is_told_with_what_probably_killed_it(coordinator: ClusterCoordinator) -> None:
+def test_the_error_of_a_killed_slot_says_what_probably_killed_it(coordinator: ClusterCoordinator) -> None:
     error = coordinator.schedule(signal.raise_signal, (signal.SIGKILL,)).exception(60)
     assert isinstance(error, errors.WorkerLost)
     assert "A SIGKILL that no process sent comes from the kernel, because memory ran out" in str(error)
@@ -171,7 +171,7 @@ def test_a_killed_slot_is_told_with_what_probably_killed_it(coordinator: Cluster
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of 450 MiB; who is in it must leave it, or end."""
+    """A control group of 450 MiB; a process in it must leave it or end before the test ends."""
     made = Path("/sys/fs/cgroup/memory") / f"zmqdist-test-{os.getpid()}"
     try:
         made.mkdir()
@@ -183,17 +183,17 @@ def group() -> Iterator[Path]:
     made.rmdir()
 
 
-def test_a_program_in_a_full_control_group_is_told_and_not_killed(group: Path) -> None:
+def test_a_program_in_a_full_control_group_gets_an_error_and_is_not_killed(group: Path) -> None:
     run(GROUP.replace("GROUP", str(group)))
 
 
 def fill_group(group: str) -> int:
-    """Take more memory than the control group allows that this process goes into."""
+    """Enter the control group, and allocate more memory than it allows."""
     (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
     return int(np.ones(900 * MIB, np.uint8).sum())
 
 
-def test_a_slot_that_the_kernel_ends_for_want_of_memory_is_told_as_such(
+def test_the_error_of_a_slot_that_the_kernel_killed_for_lack_of_memory_says_so(
     coordinator: ClusterCoordinator, group: Path
 ) -> None:
     before = oom_kills()

@@ -1,4 +1,4 @@
-"""The walk of test_memory_rules.py from other seeds, and where there is no shared memory."""
+"""The random walk of test_memory_rules.py with other seeds, and without shared memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[zd.local_cluster]:
             yield made
 
 
-@pytest.mark.shares_cluster  # its tasks keep what they were given
+@pytest.mark.shares_cluster  # its tasks keep their arguments
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_nobody_sees_what_another_wrote_later(cluster: zd.local_cluster, seed: int) -> None:
+def test_no_process_sees_what_another_wrote_later(cluster: zd.local_cluster, seed: int) -> None:
     walk(cluster, seed)

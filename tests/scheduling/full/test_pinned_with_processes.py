@@ -1,4 +1,4 @@
-"""Work for one worker whose process dies, and comes back."""
+"""Pinned work whose worker's process dies and is restarted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zmqdist.launch.children import Child
 Start = Callable[..., Child]
 
 
-def test_it_waits_for_the_next_life_of_a_worker_that_died(
+def test_pinned_work_waits_for_the_next_incarnation_of_a_worker_that_died(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
 ) -> None:
     first, _ = start_worker(dispatcher.address, index=0), start_worker(dispatcher.address, index=1)
@@ -27,7 +27,7 @@ def test_it_waits_for_the_next_life_of_a_worker_that_died(
     (before,) = until(lambda: begun(tmp_path))
     os.kill(first.pid, signal.SIGKILL)
     until(lambda: coordinator.workers() == ["worker:1"])
-    assert coordinator.schedule(int).get(20) == 0, "others go on"
+    assert coordinator.schedule(int).get(20) == 0, "other work continues"
     start_worker(dispatcher.address, index=0)
     go(tmp_path)
     assert coordinator.fetch(values) == ["0", "1", "2"]
@@ -36,7 +36,7 @@ def test_it_waits_for_the_next_life_of_a_worker_that_died(
     assert before not in begun(tmp_path, "[12]")
 
 
-def test_attempts_max_holds_for_it(
+def test_attempts_max_applies_to_pinned_work(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
 ) -> None:
     start_worker(dispatcher.address, index=0)

@@ -1,4 +1,4 @@
-"""What becomes of processes that functions start, and of a worker whose zygote was killed."""
+"""The end of processes that functions have started, and of a worker whose zygote was killed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_a_worker_without_its_zygote_ends_and_its_work_runs_elsewhere(
         assert value.get(20) == "x"
 
 
-def test_more_slots_than_the_zygotes_socket_holds_messages_all_start(start_worker: Callable[..., Child]) -> None:
+def test_all_slots_start_even_if_they_are_more_than_the_orders_that_the_zygotes_socket_holds(
+    start_worker: Callable[..., Child],
+) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         start_worker(dispatcher.address, slots=290)
         assert coordinator.schedule(int, ("5",)).get(50) == 5

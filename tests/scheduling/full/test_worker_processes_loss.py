@@ -1,4 +1,4 @@
-"""Worker processes that are killed, freeze and come back, each time with processes of the test's own."""
+"""Worker processes that are killed, freeze and return; each test has processes of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Start = Callable[..., Child]
 
 
 def running_row(dispatcher: zd.DispatchServer) -> Any:
-    """The row of a worker that runs something."""
+    """Return the row of a worker that runs a function."""
     return until(lambda: [row for row in dispatcher.snapshot().workers if row.running])[0]
 
 
@@ -57,10 +57,12 @@ def test_all_workers_killed_and_one_back_is_enough(start_worker: Start, tmp_path
         coordinator.join(20)
         started = [starts(tmp_path, str(i)) for i in range(20)]
         assert min(started) == 1
-        assert sum(started) <= 20 + 2  # one function a slot ran when they died; the others had not begun
+        assert sum(started) <= 20 + 2  # each slot ran one function when the workers died; the others had not begun
 
 
-def test_a_user_error_is_told_although_a_worker_was_lost_in_the_same_round(start_worker: Start, tmp_path: Path) -> None:
+def test_a_user_error_is_raised_although_a_worker_was_lost_in_the_same_round(
+    start_worker: Start, tmp_path: Path
+) -> None:
     config = DispatcherConfig(lease_s=60.0)
     with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
         workers = [start_worker(dispatcher.address, index=index) for index in range(2)]
@@ -71,7 +73,7 @@ def test_a_user_error_is_told_although_a_worker_was_lost_in_the_same_round(start
         coordinator.schedule(int, ("x",)).exception(20)
         os.kill(workers[int(row.name[-1])].pid, signal.SIGKILL)
         with pytest.raises(ValueError, match="invalid literal"):
-            coordinator.join(20)  # far less than the lease: that the process has ended is known
+            coordinator.join(20)  # far less than the lease, because the dispatcher knows that the process has ended
         before = written(tmp_path)
         with pytest.raises(errors.CancelledError):
             long.get(0)
@@ -80,36 +82,38 @@ def test_a_user_error_is_told_although_a_worker_was_lost_in_the_same_round(start
         assert written(tmp_path) == before
 
 
-def test_a_frozen_worker_is_lost_and_what_it_ran_has_ended_by_its_lease(start_worker: Start, tmp_path: Path) -> None:
-    """SIGSTOP: the process is there and its connection is open, but nobody answers. Thawed, it has no effect."""
+def test_a_frozen_worker_is_lost_and_its_functions_have_ended_when_its_lease_expires(
+    start_worker: Start, tmp_path: Path
+) -> None:
+    """After SIGSTOP the process exists and its connection is open, but it is silent. After SIGCONT its late messages have no effect."""
     config = DispatcherConfig(lease_s=1.0, reconnect_grace_s=0.2)
     with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
         worker = start_worker(dispatcher.address, index=0)
         value = coordinator.schedule(writes, (tmp_path,))
-        until(lambda: written(tmp_path) > 300)  # long enough for the connection to have told how often it beats
+        until(lambda: written(tmp_path) > 300)  # long enough for the connection to have announced its heartbeats
         os.kill(worker.pid, signal.SIGSTOP)
         coordinator.schedule(int, ("x",))
         until(lambda: dispatcher.num_workers == 0)
         start_worker(dispatcher.address, index=0)
         until(lambda: dispatcher.num_workers == 1)
-        value.cancel()  # it may have been given to the new one first
+        value.cancel()  # the new worker may have got the work first
         with pytest.raises(ValueError, match="invalid literal"):
             coordinator.join(20)
         with pytest.raises(errors.CancelledError):
             value.get(0)
         before = written(tmp_path)
         os.kill(worker.pid, signal.SIGCONT)
-        assert worker.ended.wait(20)  # its name has been taken by another
+        assert worker.ended.wait(20)  # another worker has taken its name
         assert coordinator.schedule(int).get(20) == 0
         coordinator.join(20)
         assert written(tmp_path) == before
         until(lambda: dispatcher.num_workers == 1)
 
 
-def test_a_worker_that_freezes_as_soon_as_it_is_there_is_lost_and_joins_again_when_it_thaws(
+def test_a_worker_that_freezes_right_after_it_has_registered_is_lost_and_joins_again_later(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its connection has told how often it beats."""
+    """It freezes before its connection has announced its heartbeats."""
     import zmqdist.transport.router as router
 
     monkeypatch.setattr(router, "HEARTBEAT_SERVER_S", 0.3)
@@ -124,11 +128,12 @@ def test_a_worker_that_freezes_as_soon_as_it_is_there_is_lost_and_joins_again_wh
         until(lambda: dispatcher.num_workers == 1)
         assert value.get(20)
         coordinator.join(20)
-        assert dispatcher.snapshot().losses_count >= 1  # a machine that is busy for a lease loses it once more
+        # on a host that is busy for a whole lease, the worker is lost once more
+        assert dispatcher.snapshot().losses_count >= 1
 
 
-def test_what_waited_behind_a_function_that_ends_its_process_is_not_charged(tmp_path: Path) -> None:
-    """One slot: everything stands in the same queue as what kills the process, again and again."""
+def test_work_behind_a_function_that_ends_its_process_is_not_charged(tmp_path: Path) -> None:
+    """There is one slot: all functions are in the same queue as the one that kills the process again and again."""
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         values = []
         for i in range(12):
@@ -145,7 +150,7 @@ def hold_the_gil(seconds: int) -> int:
 
 
 def test_a_function_that_holds_the_gil_is_not_a_dead_worker(start_worker: Start) -> None:
-    """For longer than all leases; one worker has its slot as a process, the other as a thread of its own."""
+    """It holds the GIL for longer than all leases; the slot of one worker is a process, that of the other a thread."""
     config = DispatcherConfig(lease_s=3.0, reconnect_grace_s=0.1)
     with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         for processes in (True, False):
@@ -175,7 +180,7 @@ def test_a_worker_that_dies_with_a_result_that_is_being_fetched_runs_the_functio
         calls: list[Any] = []
 
         def killed_first(self: ResultFetcher, *args: Any) -> Any:
-            """The result is ready and nothing of it has been copied when its worker dies."""
+            """The result is ready, and no byte of it has been copied, when its worker dies."""
             if not calls:
                 calls.append(args)
                 os.kill(worker.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Does the simulation find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken.
+"""Does the simulation find bugs? One bug is planted at a time; within SEEDS_MAX seeds the simulation must report a broken promise.
 
-A row: what is wrong, how it is planted, what the simulation must say (the start of it, or its kind of error).
+A row has the name of the bug, the patch that plants it, and the start of the simulation's report (or the class of the error).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def before(owner: type, name: str, hook: Callable[..., None]) -> Plant:
 
 
 def after(owner: type, name: str, hook: Callable[..., Any]) -> Plant:
-    """Replace the result of a method by what `hook` makes of (self, result)."""
+    """Replace the result of a method by `hook(self, result)`."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         method = getattr(owner, name)
@@ -293,7 +293,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
 
 
 def first_complaint(seed: int) -> str | None:
-    """What the simulation says of a seed; "" where a machine itself stumbles."""
+    """Return the report of the simulation for a seed; "" if a machine itself raises."""
     try:
         simulate(seed, works=30, faults=12)
     except AssertionError as error:
@@ -310,4 +310,4 @@ def test_the_simulation_finds_that(
     plant(monkeypatch)
     found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None)
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
-    assert found.startswith(said), "found, but by another promise"
+    assert found.startswith(said), "the simulation reports another promise"

@@ -1,6 +1,6 @@
-"""Does the simulation find bugs of what is decided about plans, and of the first error of a round? One is planted at a time.
+"""Does the simulation find bugs of plans and of the first error of a round? One bug is planted at a time.
 
-A row: what is wrong, how it is planted, what the simulation must say (the start of it).
+A row has the name of the bug, the patch that plants it, and the start of the simulation's report.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ END_OF = CoordinatorMachine.__dict__["_end_of"]
 
 
 def of_the_attempt(self: CoordinatorMachine, effects: list[Any]) -> list[Any]:
-    """Frees what has ended once more."""
+    """Free a value again that was freed already."""
     return [*effects, *(effect for effect in effects if isinstance(effect, Free))]
 
 

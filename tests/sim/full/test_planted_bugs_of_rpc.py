@@ -1,6 +1,6 @@
-"""Does the simulation of RPC find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken.
+"""Does the simulation of RPC find bugs? One bug is planted at a time; within SEEDS_MAX seeds the simulation must report a broken promise.
 
-A row: what is wrong, how it is planted, how what the simulation says must begin; "" where a machine itself may stumble.
+A row has the name of the bug, the patch that plants it, and the start of the simulation's report; "" if a machine itself may raise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def always(value: Any) -> Spoil:
 
 
 def with_bound(name: str) -> Spoil:
-    """A constructor after which a bound is so large that it is none."""
+    """Return a constructor that sets a bound so high that it has no effect."""
 
     def spoil(method: Any) -> Any:
         def spoiled(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -223,7 +223,7 @@ BUGS: list[tuple[str, type, str, Spoil, str | tuple[str, ...]]] = [
 
 
 def first_complaint(seed: int) -> str | None:
-    """What the simulation says of a seed; "" where a machine itself stumbles."""
+    """Return the report of the simulation for a seed; "" if a machine itself raises."""
     try:
         simulate_rpc(seed)
     except AssertionError as error:
@@ -240,4 +240,4 @@ def test_the_simulation_of_rpc_finds_that(
     monkeypatch.setattr(owner, name, spoil(getattr(owner, name)))
     found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(seed)) is not None), None)
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
-    assert found.startswith(said), "found, but by another promise"
+    assert found.startswith(said), "the simulation reports another promise"

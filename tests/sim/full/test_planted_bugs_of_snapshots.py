@@ -1,4 +1,4 @@
-"""Does the simulation of snapshots find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken."""
+"""Does the simulation of snapshots find bugs? One bug is planted at a time; within SEEDS_MAX seeds it must report a broken promise."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def instead(name: str, make: Callable[[Any], Any], owner: Any = SnapshotMachine) -> Plant:
-    """Replace a method by what `make` makes of it."""
+    """Replace a method by `make(method)`."""
     return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
 
 
 def forgets(kind: type) -> Callable[[Any], Any]:
-    """`apply` that leaves one kind of record out."""
+    """Return an `apply` that ignores one kind of record."""
     return lambda apply: lambda self, record: None if isinstance(record, kind) else apply(self, record)
 
 
@@ -96,7 +96,7 @@ def over_is_forgotten(owned: Any) -> Any:
 
 
 def takes_what_is_written(assign: Any) -> Any:
-    """Another worker's stream, without a word in the folder."""
+    """Assign another worker's stream without a record in the folder."""
 
     def spoiled(self: Any, worker: str, may_begin: bool = True) -> Any:
         stream, records = assign(self, worker, may_begin)

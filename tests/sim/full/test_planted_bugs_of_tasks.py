@@ -1,6 +1,6 @@
-"""Do the simulations of tasks and variables find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken.
+"""Do the simulations of tasks and variables find bugs? One is planted at a time; within SEEDS_MAX seeds they must report a broken promise.
 
-A row: what is wrong, the simulation, what is replaced and by what, what the simulation must say (the start of it).
+A row has the name of the bug, the simulation, the replaced method, its replacement, and the start of the simulation's report.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ KEPT = KeptSessions.__init__
 
 
 def first_complaint(simulate: Simulate, seed: int) -> str | None:
-    """What the simulation says of a seed; "" where a machine itself stumbles."""
+    """Return the report of the simulation for a seed; "" if a machine itself raises."""
     try:
         simulate(seed)
     except AssertionError as error:
@@ -264,4 +264,4 @@ def test_the_simulation_finds_that(
     monkeypatch.setattr(owner, name, bug)
     found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(simulate, seed)) is not None), None)
     assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
-    assert found.startswith(said), "found, but by another promise"
+    assert found.startswith(said), "the simulation reports another promise"

@@ -1,4 +1,4 @@
-"""Does the simulation of the data service find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken."""
+"""Does the simulation of the data service find bugs? One is planted at a time; within SEEDS_MAX seeds it must report a broken promise."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """`make` gets the method and gives another."""
+    """Replace a method by `make(method)`."""
     return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
 
 
@@ -404,7 +404,7 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
                 continue
             except AssertionError as error:
                 assert str(error).startswith(bug.promise), error  # noqa: PT017
-            except Exception:  # the state broke: that is seen, too
+            except Exception:  # the state is inconsistent: the simulation reports this, too
                 pass
         simulate_data_service(seed, bug.faults)  # nothing else was wrong
         return

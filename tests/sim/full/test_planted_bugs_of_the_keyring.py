@@ -1,4 +1,4 @@
-"""Does the simulation of the keyring find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken."""
+"""Does the simulation of the keyring find bugs? One bug is planted at a time; within SEEDS_MAX seeds it must report a broken promise."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class SimRoundsTask:
         sim = self.sim
         for effect in effects:
             question: Question = effect.reply
-            assert not question.answered, "K: a question was answered twice"
+            assert not question.answered, "K: a request was answered twice"
             question.answered = True
             if isinstance(effect, GiveError):
                 assert isinstance(effect.error, AbortedError), (

@@ -37,7 +37,7 @@ RENEWAL_S = 5.0
 
 @dataclass
 class MadeToken:
-    """A token as the one who made it knows it."""
+    """A token, with what the admin who made it knows."""
 
     name: str
     secret: bytes
@@ -47,7 +47,7 @@ class MadeToken:
 
 @dataclass
 class Asker:
-    """A process with a link: what it asked and what it heard last."""
+    """A process with a connection: its last request, and the last reply to it."""
 
     number: int
     key: bytes
@@ -59,7 +59,7 @@ class Asker:
 
 
 class KeyringSim:
-    """See the module's docstring."""
+    """One run of a keyring with seeded faults."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -189,7 +189,7 @@ class KeyringSim:
     # -- effects ----------------------------------------------------------------------------------------------------
 
     def _message(self, peer: Asker, message: Any) -> bool:
-        """Whether the peer was told that a key is admitted."""
+        """Return whether the peer got the reply that a key is admitted."""
         return self._handle(KeyHeard(Heard(peer, message), peer.key, 0.0))
 
     def _handle(self, event: KeyringEvent) -> bool:
@@ -263,5 +263,5 @@ class KeyringSim:
 
 
 def simulate_keyring(seed: int) -> KeyringSim:
-    """Run one seed. Raises AssertionError where a promise is broken."""
+    """Run one seed. Raise AssertionError, with the seed, if a promise is broken."""
     return KeyringSim(seed).run()

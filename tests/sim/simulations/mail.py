@@ -1,7 +1,7 @@
-"""Letters from one task to another in virtual time: the real Outbox of the sender and the real Mailbox of the receiver.
+"""Messages from one task to another in virtual time: the real Outbox of the sender and the real Mailbox of the receiver.
 
-Small letters overtake large ones. Faults: sender and receiver die and come back in another incarnation, connections end with letters on the
-way, receivers cancel, time out too early, or put a letter back. In the end every confirmed letter has been received.
+Small messages overtake large ones. Faults: sender and receiver die and come back in another incarnation, connections end with messages in
+flight, receivers cancel, time out too early, or put a message back. In the end every confirmed message has been received.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ITEMS_MAX = 30
 
 @dataclass(eq=False)
 class Letter:
-    """One letter as its sender knows it. `number` counts the letters of this incarnation under this tag."""
+    """One message as its sender knows it. `number` counts the messages of this incarnation under this tag."""
 
     life: int
     tag: str
     number: int
     at_life: int = 0
-    """The incarnation of the receiver that has confirmed the letter."""
+    """The incarnation of the receiver that has confirmed the message."""
     code: int | None = None
 
 
@@ -97,7 +97,7 @@ class SimReceiver:
 
     def _put(self, call: SimCall, key: str, number: int, low: int, after: int, value: Any) -> None:
         ended, refusal = self.box.sent(Key.parse(key), value, 1, number, low, after)
-        most = ITEMS_MAX + len(TAGS)  # each receiver may put one letter back
+        most = ITEMS_MAX + len(TAGS)  # each receiver may put one message back
         self.world.promise(self.box.items <= most, "mailbox P5: more letters than allowed")
         if refusal is None:
             call.answer((self.host.life, self.host.life if self.box.holds("worker:0", number, after) else 0))
@@ -148,7 +148,7 @@ class SimReceiver:
             life, sent_under, number = wait.letter
             world.promise(wait.incarnation in (0, life), "mailbox P2: a letter of another life")
             world.promise(sent_under == tag, "mailbox P1: a letter of another tag")
-            if world.random.random() < 0.05:  # the letter did not fit into the receiver's array
+            if world.random.random() < 0.05:  # the message did not fit into the receiver's array
                 self._wake(self.box.returned(wait))
             else:
                 self._got(life, tag, number)
@@ -171,7 +171,7 @@ class MailSim(SimWorld):
         self.faulty = faults > 0
         self.letters: dict[tuple[int, str, int], Letter] = {}
         self.kept: list[Wait] = []
-        """Keep all letters, so that no letter gets the id() of another one."""
+        """Keep all messages, so that no message gets the id() of another one."""
         self.receiver = SimReceiver(self)
         self.sender = SimSender(self)
         self.received = 0

@@ -1,4 +1,4 @@
-"""Connections that end in great number at the same time, as those of processes that are killed, are all noticed."""
+"""Hundreds of connections that end at the same time, as when processes are killed, are all noticed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def crowd() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 @pytest.mark.timeout(300)
-def test_of_hundreds_of_connections_that_are_killed_at_once_none_stays(
+def test_none_of_hundreds_of_connections_that_are_killed_at_once_stays(
     serve: Callable[..., Served], crowd: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
