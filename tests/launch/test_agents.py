@@ -215,9 +215,9 @@ def agent(silence_limit_s: float = 60.0) -> subprocess.Popen[bytes]:
     )
 
 
-def worker(ticket: int) -> StartRole:
-    fields = {"dispatcher_address": "127.0.0.1:1", "index": ticket, "processes": True}
-    return StartRole(ticket, f"worker:{ticket}", "WorkerConfig", json.dumps(fields), {}, {"keys/secret": "text"})
+def worker(order_id: int) -> StartRole:
+    fields = {"dispatcher_address": "127.0.0.1:1", "index": order_id, "processes": True}
+    return StartRole(order_id, f"worker:{order_id}", "WorkerConfig", json.dumps(fields), {}, {"keys/secret": "text"})
 
 
 def events(process: subprocess.Popen[bytes], count: int) -> list[dict[str, object]]:
@@ -239,8 +239,8 @@ def test_an_agent_whose_launcher_does_not_read_still_obeys() -> None:
     with agent() as process:
         assert process.stdin is not None
         (hello,) = events(process, 1)
-        for ticket in range(2, 2000):
-            process.stdin.write(encode(ReservePort(ticket, "192.0.2.1")))  # each is refused in a sentence
+        for order_id in range(2, 2000):
+            process.stdin.write(encode(ReservePort(order_id, "192.0.2.1")))  # each is refused in a sentence
         process.stdin.close()
         assert process.wait(20) == 0
         assert not Path(str(hello["folder"])).exists()
@@ -267,7 +267,7 @@ def test_an_agent_ends_with_its_roles_and_its_folder(how: str) -> None:
         assert process.stdout is not None
         last = [decode_event(line) for line in process.stdout][-1]
         assert isinstance(last, RoleEnded)
-        assert (last.ticket, last.pid) == (1, pid)
+        assert (last.order_id, last.pid) == (1, pid)
         assert process.wait(20) == 0
         eventually(lambda: not Path("/proc", str(pid)).exists(), "its zygote has reaped it")
         assert not Path(str(hello["folder"])).exists()

@@ -4,8 +4,8 @@ Each line is one JSON object; its key `is` says which of the structs here it is.
 `HostAgent.obey` (agent.py) or in `AgentLink` (agent_link.py), and nothing else. Both ends are of the same version of zmqdist: the launcher
 refuses an agent whose hello names another one.
 
-A role is known by its ticket, a number that the launcher gives to each start and never again, so that a line of an ended role is not taken
-for one of its successor.
+Each order with an answer has a number, `order_id`, which the launcher never uses again. A role is known by that of its StartRole, so that a
+line of an ended role is not taken for one of its successor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StartRole(AgentMessage, frozen=True):
       files: text by path; written below the agent's folder before the role starts, each 0600. This is how secrets travel.
     """
 
-    ticket: int
+    order_id: int
     name: str
     kind: str
     fields: str
@@ -43,7 +43,7 @@ class StartRole(AgentMessage, frozen=True):
 class SignalRole(AgentMessage, frozen=True):
     """Send a role a signal; no effect once it has ended."""
 
-    ticket: int
+    order_id: int
     number: int
 
 
@@ -56,7 +56,7 @@ class ReservePort(AgentMessage, frozen=True):
       ports: the range of free ports, for the roles as well; "": any.
     """
 
-    ticket: int
+    order_id: int
     host: str
     port: int = 0
     ports: str = ""
@@ -69,7 +69,7 @@ class OfferCode(AgentMessage, frozen=True):
       digest, root, paths, imports: of the CodeBundle (code_bundle.py).
     """
 
-    ticket: int
+    order_id: int
     digest: str
     root: str
     paths: list[str]
@@ -79,7 +79,7 @@ class OfferCode(AgentMessage, frozen=True):
 class SendCode(AgentMessage, frozen=True):
     """A part of the archive of the last offer: compressed by zlib, in base64. CodeReady or OrderRefused answers the last part."""
 
-    ticket: int
+    order_id: int
     data: str
     last: bool = False
 
@@ -141,21 +141,21 @@ class AgentUnfit(AgentMessage, frozen=True):
 class RoleStarted(AgentMessage, frozen=True):
     """A role runs under this process number."""
 
-    ticket: int
+    order_id: int
     pid: int
 
 
 class RoleLine(AgentMessage, frozen=True):
     """A line of a role's output, without its end."""
 
-    ticket: int
+    order_id: int
     text: str
 
 
 class RoleEnded(AgentMessage, frozen=True):
     """The last event about a role: its exit code as in `subprocess`, and its last lines of output."""
 
-    ticket: int
+    order_id: int
     pid: int
     exit_code: int
     tail: str = ""
@@ -164,27 +164,27 @@ class RoleEnded(AgentMessage, frozen=True):
 class PortReserved(AgentMessage, frozen=True):
     """The port is reserved: "host:port"."""
 
-    ticket: int
+    order_id: int
     address: str
 
 
 class CodeWanted(AgentMessage, frozen=True):
     """This host does not have the offered code in the same place."""
 
-    ticket: int
+    order_id: int
 
 
 class CodeReady(AgentMessage, frozen=True):
     """The code is in this folder, which is the working directory of all roles that start from now on."""
 
-    ticket: int
+    order_id: int
     folder: str
 
 
 class OrderRefused(AgentMessage, frozen=True):
     """An order could not be carried out; for a role it is the last event. `reason`: one sentence, without the name of the host."""
 
-    ticket: int
+    order_id: int
     reason: str
 
 

@@ -269,7 +269,7 @@ class Hosts:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _order(self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]) -> StartRole:
-        """Return the order for a role, without its ticket. Raises OpError: the dispatcher makes no join ticket."""
+        """Return the order for a role, without its number. Raises OpError: the dispatcher makes no join ticket."""
         name, kind = f"{config.job}:{config.index}", type(config).__name__
         variables, files = dict(environment), dict[str, str]()
         if self.files is not None:
