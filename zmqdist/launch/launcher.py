@@ -316,18 +316,23 @@ class Launch:
     def _importable(self) -> dict[str, str]:
         """Put the folder of the program's script on the workers' PYTHONPATH, so that functions can import modules beside the script."""
         script = self._script()
-        if script is None or (self._pool is not None and self._config.code != []):  # an agent sets it to its own folder
+        if script is None or (self._pool is not None and self._code_paths()):  # an agent sets it to its own folder
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
 
     def _code(self) -> CodeBundle | None:
-        """Return the code for hosts that do not share this file system; None if `code` is [], or there is no script."""
-        script, paths = self._script(), self._config.code
-        if paths is None:
-            paths = [] if script is None else [os.path.dirname(script) or "."]
-        return bundle_of(paths, script) if paths else None
+        """Return the code for hosts that do not share this file system; None if they need none."""
+        paths = self._code_paths()
+        return bundle_of(paths, self._script()) if paths else None
+
+    def _code_paths(self) -> list[str]:
+        """Return `code` of the file, by default the folder of the script. The nodes of Slurm share the folder of a job."""
+        if self._config.code is not None:
+            return self._config.code
+        script = self._script()
+        return [] if script is None or self._config.launcher == "slurm" else [os.path.dirname(script) or "."]
 
     # -- while it runs ------------------------------------------------------------------------------------------
 
