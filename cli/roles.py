@@ -219,8 +219,17 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dispatcher_address(config: ClusterConfig, file: str) -> str:
-    """Return the address of the dispatcher in a cluster file. Raises click.UsageError for port 0, which only `launch` resolves."""
-    address = "" if config.jobs.dispatcher is None else config.jobs.dispatcher.address
+    """Return the address at which workers reach the dispatcher of a cluster file: its `advertise` where it has one.
+
+    Raises click.UsageError for port 0, which only `launch` resolves.
+    """
+    from zmqdist.cluster.addresses import advertised_address
+    from zmqdist.transport.address import split
+
+    section = config.jobs.dispatcher
+    address = "" if section is None else section.address
+    if address and section is not None and section.advertise is not None:
+        address = advertised_address(section.advertise, split(address)[1])
     if not address or address.endswith(":0"):
         raise click.UsageError(f"{Path(file).name} gives the dispatcher no fixed port: say --dispatcher HOST:PORT")
     return address
