@@ -17,6 +17,7 @@ import pytest
 
 from tests.campaigns.hosts import Host
 from tests.engines.ssh_hosts import SshNetwork, left_on
+from tests.launch.conformance import CHECKS
 from tests.launch.launched import BUSY, FILE, Launched, eventually, read
 from zmqdist._version import __version__
 
@@ -167,7 +168,7 @@ def test_the_launcher_keeps_its_promises(shared: SshNetwork, tmp_path: Path) -> 
     process = conformance(shared, tmp_path)
     text, _ = process.communicate(timeout=200)
     assert process.returncode == 0, text
-    assert text.count("passed r") == 7, text
+    assert text.count("passed r") == len(CHECKS), text
     nothing_is_left(shared)
 
 
