@@ -168,7 +168,10 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         os.kill(pool.hello("a").pid, signal.SIGKILL)
         assert cluster.ends(again) == "a: its agent ended (killed by SIGKILL)"
         never = cluster.start(0, address)
-        assert cluster.ends(never) == "its port is on a host that is lost"
+        assert cluster.ends(never) == (
+            "its address is on a, which is lost, and programs know no other: start `zmqdist launch` again without that host; "
+            "the program goes on from its last checkpoint"
+        )
         assert (never.exit_code, never.host) == (REFUSED, "")
         assert said == ["[a] is lost: its agent ended (killed by SIGKILL)"]
         cluster.hosts.close(0.0)
