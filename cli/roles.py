@@ -234,8 +234,17 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dispatcher_address(config: ClusterConfig, file: str) -> str:
-    """Return the address of the dispatcher in a cluster file. Raises click.UsageError if its port is 0, which only `launch` resolves."""
-    address = "" if config.jobs.dispatcher is None else config.jobs.dispatcher.address
+    """Return the address at which workers reach the dispatcher of a cluster file: its `advertise` where it has one.
+
+    Raises click.UsageError if its port is 0, which only `launch` resolves.
+    """
+    from zmqdist.cluster.addresses import advertised_address
+    from zmqdist.transport.address import split
+
+    section = config.jobs.dispatcher
+    address = "" if section is None else section.address
+    if address and section is not None and section.advertise is not None:
+        address = advertised_address(section.advertise, split(address)[1])
     if not address or address.endswith(":0"):
         raise click.UsageError(f"{Path(file).name} has no fixed port for the dispatcher: pass --dispatcher HOST:PORT")
     return address

@@ -500,6 +500,11 @@ are ended after that time, so strangers hold no more descriptors than this.
 MEMBER_KEYS_MAX: Final = 65_536
 """Keys that a dispatcher keeps, revoked ones included. It never forgets a revoked key, because a forgotten key could join again."""
 
+REPLACED_KEYS_MAX: Final = 1024
+"""Replaced keys that a dispatcher keeps besides those that open ports show, to tell their processes why it refuses them. Each restart
+of a process that joins, and each rotation, replaces one.
+"""
+
 KEY_QUESTIONS_MAX: Final = 32_768
 """Keys and addresses that one process may ask its dispatcher about; more is a mistake, or an attack on memory."""
 

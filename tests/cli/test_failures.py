@@ -50,6 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "disk.yaml").write_text(
         CLUSTER.replace(":0}", ":0, fault_tolerant_mode: true}").replace("PROGRAM", "python x.py")
     )
+    (tmp_path / "nat.yaml").write_text(
+        CLUSTER.replace(":0}", ":5000, advertise: 192.0.2.1}").replace("PROGRAM", "python x.py")
+    )
     (tmp_path / "nokeys.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {keys: nowhere}\n")
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "token").write_text("t" * 43 + "\n")
@@ -85,6 +88,7 @@ USAGE: list[tuple[str, str]] = [
     ("worker --dispatcher 127.0.0.1:1 --slots many", "zmqdist worker: Invalid value for '--slots'"),
     ("worker --dispatcher 127.0.0.1:1 --index -1", "zmqdist worker: Invalid value for '--index'"),
     ("worker --config key.yaml", "key.yaml:4: jobs.worker.cuont:"),
+    ("worker --config nat.yaml", "and no CURVE keys are given"),  # off loopback: it goes where the file advertises
     ("worker --config noport.yaml", "noport.yaml has no fixed port for the dispatcher: pass --dispatcher"),
     ("drain 127.0.0.1:1", "zmqdist drain: which TARGET?"),
     ("drain 127.0.0.1:1 worker", "zmqdist drain: 'worker' is not the name of a worker: wanted JOB:INDEX"),

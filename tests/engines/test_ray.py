@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.conformance import CHECKS
 from tests.launch.launched import eventually, read
 from zmqdist import limits
 
@@ -46,6 +47,14 @@ WAITS = """
         print("workers:", sorted(coordinator.fetch([coordinator.schedule(int, (index,), worker=index) for index in (0, 1)])), flush=True)
         while not pathlib.Path("end").exists():
             threading.Event().wait(0.05)
+"""
+
+THREADS = """
+    import os
+    from zmqdist.coordinator import ClusterCoordinator
+
+    with ClusterCoordinator() as coordinator:
+        print("threads:", coordinator.schedule(lambda: os.environ["OMP_NUM_THREADS"]).get())
 """
 
 FILE = """
@@ -228,6 +237,49 @@ def test_the_example_learns_the_digits(
         launcher.saw("is lost: its actor has died")
     learns_the_digits(launcher)
     ray.has_nothing_left()
+
+
+def conformance(ray: Ray, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The checks of tests/launch/conformance.py with four workers in Ray."""
+    file = folder / "conformance.yaml"
+    file.write_text(FILE.replace("ADDRESS", ray.address).replace("count: 2}, ps: {count: 1", "count: 4"))
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.launch.conformance", str(file), *arguments],
+        cwd=ROOT,
+        env=ray.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_it_keeps_the_promises_of_launchers(ray: Ray, tmp_path: Path) -> None:
+    process = conformance(ray, tmp_path)
+    try:
+        text, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, text
+    assert text.count("passed r") == len(CHECKS), text
+    eventually(lambda: not ray.roles(), "roles and agents end")
+
+
+def test_roles_end_when_their_launcher_is_killed(ray: Ray, tmp_path: Path) -> None:
+    with conformance(ray, tmp_path, "KILLED") as process:
+        assert process.stdout is not None
+        assert next(line for line in process.stdout if line.startswith("pids "))
+        assert {"worker:0", "worker:1"} <= ray.roles().keys()
+        process.kill()
+    ray.has_nothing_left()
+
+
+def test_the_slots_of_an_actor_share_its_cpus(ray: Ray, tmp_path: Path, start: Callable[..., Launcher]) -> None:
+    (tmp_path / "program.py").write_text(textwrap.dedent(THREADS))
+    ray.environment.pop("OMP_NUM_THREADS", None)
+    launcher = start(FILE.replace("count: 2}", "count: 1, slots: 2}").replace('S"}', 'S", worker: {cpus: 4}}'))
+    assert launcher.ends() == 0, "\n".join(launcher.lines)
+    assert "threads: 2" in launcher.lines
 
 
 def test_a_program_that_ends_leaves_nothing(ray: Ray, launch: Launcher, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.slurm_cluster import LOGIN, SlurmCluster
+from tests.launch.conformance import CHECKS
 from tests.launch.launched import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -245,6 +246,7 @@ def test_it_keeps_the_promises_of_launchers(commands: Commands) -> None:
     )
     out, _ = process.communicate(timeout=240)
     assert process.returncode == 0, out
+    assert out.count("passed r") == len(CHECKS), out
     commands.left_nothing(folders=False)
 
 

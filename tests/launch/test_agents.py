@@ -168,7 +168,10 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         os.kill(pool.hello("a").pid, signal.SIGKILL)
         assert cluster.ends(again) == "a: its agent ended (killed by SIGKILL)"
         never = cluster.start(0, address)
-        assert cluster.ends(never) == "its port is on a host that is lost"
+        assert cluster.ends(never) == (
+            "its address is on a, which is lost, and programs know no other: start `zmqdist launch` again without that host; "
+            "the program goes on from its last checkpoint"
+        )
         assert (never.exit_code, never.host) == (REFUSED, "")
         assert said == ["[a] is lost: its agent ended (killed by SIGKILL)"]
         cluster.hosts.close(0.0)
@@ -215,9 +218,9 @@ def agent(silence_limit_s: float = 60.0) -> subprocess.Popen[bytes]:
     )
 
 
-def worker(ticket: int) -> StartRole:
-    fields = {"dispatcher_address": "127.0.0.1:1", "index": ticket, "processes": True}
-    return StartRole(ticket, f"worker:{ticket}", "WorkerConfig", json.dumps(fields), {}, {"keys/secret": "text"})
+def worker(order_id: int) -> StartRole:
+    fields = {"dispatcher_address": "127.0.0.1:1", "index": order_id, "processes": True}
+    return StartRole(order_id, f"worker:{order_id}", "WorkerConfig", json.dumps(fields), {}, {"keys/secret": "text"})
 
 
 def events(process: subprocess.Popen[bytes], count: int) -> list[dict[str, object]]:
@@ -239,8 +242,8 @@ def test_an_agent_whose_launcher_does_not_read_still_carries_out_orders() -> Non
     with agent() as process:
         assert process.stdin is not None
         (hello,) = events(process, 1)
-        for ticket in range(2, 2000):
-            process.stdin.write(encode(ReservePort(ticket, "192.0.2.1")))  # the agent refuses each with a sentence
+        for order_id in range(2, 2000):
+            process.stdin.write(encode(ReservePort(order_id, "192.0.2.1")))  # the agent refuses each with a sentence
         process.stdin.close()
         assert process.wait(20) == 0
         assert not Path(str(hello["folder"])).exists()
@@ -267,7 +270,7 @@ def test_an_agent_ends_with_its_roles_and_its_folder(how: str) -> None:
         assert process.stdout is not None
         last = [decode_event(line) for line in process.stdout][-1]
         assert isinstance(last, RoleEnded)
-        assert (last.ticket, last.pid) == (1, pid)
+        assert (last.order_id, last.pid) == (1, pid)
         assert process.wait(20) == 0
         eventually(lambda: not Path("/proc", str(pid)).exists(), "its zygote has reaped it")
         assert not Path(str(hello["folder"])).exists()

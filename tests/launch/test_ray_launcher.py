@@ -9,9 +9,10 @@ import pytest
 
 from tests.cli.running import run_here
 from tests.ports import free_address
+from zmqdist.blas_threads import VARIABLES
 from zmqdist.cluster import ClusterConfig
 from zmqdist.errors import ConfigError
-from zmqdist.launch.ray import actor_options, ray_hosts
+from zmqdist.launch.ray import actor_options, actor_threads, ray_hosts
 
 FILE = """\
 name: c
@@ -47,6 +48,21 @@ def test_an_actor_asks_for_its_slots_as_cpus_unless_the_file_says_otherwise() ->
     assert (ps["num_cpus"], ps["num_gpus"], ps["resources"]) == (0.25, 0, {})
     assert worker["max_restarts"] == 0
     assert "lifetime" not in worker  # not detached: it ends with the launcher
+
+
+@pytest.mark.parametrize(
+    ("cpus", "slots", "environment", "expected"),
+    [
+        (3, 3, {}, dict.fromkeys(VARIABLES, "1")),
+        (8, 2, {"PATH": "/bin"}, dict.fromkeys(VARIABLES, "4")),
+        (0.5, 1, {}, dict.fromkeys(VARIABLES, "1")),
+        (8, 2, {"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3"}),
+    ],
+)
+def test_the_cpus_of_an_actor_are_shared_by_its_slots_unless_the_launchers_environment_says_otherwise(
+    cpus: float, slots: int, environment: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert actor_threads(cpus, slots, environment) == expected
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from zmqdist import errors
@@ -423,6 +424,23 @@ def test_the_nodes_of_the_allocation_are_the_hosts(slurm: FakeSlurm, monkeypatch
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[09-10],m1")
     assert [(host.name, host.slots) for host in slurm_hosts(60.0)] == [("n09", None), ("n10", None), ("m1", None)]
     assert "--nodelist=n09" in srun_command("n09", ["python"])
+
+
+@pytest.mark.parametrize("code", [None, ["program.py"]])
+def test_nodes_get_code_only_where_the_file_names_it(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, code: list[str] | None
+) -> None:
+    """Nodes share the folder of the job, so a folder with more than can be sent starts nevertheless."""
+    monkeypatch.chdir(slurm.folder)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
+    monkeypatch.setattr("zmqdist.launch.code_bundle.CODE_FILES_MAX", 0)
+    (slurm.folder / "srun").write_text("#!/bin/sh\necho no agent here >&2\nexit 1\n")
+    (slurm.folder / "srun").chmod(0o755)
+    (slurm.folder / "program.py").touch()
+    file = msgspec.structs.replace(config(), program="python program.py", code=code)
+    refusal = "n1: .*no agent here" if code is None else "too much for code that is sent to hosts"
+    with pytest.raises(errors.OpError, match=refusal):
+        Launch(file, (), print).run()
 
 
 def test_outside_of_an_allocation_the_error_says_so(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -177,3 +178,31 @@ def test_requests_beyond_the_bounds_are_refused(ring: Keyring, monkeypatch: pyte
     assert join(ring)[0].message.code == errors.RESOURCE_EXHAUSTED
     monkeypatch.setattr(keyring_machine, "KEY_QUESTIONS_MAX", 0)
     assert hear(ring, "asker", STATIC, AskKey(ONE))[0].message.code == errors.RESOURCE_EXHAUSTED
+
+
+def test_the_oldest_replaced_keys_are_forgotten_but_not_those_that_a_port_shows() -> None:
+    ring = Keyring({STATIC: "submit"}, renewal_s=5.0, replaced_max=1)
+    keys = [bytes([number]) * 32 for number in range(10, 16)]
+    ring.handle(TokenMade("7", digest_of(SECRET), "worker:3", 60.0), 0.0)
+    join(ring, keys[0])
+    hear(ring, "asker", STATIC, AskKey(keys[1]))
+    effects: list[Any] = []
+    for number, (old, new) in enumerate(itertools.pairwise(keys), 1):
+        effects = hear(ring, "owner", old, NewKey(new), 10.0 * number)
+        ring.handle(Ticked(), 10.0 * number + 5.0)
+    assert ring.members.keys() == {keys[0], keys[3], keys[4], keys[5]}, "the first one is on the port"
+    assert ring.verdict(keys[2]) == KeyVerdict()
+    assert effects[0] == SaveKeyring()
+    following = Keyring({STATIC: "submit"})
+    following.restore(ring.record(), 0.0)
+    assert following.members.keys() == ring.members.keys()
+
+
+def test_a_process_that_asked_hears_that_a_key_is_forgotten() -> None:
+    ring = Keyring({STATIC: "submit"}, renewal_s=5.0, replaced_max=0)
+    for number, key in enumerate((ONE, TWO, THREE)):
+        ring.handle(TokenMade("7", digest_of(SECRET), "worker:3", 60.0), 0.0)
+        hear(ring, "asker", STATIC, AskKey(key))
+        effects = join(ring, key, now=10.0 * number)
+        ring.handle(Ticked(), 10.0 * number + 5.0)
+    assert effects[-1] == Send("asker", KeyState(ONE, ""))

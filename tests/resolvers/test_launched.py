@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,7 +12,13 @@ import pytest
 from zmqdist.cluster import ClusterConfig
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.sections import RuntimeConfig
-from zmqdist.resolvers import RankClusterResolver, SlurmClusterResolver, TFConfigClusterResolver
+from zmqdist.resolvers import (
+    ExecutableLocation,
+    KubernetesClusterResolver,
+    RankClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+)
 from zmqdist.testing import check_resolver
 from zmqdist.training.cluster_connection import (
     _is_launched,
@@ -19,7 +26,9 @@ from zmqdist.training.cluster_connection import (
 
 PS = ["127.0.0.1:5001", "127.0.0.1:5002"]
 
-EACH_RESOLVER = pytest.mark.parametrize("make", [TFConfigClusterResolver, SlurmClusterResolver, RankClusterResolver])
+EACH_RESOLVER = pytest.mark.parametrize(
+    "make", [TFConfigClusterResolver, SlurmClusterResolver, RankClusterResolver, KubernetesClusterResolver]
+)
 
 
 @pytest.fixture
@@ -56,7 +65,7 @@ def test_it_gives_the_cluster_of_the_launcher_and_this_task(
         check_resolver(resolver)
 
 
-@pytest.mark.parametrize("make", [SlurmClusterResolver, RankClusterResolver])
+@pytest.mark.parametrize("make", [SlurmClusterResolver, RankClusterResolver, KubernetesClusterResolver])
 def test_a_task_without_an_address_has_no_master(
     launched: Callable[[str, int], None], make: Callable[[], ClusterResolver]
 ) -> None:
@@ -74,3 +83,18 @@ def test_a_cluster_file_that_does_not_run_does_not_count(
     path.write_text("name: x\njobs: {worker: {count: 1}}\nprogram: 'true'\n")
     monkeypatch.setenv("ZMQDIST_CONFIG", str(path))
     assert SlurmClusterResolver().cluster_spec().num_tasks("worker") == 9
+
+
+def test_pods_of_another_cluster_are_found_from_a_launched_program(
+    launched: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched("chief", 0)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    with pytest.raises(RuntimeError, match="there is no kubeconfig"):
+        KubernetesClusterResolver(executable_location=ExecutableLocation.OFF_CLUSTER)
+    pod = SimpleNamespace(
+        metadata=SimpleNamespace(name="a"), status=SimpleNamespace(phase="Running", host_ip="10.0.0.1")
+    )
+    client = SimpleNamespace(list_pod_for_all_namespaces=lambda **_: SimpleNamespace(items=[pod]))
+    resolver = KubernetesClusterResolver(override_client=client)
+    assert (resolver.cluster_spec().as_dict(), resolver.task_type) == ({"worker": ["10.0.0.1:8470"]}, None)

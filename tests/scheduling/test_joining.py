@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,13 +26,17 @@ from tests.launch.launched import stop
 from tests.ports import free_port
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.messages import Register
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.server_info import SERVER_INFO
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.transport import keys, shm_pool
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.security import CURVE, ServerSecurity
 from zmqdist.transport.ticket import decode_ticket, join
+from zmqdist.transport.zap import Policy
 
 LARGE = 300_000
 """Bytes above INLINE_BYTES_MAX: they are fetched from the process that holds them."""
@@ -177,6 +182,15 @@ def test_a_joined_worker_cannot_register_as_another(
     assert start(dispatcher, folder, index=3).name == "worker:3"
 
 
+def test_a_connection_of_a_forgotten_key_registers_under_no_name() -> None:
+    """Its key is as unknown as one that never joined; a static key may take any name of its role."""
+    static, forgotten = bytes(32), bytes([1]) * 32
+    service = KeyService(ServerSecurity(CURVE, Policy(roles={static: "worker"})), None)
+    register = Register(1, "worker", 4, 1, [], [], 1, "host")
+    problems = [service.name_problem(mock.Mock(key=key), register) for key in (static, forgotten)]
+    assert problems == ["", "the key of this process is for one that was replaced, so it may not register as worker:4"]
+
+
 def test_a_parameter_server_cannot_register_as_a_worker(
     dispatcher: zd.DispatchServer, member: Member, start: Callable[..., zd.WorkerServer]
 ) -> None:
@@ -193,7 +207,7 @@ def test_a_joined_worker_is_not_taken_for_a_dispatcher(
 
 
 def test_a_key_that_may_join_may_do_nothing_else(dispatcher: zd.DispatchServer, all_keys: str) -> None:
-    from zmqdist.transport.security import CURVE, ClientSecurity
+    from zmqdist.transport.security import ClientSecurity
 
     ticket = decode_ticket(dispatcher.open_join("worker:0"))
     security = ClientSecurity(CURVE, "worker", key=keys.new_pair(), server_key=ticket.server_key)

@@ -11,3 +11,4 @@ def test_processes_join_keys_are_revoked_and_dispatchers_are_restarted() -> None
     assert sum(run.joins for run in runs) > 100
     assert sum(run.revocations for run in runs) > 50
     assert sum(run.restarts for run in runs) > 50
+    assert sum(run.forgotten for run in runs) > 25

@@ -65,7 +65,8 @@ class ClusterConfig(Section, frozen=True):
     code: Annotated[
         list[str] | None,
         documented(
-            "Paths to send to hosts that do not share this file system; null: the folder of the program's script; []: none.",
+            "Paths to send to hosts that do not share this file system; []: none; null: the folder of the program's script, and none for "
+            "slurm.",
             "a list of paths, or null",
         ),
     ] = None

@@ -112,10 +112,10 @@ class HostAgent:
         """Counts the lines that may still be held. While the launcher does not read, roles block in their writes; the agent does not."""
         self._writer = threading.Thread(target=self._write, name="zmqdist-events", daemon=True)
         self._reserved: list[Reserved] = []
-        self._tickets: dict[Child, int] = {}
-        self._by_ticket: dict[int, Child] = {}
+        self._order_ids: dict[Child, int] = {}
+        self._by_order: dict[int, Child] = {}
         self._naming = threading.Lock()
-        """Held while a role is started, so that `_exited` waits until the role's ticket is in the tables."""
+        """Held while a role is started, so that its end is not reported before the number of its order is known."""
         self._children = Children(self._exited)
         self._code = ReceivedCode()
         self._closing: threading.Thread | None = None
@@ -152,7 +152,7 @@ class HostAgent:
             case StartRole():
                 self._start(order)
             case SignalRole():
-                if (child := self._by_ticket.get(order.ticket)) is not None:
+                if (child := self._by_order.get(order.order_id)) is not None:
                     child.signal(order.number)
             case ReservePort():
                 if order.ports:
@@ -160,9 +160,9 @@ class HostAgent:
                 try:
                     self._reserved.append(Reserved(order.host, order.port))
                 except OpError as error:
-                    self._unsent.put(OrderRefused(order.ticket, error.message))
+                    self._unsent.put(OrderRefused(order.order_id, error.message))
                 else:
-                    self._unsent.put(PortReserved(order.ticket, self._reserved[-1].address))
+                    self._unsent.put(PortReserved(order.order_id, self._reserved[-1].address))
             case OfferCode() | SendCode():
                 if (event := self._code.answer(order)) is not None:
                     self._unsent.put(event)
@@ -189,29 +189,29 @@ class HostAgent:
                     order.name,
                     lambda lifeline: ["zmqdist.launch.roles", str(lifeline), order.kind, order.fields],
                     environment,
-                    lambda line: self._line(order.ticket, line),
+                    lambda line: self._line(order.order_id, line),
                 )
-                self._tickets[child] = order.ticket
-                self._by_ticket[order.ticket] = child
+                self._order_ids[child] = order.order_id
+                self._by_order[order.order_id] = child
         except OSError as error:
-            self._unsent.put(OrderRefused(order.ticket, f"{order.name} cannot be started: {error}"))
+            self._unsent.put(OrderRefused(order.order_id, f"{order.name} cannot be started: {error}"))
         else:
-            self._unsent.put(RoleStarted(order.ticket, child.pid))
+            self._unsent.put(RoleStarted(order.order_id, child.pid))
 
     def _exited(self, child: Child) -> None:
         with self._naming:
-            ticket = self._tickets.pop(child)
-            del self._by_ticket[ticket]
+            order_id = self._order_ids.pop(child)
+            del self._by_order[order_id]
         assert child.exit_code is not None
-        self._unsent.put(RoleEnded(ticket, child.pid, child.exit_code, child.tail))
+        self._unsent.put(RoleEnded(order_id, child.pid, child.exit_code, child.tail))
 
     def _close(self, grace_s: float) -> None:
         self._children.close(grace_s)
         os.write(self._over_write, b"c")
 
-    def _line(self, ticket: int, line: str) -> None:
+    def _line(self, order_id: int, line: str) -> None:
         self._room.acquire()
-        self._unsent.put(RoleLine(ticket, line))
+        self._unsent.put(RoleLine(order_id, line))
 
     def _write(self) -> None:
         while (event := self._unsent.get()) is not None:

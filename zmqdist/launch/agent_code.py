@@ -42,7 +42,7 @@ class ReceivedCode:
             return self._offered(order) if isinstance(order, OfferCode) else self._received(order)
         except (OpError, OSError, ValueError, zlib.error, binascii.Error) as error:
             reason = error.message if isinstance(error, OpError) else str(error)
-            return OrderRefused(order.ticket, f"the code of the program cannot be unpacked there: {reason}")
+            return OrderRefused(order.order_id, f"the code of the program cannot be unpacked there: {reason}")
 
     def close(self) -> None:
         """Remove the received code. A second call does nothing."""
@@ -55,8 +55,8 @@ class ReceivedCode:
         self._offer, self._data = order, bytearray()
         root = Path(order.root)
         if root.is_dir() and _is_same(root, order):
-            return self._ready(order.ticket, root)
-        return CodeWanted(order.ticket)
+            return self._ready(order.order_id, root)
+        return CodeWanted(order.order_id)
 
     def _received(self, order: SendCode) -> AgentEvent | None:
         assert self._offer is not None
@@ -71,13 +71,13 @@ class ReceivedCode:
         root = self._folder.path / self._offer.digest[:16]
         root.mkdir()
         unpack(archive, self._offer.digest, root)
-        return self._ready(order.ticket, root)
+        return self._ready(order.order_id, root)
 
-    def _ready(self, ticket: int, root: Path) -> CodeReady:
+    def _ready(self, order_id: int, root: Path) -> CodeReady:
         assert self._offer is not None
         os.chdir(root)  # the agent's roles inherit this working directory
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]
-        return CodeReady(ticket, str(root))
+        return CodeReady(order_id, str(root))
 
 
 def _is_same(root: Path, order: OfferCode) -> bool:

@@ -108,7 +108,7 @@ class AgentLink:
         self._greeted = threading.Event()
         self._answered_close = threading.Event()
         self._ended = threading.Event()
-        self._tickets = itertools.count(1)
+        self._order_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._roles: dict[int, RemoteRole] = {}
         self._requests: dict[int, queue.SimpleQueue[AgentEvent | None]] = {}
@@ -132,21 +132,19 @@ class AgentLink:
     # -- roles ---------------------------------------------------------------------------------------------------
 
     def start(self, role: RemoteRole, order: StartRole) -> bool:
-        """Start a role, with a new ticket. Its end is reported to the owner. If the stream has ended, return False and report nothing."""
+        """Start a role; its end is reported to the owner. Return False, and report nothing, if the stream has ended."""
         with self._lock:
             if self._ended.is_set():
                 return False
-            ticket = next(self._tickets)
-            role.send_signal = lambda number: self._orders.put(SignalRole(ticket, number))
-            self._roles[ticket] = role
-            self._orders.put(msgspec.structs.replace(order, ticket=ticket))
+            order_id = next(self._order_ids)
+            role.send_signal = lambda number: self._orders.put(SignalRole(order_id, number))
+            self._roles[order_id] = role
+            self._orders.put(msgspec.structs.replace(order, order_id=order_id))
         return True
 
     def reserve(self, host: str, port: int = 0, ports: str = "") -> str:
-        """Reserve a port on the agent's host. Return its address. Raises UnavailableError if the agent does not answer, and UnknownError if
-        the port cannot be bound.
-        """
-        event = self._request(lambda ticket: [ReservePort(ticket, host, port, ports)], ANSWER_S)
+        """Reserve a port there and return its address. Raises UnavailableError, or UnknownError: the port is in use, for instance."""
+        event = self._request(lambda order_id: [ReservePort(order_id, host, port, ports)], ANSWER_S)
         assert isinstance(event, PortReserved)
         return event.address
 
@@ -162,7 +160,7 @@ class AgentLink:
         """
         paths, imports = list(bundle.paths), list(bundle.imports)
         event = self._request(
-            lambda ticket: [OfferCode(ticket, bundle.digest, str(bundle.root), paths, imports)], ANSWER_S
+            lambda order_id: [OfferCode(order_id, bundle.digest, str(bundle.root), paths, imports)], ANSWER_S
         )
         if isinstance(event, CodeReady):
             return
@@ -171,7 +169,7 @@ class AgentLink:
         places = range(0, len(data), limits.CODE_PART_BYTES)
         parts = [base64.b64encode(data[at : at + limits.CODE_PART_BYTES]).decode() for at in places]
         self._request(
-            lambda ticket: [SendCode(ticket, part, part is parts[-1]) for part in parts],
+            lambda order_id: [SendCode(order_id, part, part is parts[-1]) for part in parts],
             ANSWER_S + len(data) / CODE_BYTES_PER_S_MIN,
         )
 
@@ -183,9 +181,9 @@ class AgentLink:
         with self._lock:
             if self._ended.is_set():
                 raise errors.UnavailableError(self.why_ended)
-            ticket = next(self._tickets)
-            self._requests[ticket] = answer
-            for order in orders(ticket):
+            order_id = next(self._order_ids)
+            self._requests[order_id] = answer
+            for order in orders(order_id):
                 self._orders.put(order)
         try:
             event = answer.get(timeout=timeout_s)
@@ -256,11 +254,11 @@ class AgentLink:
         if isinstance(event, AgentClosing):
             self._answered_close.set()
             return
-        if (answer := self._requests.pop(event.ticket, None)) is not None:
+        if (answer := self._requests.pop(event.order_id, None)) is not None:
             answer.put(event)
             return
-        role = self._roles.get(event.ticket)
-        if role is None:  # the role has ended already
+        role = self._roles.get(event.order_id)
+        if role is None:  # it has ended
             return
         match event:
             case RoleStarted():
@@ -269,13 +267,13 @@ class AgentLink:
                 _pass_on(role, event.text)
             case RoleEnded():
                 role.pid = event.pid
-                self._role_ended(event.ticket, event.exit_code, event.tail)
+                self._role_ended(event.order_id, event.exit_code, event.tail)
             case OrderRefused():
-                self._role_ended(event.ticket, NOT_STARTED, f"{self.host}: {event.reason}")
+                self._role_ended(event.order_id, NOT_STARTED, f"{self.host}: {event.reason}")
 
-    def _role_ended(self, ticket: int, exit_code: int, tail: str) -> None:
+    def _role_ended(self, order_id: int, exit_code: int, tail: str) -> None:
         with self._lock:
-            role = self._roles.pop(ticket)
+            role = self._roles.pop(order_id)
         role.exit_code, role.tail = exit_code, tail
         role.ended.set()
         assert self.owner is not None
@@ -290,7 +288,7 @@ class AgentLink:
         with self._lock:
             self.why_ended = f"{self.host}: {why}"
             self._ended.set()
-            tickets = list(self._roles)
+            order_ids = list(self._roles)
             answers = list(self._requests.values())
         self._greeted.set()
         self._answered_close.set()
@@ -299,8 +297,8 @@ class AgentLink:
             answer.put(None)
         if self.owner is not None:
             self.owner.link_ended(self)
-        for ticket in tickets:
-            self._role_ended(ticket, HOST_LOST, self.why_ended)
+        for order_id in order_ids:
+            self._role_ended(order_id, HOST_LOST, self.why_ended)
 
 
 def _pass_on(role: RemoteRole, line: str) -> None:

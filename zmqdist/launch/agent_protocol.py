@@ -4,8 +4,8 @@ Each line is one JSON object; its key `is` names the struct of this file that it
 branch in `HostAgent.obey` (agent.py) or in `AgentLink` (agent_link.py). Launcher and agent have the same version of zmqdist, because the
 launcher refuses an agent whose hello names another version.
 
-A role is identified by its ticket. The launcher uses a new number for each start, so that a line of an ended role is not taken for a line
-of the role that has replaced it.
+Each order with an answer has a number, `order_id`, which the launcher never uses again. A role is known by that of its StartRole, so that a
+line of an ended role is not taken for one of its successor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StartRole(AgentMessage, frozen=True):
         only.
     """
 
-    ticket: int
+    order_id: int
     name: str
     kind: str
     fields: str
@@ -44,7 +44,7 @@ class StartRole(AgentMessage, frozen=True):
 class SignalRole(AgentMessage, frozen=True):
     """Send a signal to a role. It has no effect after the role has ended."""
 
-    ticket: int
+    order_id: int
     number: int
 
 
@@ -57,7 +57,7 @@ class ReservePort(AgentMessage, frozen=True):
       ports: the range from which free ports are taken, also by the roles; "": any port.
     """
 
-    ticket: int
+    order_id: int
     host: str
     port: int = 0
     ports: str = ""
@@ -71,7 +71,7 @@ class OfferCode(AgentMessage, frozen=True):
       digest, root, paths, imports: those of the CodeBundle (code_bundle.py).
     """
 
-    ticket: int
+    order_id: int
     digest: str
     root: str
     paths: list[str]
@@ -83,7 +83,7 @@ class SendCode(AgentMessage, frozen=True):
     answers the last part.
     """
 
-    ticket: int
+    order_id: int
     data: str
     last: bool = False
 
@@ -145,21 +145,21 @@ class AgentUnfit(AgentMessage, frozen=True):
 class RoleStarted(AgentMessage, frozen=True):
     """A role has been started, with this pid."""
 
-    ticket: int
+    order_id: int
     pid: int
 
 
 class RoleLine(AgentMessage, frozen=True):
     """A line of a role's output, without the line break."""
 
-    ticket: int
+    order_id: int
     text: str
 
 
 class RoleEnded(AgentMessage, frozen=True):
     """A role has ended. This is the last event about it, with the exit code in the form of `subprocess` and the last lines of output."""
 
-    ticket: int
+    order_id: int
     pid: int
     exit_code: int
     tail: str = ""
@@ -168,20 +168,20 @@ class RoleEnded(AgentMessage, frozen=True):
 class PortReserved(AgentMessage, frozen=True):
     """A port has been reserved, with the address "host:port"."""
 
-    ticket: int
+    order_id: int
     address: str
 
 
 class CodeWanted(AgentMessage, frozen=True):
     """The agent's host does not have the offered code at the same path, so the launcher has to send it."""
 
-    ticket: int
+    order_id: int
 
 
 class CodeReady(AgentMessage, frozen=True):
     """The code is in this folder, which is the working directory of all roles that the agent starts after this event."""
 
-    ticket: int
+    order_id: int
     folder: str
 
 
@@ -190,7 +190,7 @@ class OrderRefused(AgentMessage, frozen=True):
     the host.
     """
 
-    ticket: int
+    order_id: int
     reason: str
 
 

@@ -151,9 +151,10 @@ class AgentPool:
             for sending in [threads.submit(send, link) for link in self.links.values()]:
                 sending.result()
 
-    def has_lost_port(self, role: str) -> bool:
-        """Return whether the role cannot run any more because its port was reserved on a host that is lost."""
-        return role in self._reserved and self._reserved[role] not in self.slots.hosts
+    def lost_port_host(self, role: str) -> str:
+        """Return the lost host that has the reserved port of a role, which can run nowhere any more; "" if there is none."""
+        host = self._reserved.get(role, "")
+        return "" if host in self.slots.hosts else host
 
     def own_address(self) -> str:
         """Return the address of this host to which processes on all hosts can connect.
@@ -230,8 +231,8 @@ class Hosts:
     ) -> RemoteRole:
         """Start a role on its host. A role that cannot be placed ends at once, with the reason as its tail."""
         name = f"{config.job}:{config.index}"
-        lost_port = self._pool.has_lost_port(name)
-        host = None if lost_port else self._pool.place(name)
+        lost = self._pool.lost_port_host(name)
+        host = None if lost else self._pool.place(name)
         order, problem = None, "no host has a free slot for it"
         if host is not None:
             try:
@@ -241,8 +242,12 @@ class Hosts:
         role = RemoteRole(name, host or "", on_line)
         with self._lock:
             self._running.add(role)
-        if lost_port:
-            self._fail(role, REFUSED, "its port is on a host that is lost")
+        if lost:
+            text = (
+                f"its address is on {lost}, which is lost, and programs know no other: start "
+                "`zmqdist launch` again without that host; the program goes on from its last checkpoint"
+            )
+            self._fail(role, REFUSED, text)
         elif host is None or order is None:
             self._fail(role, NOT_STARTED, problem)
         elif not self._pool.links[host].start(role, order):
@@ -275,7 +280,7 @@ class Hosts:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _order(self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]) -> StartRole:
-        """Return the order to start a role, without its ticket. Raises OpError if the dispatcher makes no join ticket."""
+        """Return the order for a role, without its number. Raises OpError: the dispatcher makes no join ticket."""
         name, kind = f"{config.job}:{config.index}", type(config).__name__
         variables, files = dict(environment), dict[str, str]()
         if self.files is not None:

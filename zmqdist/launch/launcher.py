@@ -14,6 +14,7 @@ the program and the workers, so both need the same Python with the same packages
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -23,10 +24,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from zmqdist import errors
+from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
 from zmqdist.cluster.addresses import advertised_address, is_wildcard
 from zmqdist.cluster.check import split_command
@@ -47,14 +50,18 @@ from zmqdist.limits import GRACE_S
 from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
-from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.transport import keys, token
 from zmqdist.transport.address import is_loopback, split
 from zmqdist.transport.credentials import Credentials
 
+if TYPE_CHECKING:
+    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+
 Say = Callable[[str], object]
 
 LOOPBACK = "127.0.0.1"
+DISPATCHER: Final = "zmqdist.scheduling.dispatcher.runtime"
+"""Its import takes a quarter of a second."""
 
 
 class Launch:
@@ -104,6 +111,7 @@ class Launch:
             folder = run_folder.path
             if hosts is not None:
                 bundle = self._code()
+                in_background("zmqdist-imports", importlib.import_module, DISPATCHER)  # beside the connections
                 try:
                     self._pool = AgentPool(hosts, self._say, cancelled=lambda: bool(self._signals))
                 except errors.CancelledError:
@@ -112,7 +120,7 @@ class Launch:
                 if bundle is not None:
                     self._pool.send_code(bundle)
             credentials = self._credentials(folder)
-            self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
+            self._dispatcher = stack.enter_context(self._dispatch_server(credentials))
             self._reserve(stack)
             cluster = self._write_config(folder / "cluster.yaml", credentials)
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
@@ -184,6 +192,11 @@ class Launch:
             keys_dir=credentials.keys_dir,
             **section.settings(),
         )
+
+    def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
+        from zmqdist.scheduling.dispatcher.runtime import DispatchServer  # late, so that zygote or agents start first
+
+        return DispatchServer(self._dispatcher_config(credentials))
 
     def _write_config(self, path: Path, credentials: Credentials) -> ClusterConfig:
         """Write the cluster file, with the running cluster, for the program and the tasks. Return it."""
@@ -319,22 +332,23 @@ class Launch:
     def _importable(self) -> dict[str, str]:
         """Return the PYTHONPATH of the workers, with the folder of the program's script, so that functions can import modules beside it."""
         script = self._script()
-        if script is None or (
-            self._pool is not None and self._config.code != []
-        ):  # an agent sets PYTHONPATH to its own folder of the code
+        if script is None or (self._pool is not None and self._code_paths()):  # an agent sets it to its own folder
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
 
     def _code(self) -> CodeBundle | None:
-        """Return the code to send to hosts that do not share this file system. None if `code` of the file is [], or if it is not given and
-        the program has no script.
-        """
-        script, paths = self._script(), self._config.code
-        if paths is None:
-            paths = [] if script is None else [os.path.dirname(script) or "."]
-        return bundle_of(paths, script) if paths else None
+        """Return the code for hosts that do not share this file system; None if they need none."""
+        paths = self._code_paths()
+        return bundle_of(paths, self._script()) if paths else None
+
+    def _code_paths(self) -> list[str]:
+        """Return `code` of the file, by default the folder of the script. The nodes of Slurm share the folder of a job."""
+        if self._config.code is not None:
+            return self._config.code
+        script = self._script()
+        return [] if script is None or self._config.launcher == "slurm" else [os.path.dirname(script) or "."]
 
     # -- while it runs ------------------------------------------------------------------------------------------
 

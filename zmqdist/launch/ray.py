@@ -21,10 +21,12 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
+from zmqdist.blas_threads import VARIABLES, thread_variables
 from zmqdist.cluster.launcher_sections import RayConfig, RayRole
 from zmqdist.launch.agent import agent_command
 from zmqdist.launch.agent_stream import END_S, AgentStream, NoteHandler
@@ -72,9 +74,11 @@ def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
     workers, ps = config.jobs.worker, config.jobs.ps
     hosts = []
     for job, section in (("worker", workers), ("ps", ps)):
-        options = actor_options(config.ray, job, 1 if workers is None or job == "ps" else workers.slots_here())
+        slots = 1 if workers is None or job == "ps" else workers.slots_here()
+        options = actor_options(config.ray, job, slots)
+        threads = actor_threads(options["num_cpus"], slots, os.environ)
         for index in [] if section is None else section.indices():
-            hosts.append(_host(f"ray-{job}-{index}", cluster, options, silence_limit_s))
+            hosts.append(_host(f"ray-{job}-{index}", cluster, options, threads, silence_limit_s))
     return hosts
 
 
@@ -91,9 +95,20 @@ def actor_options(config: RayConfig, job: str, slots: int) -> dict[str, Any]:
     }
 
 
-def _host(name: str, cluster: RayCluster, options: dict[str, Any], silence_limit_s: float) -> AgentHost:
+def actor_threads(cpus: float, slots: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for the threads of BLAS in an actor: those of the launcher's environment, else the actor's CPUs for its slots.
+
+    In the actor's environment Ray has set OMP_NUM_THREADS to all the CPUs of the actor, which no user has chosen for each slot.
+    """
+    chosen = {name: environment[name] for name in VARIABLES if name in environment}
+    return chosen or thread_variables(max(1, int(cpus // slots)), slots, {})
+
+
+def _host(
+    name: str, cluster: RayCluster, options: dict[str, Any], threads: dict[str, str], silence_limit_s: float
+) -> AgentHost:
     def open_stream(on_note: NoteHandler) -> AgentStream:
-        return RayStream(cluster, options, silence_limit_s, on_note)
+        return RayStream(cluster, options, threads, silence_limit_s, on_note)
 
     return AgentHost(name, 1, open_stream)
 
@@ -170,10 +185,13 @@ class RayCluster:
 class AgentProcess:
     """The class of the actors: it runs the agent as a process, and holds its input and its output."""
 
-    def __init__(self, silence_limit_s: float, launcher_address: str) -> None:
+    def __init__(self, silence_limit_s: float, launcher_address: str, threads: dict[str, str]) -> None:
         here = _ray().util.get_node_ip_address()
         # The agent reads the addresses of launcher and host from sshd's variable, but variables of Slurm would have precedence.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("SLURM_") and name not in VARIABLES
+        }
+        environment |= threads
         environment["SSH_CONNECTION"] = f"{launcher_address} 0 {here} 0"
         agent = agent_command(sys.executable, silence_limit_s)
         self._process = subprocess.Popen(
@@ -231,7 +249,12 @@ class RayStream:
     """The stream to the agent in an actor (`AgentStream`). Its methods block in Ray; the threads of the link call them."""
 
     def __init__(
-        self, cluster: RayCluster, options: dict[str, Any], silence_limit_s: float, on_note: NoteHandler
+        self,
+        cluster: RayCluster,
+        options: dict[str, Any],
+        threads: dict[str, str],
+        silence_limit_s: float,
+        on_note: NoteHandler,
     ) -> None:
         """Request the actor from Ray. Does not wait for it. Raises UnavailableError if the Ray cluster cannot be joined."""
         self._cluster = cluster
@@ -245,7 +268,7 @@ class RayStream:
         self._is_closed = False
         self._is_placed = False
         actor = self._ray.remote(AgentProcess).options(**options)
-        self._actor = actor.remote(silence_limit_s, self._ray.util.get_node_ip_address())
+        self._actor = actor.remote(silence_limit_s, self._ray.util.get_node_ip_address(), threads)
 
     def send(self, line: bytes) -> None:
         try:

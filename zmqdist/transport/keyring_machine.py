@@ -12,6 +12,8 @@ Theory of operation
     again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that it admits no new connection.
     Connections that were opened with it go on until they end, and processes still trust a port that shows it (`listens`), so that no work
     is lost: an open port cannot change its key without ending its connections. To end those, an admin revokes the key.
+    The keyring forgets the oldest replaced keys beyond a number, because a cluster that goes on for years replaces keys all the time. A
+    forgotten key is as unknown as one that never joined.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before the token expires, and only under the token's name
@@ -21,6 +23,8 @@ Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/ke
     P5  at most one key of a member's name has a role, besides keys that were replaced less than `renewal_s` ago
     P6  tokens, keys and questions are bounded; a request beyond a bound is refused and changes nothing
     P7  the connections of a revoked key are ended by one CutKey for each key
+    P8  a forgotten key was replaced more than `renewal_s` ago, and no current key's port shows it; at most `replaced_max` others like it
+        are kept
 
 Not here: files, sockets, and making secrets (scheduling/dispatcher/key_service.py).
 """
@@ -36,7 +40,14 @@ from typing import Any, Final, TypeAlias
 
 from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerGone, Send, Ticked
-from zmqdist.limits import JOIN_EXPLAINED_S, JOIN_TOKENS_MAX, KEY_QUESTIONS_MAX, KEY_RENEWAL_S, MEMBER_KEYS_MAX
+from zmqdist.limits import (
+    JOIN_EXPLAINED_S,
+    JOIN_TOKENS_MAX,
+    KEY_QUESTIONS_MAX,
+    KEY_RENEWAL_S,
+    MEMBER_KEYS_MAX,
+    REPLACED_KEYS_MAX,
+)
 from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, RenewKey
 
 JOINING: Final = "joining"
@@ -188,12 +199,15 @@ class Keyring:
       wrong: number of joins that were refused.
     """
 
-    def __init__(self, static: Mapping[bytes, str], *, renewal_s: float = KEY_RENEWAL_S) -> None:
+    def __init__(
+        self, static: Mapping[bytes, str], *, renewal_s: float = KEY_RENEWAL_S, replaced_max: int = REPLACED_KEYS_MAX
+    ) -> None:
         self.static = dict(static)
         self.members: dict[bytes, MemberKey] = {}
         self.revoked: dict[bytes, RevokedKey] = {}
         self.wrong = 0
         self._renewal_s = renewal_s
+        self._replaced_max = replaced_max
         self._tokens: dict[str, _Token] = {}
         self._joinable_until = -inf
         self._questioners: dict[Peer, _Questioner] = {}
@@ -325,7 +339,21 @@ class Keyring:
             self.members[other] = replace(self.members[other], replaced_at=now)
             self._expiring[other] = now + self._renewal_s
         self.members[key] = member
-        return [SaveKeyring(), *replies, *self._changed(key), *self._moved(member.address)]
+        forgotten = self._forget()
+        return [SaveKeyring(), *replies, *self._changed(key), *self._moved(member.address), *forgotten]
+
+    def _forget(self) -> list[Send]:
+        """Forget the oldest replaced keys beyond `replaced_max` (P8)."""
+        shown = {member.shown for member in self.members.values() if member.replaced_at is None}
+        replaced = [
+            key
+            for key, member in self.members.items()
+            if member.replaced_at is not None and key not in self._expiring and key not in shown
+        ]
+        forgotten = replaced[: max(0, len(replaced) - self._replaced_max)]
+        for key in forgotten:
+            del self.members[key]
+        return [send for key in forgotten for send in self._changed(key)]
 
     def _ask(self, peer: Peer, question: AskKey, key: bytes) -> list[KeyringEffect]:
         questioner = self._questioners.setdefault(peer, _Questioner(key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ SEEDS_MAX = 500
 
 ADMIT = vars(Keyring)["_admit"]
 EXPIRE = vars(Keyring)["_expire"]
+FORGET = vars(Keyring)["_forget"]
 PROBLEM = vars(Keyring)["_problem"]
 RECORD = Keyring.record
 RESTORE = Keyring.restore
@@ -79,6 +81,30 @@ def expires_in_silence(self: Keyring, now: float) -> list[Any]:
     return []
 
 
+def never_forgets(self: Keyring) -> list[Any]:
+    return []
+
+
+def forgets_in_silence(self: Keyring) -> list[Any]:
+    FORGET(self)
+    return []
+
+
+def forgets_what_ports_show(self: Keyring) -> list[Any]:
+    current = {key: member for key, member in self.members.items() if member.replaced_at is None}
+    self.members |= {key: replace(member, shown=b"") for key, member in current.items()}
+    sent = FORGET(self)
+    self.members |= {key: member for key, member in current.items() if key in self.members}
+    return sent
+
+
+def forgets_at_once(self: Keyring) -> list[Any]:
+    expiring, self._expiring = self._expiring, {}  # reach: the bug is in what this reads
+    sent = FORGET(self)
+    self._expiring = {key: until for key, until in expiring.items() if key in self.members}  # reach: as above
+    return sent
+
+
 def revoked_members_only(self: Keyring, key: bytes) -> KeyVerdict:
     role = self.static.get(key, "")
     return KeyVerdict(role, role, bool(role)) if role else VERDICT(self, key)
@@ -99,6 +125,10 @@ BUGS: list[tuple[str, Any, str, Callable[..., Any], str]] = [
     ("a moved address is told to no process", Keyring, "_moved", nobody_hears, "P3"),
     ("two keys of one name are current", Keyring, "_admit", both_are_current, "P5"),
     ("a replaced key stays good", Keyring, "_expire", never_expires, "P5"),
+    ("replaced keys are kept for ever", Keyring, "_forget", never_forgets, "P8"),
+    ("a key that an open port shows is forgotten", Keyring, "_forget", forgets_what_ports_show, "P8"),
+    ("a key is forgotten that has its role still", Keyring, "_forget", forgets_at_once, "P8"),
+    ("a key is forgotten in silence", Keyring, "_forget", forgets_in_silence, "P3"),
     ("the end of a replaced key is told to no process", Keyring, "_expire", expires_in_silence, "P3"),
 ]
 

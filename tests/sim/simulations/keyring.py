@@ -23,6 +23,7 @@ from zmqdist.transport.keyring_machine import (
     KeyringEvent,
     KeysRevoked,
     KeyVerdict,
+    MemberKey,
     RenewalAsked,
     SaveKeyring,
     TokenMade,
@@ -33,6 +34,7 @@ EVENTS = 150
 NAMES = ("worker:0", "worker:1", "ps:0", "submit")
 ADDRESS = {"ps:0": "host:1"}
 RENEWAL_S = 5.0
+REPLACED_MAX = 1
 
 
 @dataclass
@@ -67,7 +69,7 @@ class KeyringSim:
         self.trace: list[str] = []
         self.now = 100.0
         self.static = {self._key(): role for role in ("worker", "submit", "admin")}
-        self.ring = Keyring(self.static, renewal_s=RENEWAL_S)
+        self.ring = Keyring(self.static, renewal_s=RENEWAL_S, replaced_max=REPLACED_MAX)
         self.disk = copy.deepcopy(self.ring.record())
         self.tokens: dict[str, MadeToken] = {}
         self.names: dict[bytes, str] = {}
@@ -76,7 +78,7 @@ class KeyringSim:
         """Keys whose end some process has heard of, or has seen by its connections."""
         self.askers: list[Asker] = []
         self.cut: set[bytes] = set()
-        self.joins = self.restarts = self.revocations = 0
+        self.joins = self.restarts = self.revocations = self.forgotten = 0
 
     def _key(self) -> bytes:
         return self.random.randbytes(32)
@@ -180,7 +182,7 @@ class KeyringSim:
         self.restarts += 1
         self.trace.append("restart")
         self.now += 10.0
-        self.ring = Keyring(self.static, renewal_s=RENEWAL_S)
+        self.ring = Keyring(self.static, renewal_s=RENEWAL_S, replaced_max=REPLACED_MAX)
         self.ring.restore(copy.deepcopy(self.disk), self.now)
         self.askers.clear()
         self.tokens.clear()
@@ -196,7 +198,9 @@ class KeyringSim:
         heard = f" {type(event.heard.message).__name__} by {event.key[:3].hex()}" if isinstance(event, KeyHeard) else ""
         self.trace.append(f"{self.now:8.1f}  {type(event).__name__}{heard}")
         known = {*self.ring.members, *self.static}
+        before = dict(self.ring.members)
         effects = self.ring.handle(event, self.now)
+        self._check_forgotten(before)
         self._check_cuts(known, effects)
         crash_at = self.random.randrange(len(effects) + 1) if self.random.random() < 0.05 else len(effects)
         joined = False
@@ -227,6 +231,20 @@ class KeyringSim:
             case Send(_, Refused()):
                 pass
         return False
+
+    def _check_forgotten(self, before: dict[bytes, MemberKey]) -> None:
+        members = self.ring.members
+        shown = {member.shown for member in members.values() if member.replaced_at is None}
+        for key in before.keys() - members.keys() - self.ring.revoked.keys():
+            at = before[key].replaced_at
+            self.promise(at is not None and at + RENEWAL_S <= self.now, "P8: a key is forgotten that has a role")
+            self.promise(key not in shown, "P8: a key is forgotten that an open port shows")
+            self.names.pop(key, None)
+            self.forgotten += 1
+        old = [k for k, m in members.items() if m.replaced_at is not None and m.replaced_at + RENEWAL_S <= self.now]
+        late = self.ring.deadline is not None and self.ring.deadline <= self.now
+        grown = len(members) > len(before) and not late
+        self.promise(not grown or len({*old} - shown) <= REPLACED_MAX, "P8: replaced keys are kept without a bound")
 
     def _check_cuts(self, before: set[bytes], effects: list[KeyringEffect]) -> None:
         lost = [k for k in before if k in self.ring.revoked and k not in self.cut]

@@ -4,27 +4,23 @@ Rules
     Every process computes the same list of addresses: the hosts in order, and on each host one port for each of its processes, from
     `port_base` on. The jobs divide that list in the order of their names, and the rank is the position of a process in it.
 
-    In a process that `zmqdist launch` started, the launcher has decided which tasks the cluster has and which task this process is. The
-    ranks that the system gives to that process say nothing about the cluster, so the resolver does not read them, and returns the
-    launcher's cluster.
+    In a process that `zmqdist launch` started, the resolver gives the launcher's answer (launched.py) and does not read the ranks.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from zmqdist.cluster import ClusterSpec
-from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV, is_json
 from zmqdist.cluster.resolvers.base import ClusterResolver
-from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
+from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
 
 
 class ResolverByRank(ClusterResolver):
     """A resolver whose constructor calls `_place`, unless `_launched` is set."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
-        self._launched = _launched_cluster()
+        self._launched = launched_cluster()
         self._port_base = port_base
         self._rpc_layer = rpc_layer
         self._rank = 0
@@ -50,10 +46,9 @@ class ResolverByRank(ClusterResolver):
         return ClusterSpec(cluster)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own task; "" if the task has no address."""
-        own_job = task_type is None or task_type == self.task_type
-        if self._launched is not None and own_job and self.task_type not in self.cluster_spec().jobs:
-            return ""  # a program, or a worker of a file that has a count: no process connects to it
+        """Return the URL of that task, by default of this process's own; "" if the task has no address."""
+        if self._launched is not None and has_no_address(self, task_type):
+            return ""
         return self._task_master(task_type, task_id, rpc_layer)
 
     @property
@@ -89,14 +84,3 @@ class ResolverByRank(ClusterResolver):
     def _places(self) -> list[tuple[str, int]]:
         """Return (host, number on that host) of each task, by rank."""
         return [(host, index) for host, count in self._per_node.items() for index in range(count)]
-
-
-def _launched_cluster() -> TFConfigClusterResolver | None:
-    """Return a resolver of the cluster in which `zmqdist launch` started this process; None if it did not start it."""
-    path = os.environ.get(CONFIG_ENV)
-    if not path or is_json(path) or TF_CONFIG_ENV not in os.environ:
-        return None
-    from zmqdist.cluster import ClusterConfig  # YAML takes 20 ms to import
-
-    config = ClusterConfig.from_environment()
-    return None if config is None or config.runtime is None else TFConfigClusterResolver()

@@ -5,6 +5,9 @@ Rules
     A number at the end of a name is compared as a number, so that each pod of a StatefulSet gets its index in that set (worker-2 before
     worker-10). All pods must be running, or `cluster_spec` raises: if it left a pod out, another pod would get its index.
 
+    In a process that `zmqdist launch` started, a resolver that was told neither a client nor OFF_CLUSTER gives the launcher's answer
+    (launched.py): the pods of a launch have no right to list pods.
+
 No method waits unless `wait_timeout` is set, and each request to the API server has a time-out of its own.
 """
 
@@ -19,6 +22,7 @@ from zmqdist import limits
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.addresses import join_address
 from zmqdist.cluster.resolvers.base import ClusterResolver
+from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
 
 
 class ExecutableLocation(enum.Enum):
@@ -36,6 +40,9 @@ class _NotYet(Exception):
 
 class KubernetesClusterResolver(ClusterResolver):
     """The cluster of the running pods; each `cluster_spec` requests them from the API server.
+
+    In a job of `zmqdist launch` all methods describe the launcher's cluster, and the arguments have no effect, unless `override_client` or
+    OFF_CLUSTER names another one.
 
     Args:
       job_to_label_mapping: {job: [label selectors]}; by default the workers are the pods with `job-name=tensorflow`.
@@ -73,13 +80,20 @@ class KubernetesClusterResolver(ClusterResolver):
         self._selectors = {job: list(selectors) for job, selectors in mapping.items()}
         self._port = tf_server_port
         self._rpc_layer = rpc_layer
-        self._client = _client(executable_location) if override_client is None else override_client
         self._address_type = address_type
         self._namespace = namespace
         self._wait_timeout = wait_timeout
         self._num_tasks = dict(num_tasks or {})
         if unknown := sorted(self._num_tasks.keys() - self._selectors.keys()):
             raise ValueError(f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}")
+        within = override_client is None and executable_location is ExecutableLocation.WITHIN_CLUSTER
+        self._launched = launched_cluster() if within else None
+        if self._launched is not None:
+            self._task_type, self._task_id = self._launched.task_type, self._launched.task_id
+        elif override_client is None:
+            self._client = _client(executable_location)
+        else:
+            self._client = override_client
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the tasks of the pods as they are now.
@@ -88,6 +102,8 @@ class KubernetesClusterResolver(ClusterResolver):
           RuntimeError: after `wait_timeout`, a pod is still not running or has no address, or pods are missing. At once: a pod has ended,
             or this process has no right to list pods. Other exceptions of the client are not caught.
         """
+        if self._launched is not None:
+            return self._launched.cluster_spec()
         until = time.monotonic() + float(self._wait_timeout)
         while True:
             try:
@@ -101,6 +117,8 @@ class KubernetesClusterResolver(ClusterResolver):
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Return the URL of that task, by default of this process's own task if it was set; otherwise ""."""
+        if self._launched is not None and has_no_address(self, task_type):
+            return ""
         return self._task_master(task_type, task_id, rpc_layer)
 
     def _addresses(self, job: str) -> list[str]:

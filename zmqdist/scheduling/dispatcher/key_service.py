@@ -104,9 +104,11 @@ class KeyService:
         """Return why this peer may not register under its name; "" if it may."""
         name = self._keyring.name_of(peer.key)
         wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
-        if not name or (name == wanted and register.job != "ps"):
+        if name == wanted and register.job != "ps":
             return ""
-        return f"the key of this process is for {name}, so it may not register as {wanted}"
+        if not name and (not self._curve or self._keyring.verdict(peer.key).role):  # a static key
+            return ""
+        return f"the key of this process is for {name or 'one that was replaced'}, so it may not register as {wanted}"
 
     def open_join(self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = "") -> str:
         """Make a token and return its ticket (transport/ticket.py).
