@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
     "keys": ("keys", "List, admit, revoke and replace the keys of a running dispatcher."),
+    "scale": ("scale", "Change how many workers a launched cluster has."),
     "drain": ("control", "Have a worker finish what it runs, and leave."),
     "shutdown": ("control", "End a dispatcher and its workers, or a cluster of servers."),
     "doctor": ("doctor", "Look for what is wrong, and say what to do."),

@@ -229,6 +229,9 @@ class Children:
         with self._lock:
             return [child for child in self._children if not child.ended.is_set()]
 
+    def release(self, name: str) -> None:
+        """As `Launcher.release`: this host has room for any number of roles, so there is nothing to do."""
+
     def close(self, grace_s: float) -> None:
         """Stop all children: SIGTERM, up to `grace_s` to drain, then SIGKILL. Returns when all have ended. Idempotent."""
         for child in self.running:
@@ -275,6 +278,8 @@ class Children:
             child.finish()
         finally:
             child.ended.set()
+            with self._lock:
+                self._children.remove(child)
             self._on_exit(child)
 
 

@@ -2,7 +2,8 @@
 
 Rules
     A role goes to the host that has the fewest roles; of several, to the first in the order of the file.
-    A host with `slots` has at most so many roles. A role keeps its slot while it is down, so that it returns to its host.
+    A host with `slots` has at most so many roles. A role keeps its slot while it is down, so that it returns to its host, until
+    the slot is released.
     A host that is lost has no roles from then on; each of them is placed anew when it is started again.
 """
 
@@ -40,6 +41,18 @@ class HostSlots:
         host = min(free, key=lambda each: len(self._roles[each]))  # of equal ones, `min` returns the first
         self._roles[host].append(role)
         return host
+
+    def release(self, role: str) -> None:
+        """Free the slot of a role that will not be started again."""
+        for roles in self._roles.values():
+            if role in roles:
+                roles.remove(role)
+
+    @property
+    def room(self) -> int | None:
+        """How many roles all hosts may have; None: no bound."""
+        slots = [self._slots[host] for host in self._roles]
+        return None if None in slots else sum(each or 0 for each in slots)
 
     def lose(self, host: str) -> list[str]:
         """Place nothing on this host any more; return the roles that had a place there."""

@@ -115,6 +115,11 @@ class AgentPool:
         with self._lock:
             return self.slots.place(role)
 
+    def release(self, role: str) -> None:
+        """Free the slot of a role, as `HostSlots.release`."""
+        with self._lock:
+            self.slots.release(role)
+
     def lose(self, host: str) -> None:
         """Place nothing on a host any more."""
         with self._lock:
@@ -242,6 +247,10 @@ class Hosts:
         elif not self._pool.links[host].start(role, order):
             self._fail(role, NOT_STARTED, self._pool.links[host].why_ended)
         return role
+
+    def release(self, name: str) -> None:
+        """As `Launcher.release`."""
+        self._pool.release(name)
 
     def close(self, grace_s: float) -> None:
         """As `Launcher.close`; what a host that is cut off reports no more counts as killed."""

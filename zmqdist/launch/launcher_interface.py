@@ -75,5 +75,8 @@ class Launcher(Protocol):
     ) -> RunningRole:
         """Start a role on the host that this launcher chooses for it; a name that ran before goes to the host where it ran."""
 
+    def release(self, name: str) -> None:
+        """Forget the host of a role that has ended and will not be started again, so that another one may have its place."""
+
     def close(self, grace_s: float) -> None:
         """Stop all roles: SIGTERM, up to `grace_s` to drain, then SIGKILL. Idempotent."""

@@ -59,6 +59,8 @@ class WorkerRow:
       rate: work items a second while it has work; 0 while unknown.
       joined_at, heard_at: when it registered, and when its last message came.
       slot_deaths: its slot processes that crashed.
+      kept: results that it keeps for coordinators.
+      pinned: work items that wait for it alone.
     """
 
     name: str
@@ -76,6 +78,8 @@ class WorkerRow:
     joined_at: float
     heard_at: float
     slot_deaths: int
+    kept: int
+    pinned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class BrokerSnapshot:
     """What `status` and `top` show of the scheduling.
 
     Attributes:
+      queued: work items that wait; `queued_pinned` of them wait for a certain worker.
       losses: the last losses of workers: (name, reason, exit code, when).
       last_slot_death: (the worker's name, exit code, when).
     """
@@ -111,6 +116,7 @@ class BrokerSnapshot:
     workers: tuple[WorkerRow, ...]
     coordinators: tuple[CoordinatorRow, ...]
     queued: int
+    queued_pinned: int
     losses_count: int
     losses: tuple[tuple[str, str, int | None, float], ...]
     slot_deaths: int
@@ -196,6 +202,7 @@ class Broker:
                 for session in self.dispatch.sessions.values()
             ),
             queued=self.dispatch.queued,
+            queued_pinned=self.dispatch.placement.queued_pinned,
             losses_count=self.membership.losses_count,
             losses=tuple((loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses),
             slot_deaths=self.dispatch.slot_deaths,
@@ -221,6 +228,8 @@ class Broker:
             joined_at=member.joined_at,
             heard_at=member.heard_at,
             slot_deaths=load.slot_deaths,
+            kept=sum(lease.kept for lease in load.held.values()),
+            pinned=self.dispatch.placement.waiting_for(member.name),
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:

@@ -51,6 +51,7 @@ from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
+from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
 from zmqdist.scheduling.worker.fetch import RELAY
 from zmqdist.transport.address import join, split
 from zmqdist.transport.credentials import Credentials
@@ -197,6 +198,15 @@ class DispatchServer:
 
         runtime.loop.call_soon(begin)
 
+    def serve_scaling(self, scaler: Scaler) -> None:
+        """Have the launcher that holds the workers serve the RPC method `scale` (`zmqdist scale`)."""
+        self._runtime.scaler = scaler
+
+    def drain(self, job: str, index: int, grace_s: float) -> None:
+        """Have a worker finish what it runs within `grace_s` and leave. Waits for the loop. Raises NotFoundError."""
+        assert self._runtime.loop is not None
+        self._runtime.loop.run(self._runtime.drain, job, index, grace_s)
+
     def shutdown(self, grace_s: float = 0.0) -> None:
         """Tell all workers to stop, wait for them at most a second longer than `grace_s`, and stop the server. Idempotent."""
         loop = self._runtime.loop
@@ -270,6 +280,7 @@ class _Runtime:
     Attributes:
       loop: None before `open`.
       stopped: set by `stop`, and by the RPC method `shutdown`.
+      scaler: the launcher that holds the workers; None: they were started otherwise.
       undelivered: messages that were not sent because their peer had disconnected.
       watchers: called in the loop after each event.
       member_watchers: called in the loop when workers have joined or were lost.
@@ -285,6 +296,7 @@ class _Runtime:
         self._incarnation = secrets.randbits(62) | 1
         # A worker may still name a lease of the earlier incarnation, so two incarnations must not use the same numbers.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
+        self.scaler: Scaler | None = None
         self.undelivered = 0
         self._heap_trimmer = HeapTrimmer()
         self.watchers: list[Callable[[], None]] = []
@@ -439,7 +451,8 @@ class _Runtime:
         service = RpcService("dispatcher")
         service.register("status", self._status, inline=True)
         service.register("shutdown", self.shutdown, inline=True, roles=frozenset({"submit"}))
-        service.register("drain", self._drain, inline=True, roles=frozenset({"submit"}))
+        service.register("scale", self._scale, roles=frozenset({"submit"}))
+        service.register("drain", self.drain, inline=True, roles=frozenset({"submit"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
         return service
 
@@ -455,6 +468,7 @@ class _Runtime:
             "workers": [
                 {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at} for row in snapshot.workers
             ],
+            "scaling": None if self.scaler is None else self.scaler.figures(),
             "coordinators": [_row(row) for row in snapshot.coordinators],
             "data": self.data.status(),
             "losses_count": snapshot.losses_count,
@@ -471,6 +485,8 @@ class _Runtime:
 
     def shutdown(self, grace_s: float) -> int:
         """Tell all workers to stop, and stop once they have, or a second after the grace. Returns their number."""
+        if self.scaler is not None:
+            self.scaler.close()
         members = list(self.broker.membership.members.values())
         assert self.loop is not None
         now = self.loop.now()
@@ -488,7 +504,13 @@ class _Runtime:
         self.stopped.set()
         self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # the reply must be sent before
 
-    def _drain(self, job: str, index: int, grace_s: float) -> None:
+    def _scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
+        if self.scaler is None:
+            raise errors.FailedPreconditionError(NO_LAUNCHER)
+        return self.scaler.scale(job, count, grace_s, force)
+
+    def drain(self, job: str, index: int, grace_s: float) -> None:
+        """Tell a worker to leave. Raises NotFoundError."""
         assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
