@@ -194,6 +194,11 @@ def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
         raise click.UsageError(problem)
 
 
+def printable_line(text: str) -> str:
+    """Return a sentence with names from other processes, with unprintable characters replaced."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 class Dispatcher:
     """A connection to a dispatcher, for a with-statement.
 

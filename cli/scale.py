@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, target_options
+from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, printable_line, target_options
 from zmqdist_cli.exit_codes import ExitCode
 
 LOOK_S: Final = 0.05
@@ -55,7 +55,7 @@ def scale(
     with Dispatcher(*place(target, **secrets), "submit", timeout_s) as dispatcher:
         decision = dispatcher.call("scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S)
         for line in _lines(decision):
-            click.echo(line)
+            click.echo(printable_line(line))
         problem = _missing(dispatcher, decision, wait_s, grace_s)
     if problem:
         click.echo(f"zmqdist scale: {problem}", err=True)
@@ -77,6 +77,7 @@ def _lines(decision: dict[str, Any]) -> list[str]:
 
     starts, leaves = decision["starts"], decision["leaves"]
     lines = [f"{', '.join(starts)} {'starts' if len(starts) == 1 else 'start'}"] if starts else []
+    lines += [f"{report['worker']}: {line}" for report in decision["reports"] for line in report["lines"]]
     lines += [f"{', '.join(leaves)} {'leaves' if len(leaves) == 1 else 'leave'}"] if leaves else []
     return lines or [f"there are {plural(decision['count'], 'worker')} already"]
 

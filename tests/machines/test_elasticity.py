@@ -27,6 +27,7 @@ from zmqdist.launch.elasticity_machine import (
     StopWorker,
     WorkerEnded,
 )
+from zmqdist.limits import GRACE_S
 
 
 def registered(count: int, bounds: SizeBounds | None = None) -> Elasticity:
@@ -50,6 +51,12 @@ def test_a_request_starts_workers_under_the_lowest_free_indices() -> None:
     machine = registered(2)
     assert request(machine, 4) == [StartWorker(2), StartWorker(3), AcceptSize(1, 4, (2, 3), ())]
     assert (machine.wanted, machine.starting) == (4, [2, 3])
+
+
+def test_an_index_of_a_worker_that_was_started_by_hand_is_not_taken() -> None:
+    machine = registered(1)
+    machine.handle(RegisteredChanged(frozenset({0, 1})), 1.0)
+    assert request(machine, 2)[0] == StartWorker(2)
 
 
 def test_a_request_takes_the_workers_that_lose_least() -> None:
@@ -166,7 +173,7 @@ def test_idle_workers_leave_down_to_min_and_those_that_keep_something_stay() -> 
     seen = (*idle(0, 1), SeenWorker(2, 1, 0, 0, burden=1), *idle(3))
     assert machine.handle(ClusterSeen(0, seen), 1.0) == []
     assert machine.handle(ClusterSeen(0, seen), 5.9) == []
-    assert machine.handle(ClusterSeen(0, seen), 6.0) == [DrainWorker(3, 0.0), DrainWorker(1, 0.0), DrainWorker(0, 0.0)]
+    assert machine.handle(ClusterSeen(0, seen), 6.0) == [DrainWorker(index, GRACE_S) for index in (3, 1, 0)]
     assert machine.wanted == 1
 
 
@@ -175,7 +182,7 @@ def test_a_worker_that_ended_work_between_two_looks_was_not_idle() -> None:
     machine.handle(ClusterSeen(0, idle(0, 1)), 1.0)
     machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 4.0)
     assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 8.0) == []
-    assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 9.0) == [DrainWorker(1, 0.0)]
+    assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 9.0) == [DrainWorker(1, GRACE_S)]
 
 
 def test_without_bounds_the_size_does_not_change_by_itself() -> None:

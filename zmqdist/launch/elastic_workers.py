@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from typing import Any, Final
 
 from zmqdist import errors
@@ -37,11 +39,18 @@ class ElasticWorkers:
 
     Args:
       start: starts the worker of an index through `tasks`.
+      ps_problem: returns why there cannot be more or fewer parameter servers.
     """
 
     def __init__(
-        self, elasticity: Elasticity, dispatcher: DispatchServer, tasks: Tasks, start: Callable[[int], object]
+        self,
+        elasticity: Elasticity,
+        dispatcher: DispatchServer,
+        tasks: Tasks,
+        start: Callable[[int], object],
+        ps_problem: Callable[[], str],
     ) -> None:
+        self._ps_problem = ps_problem
         self._machine = elasticity
         self._dispatcher = dispatcher
         self._tasks = tasks
@@ -49,6 +58,7 @@ class ElasticWorkers:
         self._events: queue.SimpleQueue[ElasticityEvent | None] = queue.SimpleQueue()
         self._replies: dict[int, Future[machine.AcceptSize]] = {}
         self._requests = 0
+        self._stopped = False
         self._lock = threading.Lock()
         self._figures = self._new_figures()
         self._thread = threading.Thread(target=self._run, name="zmqdist-elastic", daemon=True)
@@ -63,19 +73,36 @@ class ElasticWorkers:
 
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
         """As `Scaler.scale`."""
+        if job == "ps":
+            raise errors.FailedPreconditionError(self._ps_problem())
         if job != WORKER:
-            raise errors.InvalidArgumentError(f"only workers can be scaled, and {job} is another job")
+            raise errors.InvalidArgumentError(f"only workers can be more or fewer, and {job} is another job")
+        reports = {report.worker: report for report in self._dispatcher.drain_reports()}
+        seen = [
+            replace(each, refusal="; ".join(reports[name].losses))
+            if (name := f"{WORKER}:{each.index}") in reports
+            else each
+            for each in self._seen()
+        ]
         reply: Future[machine.AcceptSize] = Future()
         with self._lock:
+            if self._stopped:
+                raise errors.FailedPreconditionError("the cluster shuts down")
             self._requests += 1
             request = self._requests
             self._replies[request] = reply
-        self._events.put(machine.SizeRequested(request, count, grace_s, self._seen(), force))
+            self._events.put(machine.SizeRequested(request, count, grace_s, seen, force))
         try:
             accepted = reply.result(DECIDED_S)
-        except TimeoutError:
+        except FutureTimeoutError:
             raise errors.DeadlineExceededError(f"the launcher has not decided within {DECIDED_S:g} s") from None
-        return {"count": accepted.count, "starts": _names(accepted.starts), "leaves": _names(accepted.leaves)}
+        leaves = _names(accepted.leaves)
+        return {
+            "count": accepted.count,
+            "starts": _names(accepted.starts),
+            "leaves": leaves,
+            "reports": [reports[name].to_dict() for name in leaves if name in reports],
+        }
 
     def figures(self) -> dict[str, Any]:
         """As `Scaler.figures`."""
@@ -90,9 +117,11 @@ class ElasticWorkers:
         self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
 
     def stop(self) -> None:
-        """Close, and end the thread."""
+        """Close, refuse all later requests, and end the thread."""
         self.close()
-        self._events.put(None)
+        with self._lock:
+            self._stopped = True
+            self._events.put(None)
         self._thread.join()
 
     # -- in the thread ------------------------------------------------------------------------------------------------------
@@ -119,14 +148,15 @@ class ElasticWorkers:
     def _look(self) -> None:
         try:
             snapshot = self._dispatcher.snapshot()
+            seen = self._seen()
         except errors.OpError:  # the dispatcher has been stopped
             return
-        workers = tuple(_seen_worker(row) for row in snapshot.workers if row.name.startswith(f"{WORKER}:"))
-        self._handle(machine.ClusterSeen(snapshot.queued - snapshot.queued_pinned, workers))
+        self._handle(machine.ClusterSeen(snapshot.queued - snapshot.queued_pinned, seen))
 
-    def _seen(self) -> tuple[SeenWorker, ...]:
-        rows = self._dispatcher.snapshot().workers
-        return tuple(_seen_worker(row) for row in rows if row.name.startswith(f"{WORKER}:"))
+    def _seen(self) -> list[SeenWorker]:
+        rows = [row for row in self._dispatcher.snapshot().workers if row.name.startswith(f"{WORKER}:")]
+        tasks = self._dispatcher.data_tasks_by_worker()
+        return [_seen_worker(row, tasks.get(row.name, 0)) for row in rows]
 
     def _handle(self, event: ElasticityEvent) -> None:
         effects = self._machine.handle(event, time.monotonic())
@@ -182,9 +212,9 @@ class ElasticWorkers:
         }
 
 
-def _seen_worker(row: WorkerRow) -> SeenWorker:
+def _seen_worker(row: WorkerRow, data_tasks: int) -> SeenWorker:
     index = int(row.name.rpartition(":")[2])
-    return SeenWorker(index, row.slots, row.leases, row.done, row.kept + row.pinned)
+    return SeenWorker(index, row.slots, row.leases, row.done, row.kept + row.pinned + data_tasks)
 
 
 def _names(indices: tuple[int, ...] | list[int]) -> list[str]:

@@ -35,7 +35,7 @@ from math import inf
 from typing import Final, TypeAlias
 
 from zmqdist.events import Ticked
-from zmqdist.limits import WORKERS_MAX
+from zmqdist.limits import GRACE_S, WORKERS_MAX
 
 BACKLOG_S: Final = 1.0
 """Seconds for which work has to wait before workers are started for it: a short burst ends before they would be there."""
@@ -252,6 +252,9 @@ class Elasticity:
         self._first = sorted(indices)
         self._held = {index: _Held() for index in indices}
         self._leaving: dict[int, _Leaving] = {}
+        self._own = set(indices)
+        self._others: frozenset[int] = frozenset()
+        """Registered workers that were started by hand: their indices are taken, and they are nothing else here."""
         self._backlog_since: float | None = None
         self._closing = False
 
@@ -288,6 +291,7 @@ class Elasticity:
             case ClusterSeen():
                 return self._look(event, now)
             case RegisteredChanged(indices):
+                self._others = indices - self._own
                 for index, held in self._held.items():
                     held.registered = index in indices
                     if not held.registered:  # it may come back as another process
@@ -384,7 +388,7 @@ class Elasticity:
             is_idle = self._held[index].registered and idle_since is not None
             running = len(self._held) - len(self.failed)
             if is_idle and now - (idle_since or 0.0) >= self.bounds.idle_s and running > self.bounds.min:
-                effects += self._leave(index, 0.0, now)
+                effects += self._leave(index, GRACE_S, now)  # work may have come since the look
                 self.wanted = len(self._held)
         return effects
 
@@ -395,8 +399,9 @@ class Elasticity:
         effects: list[ElasticityEffect] = []
         room = inf if self.bounds.room is None else self.bounds.room
         while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < room:
-            used = self._held.keys() | self._leaving.keys()
+            used = self._held.keys() | self._leaving.keys() | self._others
             index = next(each for each in chain(self._first, count()) if each not in used)
+            self._own.add(index)
             self._held[index] = _Held()
             effects.append(StartWorker(index))
         return effects

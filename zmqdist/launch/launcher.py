@@ -42,8 +42,10 @@ from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.hosts import AgentPool, Hosts
 from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.ports import Reserved
+from zmqdist.launch.ps_variables import scaling_problem
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
+from zmqdist.launch.slurm import allocated_cores
 from zmqdist.launch.tasks import MakeLauncher, Tasks
 from zmqdist.limits import GRACE_S
 from zmqdist.port_range import VARIABLE as PORTS_ENV
@@ -128,6 +130,7 @@ class Launch:
                 self._dispatcher,
                 tasks,
                 lambda index: self._start_worker(tasks, credentials, index),
+                lambda: scaling_problem({} if (ps := self._config.jobs.ps) is None else ps.addresses(), credentials),
             )
             stack.callback(self._elastic.stop)
             for index in self._workers.indices():
@@ -239,7 +242,7 @@ class Launch:
 
     def _thread_variables(self) -> dict[str, str]:
         """Return the variables that bound the threads of BLAS in workers and ps here. Both have the same, so that they share a zygote."""
-        slots = len(self._workers.indices()) * self._workers.slots_here()
+        slots = self._workers.most() * self._workers.slots_here()
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
@@ -269,10 +272,17 @@ class Launch:
     def _bounds(self) -> SizeBounds:
         """Return the bounds of the number of workers, and how much room the hosts have for them."""
         section = self._workers
+        count, ps = len(section.indices()), self._config.jobs.ps
+        room, reason = None, ""
         if section.tasks is not None:
-            count = len(section.indices())
-            return SizeBounds(room=count, room_reason=f"jobs.worker.tasks has the addresses of {count}")
-        return SizeBounds()
+            room, reason = count, f"jobs.worker.tasks has the addresses of {count}"
+        elif self._pool is not None and self._pool.slots.room is not None:
+            room = self._pool.slots.room - (0 if ps is None else len(ps.indices()))
+            reason = f"the hosts of launcher: {self._config.launcher} have slots for {room} workers"
+        elif self._config.launcher == "slurm" and (cores := allocated_cores()) is not None:
+            room = max(count, cores // (1 if section.slots == "auto" else section.slots))
+            reason = f"the allocation of Slurm has {cores} cores, which are slots for {room} workers"
+        return SizeBounds(section.min, section.max, section.idle_s, room, reason)
 
     def _start_worker(self, tasks: Tasks, credentials: Credentials, index: int) -> None:
         section = self._workers
@@ -287,7 +297,7 @@ class Launch:
             slots=section.slots_here(),
             processes=True,
             threads_per_slot=section.threads_per_slot,
-            workers_on_host=1 if self._pool is None else -(-len(section.indices()) // len(self._pool.links)),
+            workers_on_host=1 if self._pool is None else -(-section.most() // len(self._pool.links)),
             orphan_limit_s=section.orphan_limit_s,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,

@@ -438,9 +438,9 @@ class PsClient:
             sequence=id[1],
         )
 
-    def status(self) -> PsCall:
+    def status(self, due: float = inf) -> PsCall:
         """Return a request for the figures of the ps: a dict, as variable_host.py builds it."""
-        return self._start(f"the ps at {self.address}", "status")
+        return self._start(f"the ps at {self.address}", "status", due=due)
 
     def close(self) -> None:
         """End the connection and all pending requests. The next `client_of` makes a new client."""

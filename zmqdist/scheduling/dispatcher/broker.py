@@ -42,6 +42,7 @@ from zmqdist.scheduling.dispatcher.membership import (
     MemberLost,
     Membership,
 )
+from zmqdist.scheduling.dispatcher.records import WorkerHoldings
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
@@ -178,6 +179,23 @@ class Broker:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
+    def holdings(self, job: str, index: int) -> WorkerHoldings:
+        """Return what this worker has, by the numbers of its coordinators. Raises KeyError: there is no such worker."""
+        member = self.membership.members[job, index]
+        load = self.dispatch.loads[member]
+        holdings = WorkerHoldings(member.name)
+        for lease in load.held.values():
+            if lease.kept:
+                holdings.kept.append((lease.session.peer, lease.work))
+        for lease in load.leases.values():
+            if lease.started:
+                holdings.running.append((lease.session.peer, lease.work))
+            elif lease.band.session_queue.worker:
+                holdings.pinned.append((lease.session.peer, lease.work))
+        for session, item in self.dispatch.placement.waiting_for(member.name):
+            holdings.pinned.append((session.peer, item[0]))
+        return holdings
+
     def holder(self, number: int) -> Peer | None:
         """Return the connection of a coordinator or worker, by its incarnation; None if it is not connected here."""
         for peer, session in self.dispatch.sessions.items():
@@ -229,7 +247,7 @@ class Broker:
             heard_at=member.heard_at,
             slot_deaths=load.slot_deaths,
             kept=sum(lease.kept for lease in load.held.values()),
-            pinned=self.dispatch.placement.waiting_for(member.name),
+            pinned=sum(1 for _ in self.dispatch.placement.waiting_for(member.name)),
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:

@@ -133,9 +133,12 @@ class Placement:
             self._remove_ready(queue)
         session.left_queue = session.submitted
 
-    def waiting_for(self, worker: str) -> int:
-        """Return how many work items wait for this worker alone."""
-        return sum(len(band) for queue in self._ready_pinned.get(worker, ()) for band in queue.bands)
+    def waiting_for(self, worker: str) -> Iterator[tuple[CoordinatorSession, Item]]:
+        """Yield the work items that wait for this worker alone."""
+        for queue in self._ready_pinned.get(worker, ()):
+            for band in queue.bands:
+                for item in (*band.report_before_start, *band.items):
+                    yield queue.session, item
 
     def _count(self, queue: SessionQueue, more: int) -> None:
         self.queued += more

@@ -42,11 +42,15 @@ from zmqdist.messages import (
     ResultReceived,
     SlotsLost,
     Submit,
+    WorkDescribed,
 )
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.drain_report import DrainReport
+from zmqdist.scheduling.dispatcher.drain_reporter import DrainReporter, not_registered
 from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
@@ -202,6 +206,10 @@ class DispatchServer:
         """Have the launcher that holds the workers serve the RPC method `scale` (`zmqdist scale`)."""
         self._runtime.scaler = scaler
 
+    def drain_reports(self) -> list[DrainReport]:
+        """Return what would become of everything that each worker has if it left. Waits for the programs, at most DESCRIBED_S."""
+        return self._runtime.reporter.reports()
+
     def drain(self, job: str, index: int, grace_s: float) -> None:
         """Have a worker finish what it runs within `grace_s` and leave. Waits for the loop. Raises NotFoundError."""
         assert self._runtime.loop is not None
@@ -251,6 +259,11 @@ class DispatchServer:
         """Return an immutable record of the data service: jobs, iterations, readers, workers, the journal."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
+
+    def data_tasks_by_worker(self) -> dict[str, int]:
+        """Return how many tasks of the data service each worker has, by its name; workers without any are left out."""
+        assert self._runtime.loop is not None
+        return self._runtime.loop.run(self._runtime.data.task_counts)
 
     def snapshot_streams(self, path: str) -> list[Any]:
         """Return the streams of the distributed snapshot in folder `path`: `index`, `owner` and `state` of each. Raises NotFoundError."""
@@ -340,6 +353,8 @@ class _Runtime:
             for kind in kinds:
                 router.on(kind, self._handle_message, frozenset(roles))
         router.on(Goodbye, self._handle_message)
+        self.reporter = DrainReporter(loop, self.broker, self.data, router.send)  # type: ignore[arg-type]
+        router.on(WorkDescribed, lambda peer, message, _: self.reporter.described(peer, message), frozenset({"submit"}))
         router.on_gone.append(self._peer_gone)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
@@ -452,6 +467,7 @@ class _Runtime:
         service.register("status", self._status, inline=True)
         service.register("shutdown", self.shutdown, inline=True, roles=frozenset({"submit"}))
         service.register("scale", self._scale, roles=frozenset({"submit"}))
+        service.register_later("drain_reported", self._drain_reported, roles=frozenset({"submit"}))
         service.register("drain", self.drain, inline=True, roles=frozenset({"submit"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
         return service
@@ -509,15 +525,28 @@ class _Runtime:
             raise errors.FailedPreconditionError(NO_LAUNCHER)
         return self.scaler.scale(job, count, grace_s, force)
 
+    def _drain_reported(
+        self, call: PendingCall, job: str, index: int, grace_s: float, force: bool, dry_run: bool
+    ) -> None:
+        """Report what becomes of everything that a worker has; then drain it, unless that loses something or is a `dry_run`."""
+
+        def finish(reports: list[DrainReport]) -> None:
+            if not reports:
+                call.fail(not_registered(job, index, self.broker.membership.members))
+                return
+            drained = not dry_run and (force or not reports[0].losses)
+            if drained:
+                self.drain(job, index, grace_s)
+            call.reply({**reports[0].to_dict(), "drained": drained})
+
+        self.reporter.ask([(job, index)], finish)
+
     def drain(self, job: str, index: int, grace_s: float) -> None:
         """Tell a worker to leave. Raises NotFoundError."""
         assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
-            names = ", ".join(row.name for row in self.broker.snapshot().workers) or "none"
-            raise errors.NotFoundError(
-                f"no worker {job}:{index} is registered here; the registered workers are: {names}"
-            )
+            raise not_registered(job, index, self.broker.membership.members)
         self._perform(effects)
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:

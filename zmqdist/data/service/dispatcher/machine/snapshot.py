@@ -116,6 +116,44 @@ def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DataTaskRow:
+    """A task of one worker that has not ended.
+
+    Attributes:
+      job: the job's name.
+      mode: the processing mode, as it is named.
+      moves: whether other workers take over what it has not given when the worker is drained.
+    """
+
+    job: str
+    mode: str
+    moves: bool
+
+
+def data_tasks(state: DurableState, worker: str) -> tuple[DataTaskRow, ...]:
+    """Return a row for each task of the worker of this name ("worker:1") that has not ended."""
+    numbers = {number for number, entry in state.workers.items() if entry.name == worker}
+    return tuple(
+        _task_row(state, task) for task in state.tasks.values() if task.worker in numbers and not task.finished
+    )
+
+
+def _task_row(state: DurableState, task: r.TaskEntry) -> DataTaskRow:
+    iteration = state.iterations[task.iteration]
+    job = state.jobs[iteration.job]
+    moves = job.terms.portioned or job.terms.coordinated or job.terms.mode == r.DYNAMIC
+    if (
+        job.terms.mode == r.OFF
+    ):  # each worker gives the whole dataset, so the elements are lost with the last of them only
+        moves = moves or any(
+            state.tasks[each].worker != task.worker and not state.tasks[each].finished for each in iteration.tasks
+        )
+    return DataTaskRow(
+        job.name, r.MODES[job.terms.mode] if job.terms.mode < len(r.MODES) else str(job.terms.mode), moves
+    )
+
+
 def next_numbers(state: DurableState) -> NextNumbers:
     """Return the next number of each kind."""
     return NextNumbers(state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client)
