@@ -268,3 +268,27 @@ def test_a_program_changes_the_size_itself(launch: Launcher) -> None:
     assert job.ends() == 0, job.text
     assert job.lines[0] == "3"
     job.left_nothing()
+
+
+ON_HOSTS = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from tests.launch.agents import pipe_host
+from zmqdist.cluster import ClusterConfig
+from zmqdist.launch import launcher
+launcher.agent_hosts = lambda config: [pipe_host("a", 2), pipe_host("b", 1)]
+sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=float(sys.argv[2])))
+"""
+
+
+def test_on_hosts_the_size_has_their_slots_as_its_bound_and_slots_become_free_again(launch: Launcher) -> None:
+    cluster = Cluster(launch(UNTIL_TOLD, file=ONE, run=ON_HOSTS))
+    for _ in range(2):
+        assert cluster.scale("worker=3")[0] == 0
+        assert cluster.workers() == ["worker:0", "worker:1", "worker:2"]
+        code, _, err = cluster.scale("worker=4")
+        assert code == 2
+        assert err.endswith("there cannot be 4 workers: the hosts of launcher: local have slots for 3 workers\n")
+        assert cluster.scale("worker=1")[0] == 0
+    assert cluster.end() == 0, cluster.job.text
+    cluster.job.left_nothing()

@@ -112,13 +112,16 @@ class Child:
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        for raw in self.process.stdout:
-            line = raw.decode(errors="replace").rstrip("\n")
-            self._tail.append(line)
-            try:
-                on_line(line)
-            except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
-                log.exception("a line of output of %s could not be passed on", self.name)
+        with (
+            self.process.stdout as output
+        ):  # closed here, because this thread may outlive `finish` where the child left processes behind
+            for raw in output:
+                line = raw.decode(errors="replace").rstrip("\n")
+                self._tail.append(line)
+                try:
+                    on_line(line)
+                except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
+                    log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
         """Reap the process, which has ended, and collect its last lines of output."""
@@ -127,8 +130,7 @@ class Child:
             self._reaped = True
         if self._reader is not None:
             self._reader.join(2.0)
-        # A process that the child left behind may still hold the pipe. The reader then holds the stream's lock, and closing would block.
-        if self.process.stdout is not None and (self._reader is None or not self._reader.is_alive()):
+        if self.process.stdout is not None and self._reader is None:
             self.process.stdout.close()
         self.break_lifeline()
 

@@ -245,7 +245,8 @@ class DataDispatcher:
 
     def tasks_of(self, worker: str) -> tuple[DataTaskRow, ...]:
         """Return the tasks of a worker ("worker:1") that have not ended. Call it in the loop."""
-        return data_tasks(self.machine.state, worker)
+        present = frozenset(row.name for row in self.machine.place_rows() if row.connected)
+        return data_tasks(self.machine.state, worker, present)
 
     def task_counts(self) -> dict[str, int]:
         """Return how many tasks that have not ended each worker has, by its name. Call it in the loop."""
