@@ -5,6 +5,7 @@ Heavy modules are imported in functions, so that `zmqdist --help` takes no notic
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable
@@ -140,9 +141,12 @@ def target_options(command: F) -> F:
 def place(target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool) -> tuple[str, Credentials]:
     """Return the "host:port" of a dispatcher and the credentials for it: of TARGET, or else of the cluster in ZMQDIST_CONFIG.
 
+    TARGET is an address, or the cluster file of a cluster that `zmqdist launch` runs on this host.
+
     Raises:
       click.UsageError: neither names a dispatcher, or TARGET is not an address.
-      ConfigError: the file that ZMQDIST_CONFIG names is wrong.
+      ConfigError: the file that TARGET or ZMQDIST_CONFIG names is wrong.
+      NotFoundError: no cluster of that file runs here.
     """
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.cluster.environment import CONFIG_ENV
@@ -151,8 +155,8 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
     from zmqdist.transport.credentials import Credentials
 
     given = Credentials(token_file, keys_dir, insecure)
-    if target is None:
-        config = ClusterConfig.from_environment()
+    if target is None or target.endswith((".yaml", ".yml")):
+        config = ClusterConfig.from_environment() if target is None else _running_cluster(target)
         if config is None or config.runtime is None:
             raise click.UsageError(f"which TARGET? (host:port of a dispatcher; {CONFIG_ENV} names no running cluster)")
         target = config.runtime.dispatcher
@@ -166,11 +170,39 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
     return address, given
 
 
+def _running_cluster(file: str) -> ClusterConfig:
+    """Return the config of the cluster that runs on this host from a file; they are recognised by their name."""
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.errors import ConfigError, FailedPreconditionError, NotFoundError
+    from zmqdist.launch.folders import folders_in_use
+
+    name = ClusterConfig.load(file, runtime_allowed=True).name
+    found: list[ClusterConfig] = []
+    for folder in folders_in_use():
+        with contextlib.suppress(ConfigError):  # a launcher that is just starting or ending
+            running = ClusterConfig.load(folder / "cluster.yaml", runtime_allowed=True)
+            if running.name == name and running.runtime is not None:
+                found.append(running)
+    if not found:
+        raise NotFoundError(f"no cluster {name!r} of {file} runs on this host: start it with `zmqdist launch {file}`")
+    if len(found) > 1:
+        addresses = ", ".join(each.runtime.dispatcher.removeprefix("zmq://") for each in found if each.runtime)
+        raise FailedPreconditionError(
+            f"{len(found)} clusters {name!r} run on this host: name one by address: {addresses}"
+        )
+    return found[0]
+
+
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
     """Raise click.UsageError if a cluster file demands CURVE and no keys are named, because the role must not use the token instead."""
     if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
         problem = f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen DIR) and pass --keys DIR"
         raise click.UsageError(problem)
+
+
+def printable_line(text: str) -> str:
+    """Return a sentence with names from other processes, with unprintable characters replaced."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 class Dispatcher:

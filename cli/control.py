@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, grace_option, place, target_options
+from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, grace_option, place, printable_line, target_options
 from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ LOOK_S: Final = 0.1
 SILENT_S: Final = 1.0
 """Seconds without a reply after which a dispatcher that has accepted the shutdown counts as ended."""
 
+ASKED_S: Final = 3.0
+"""Seconds beyond --timeout in which the dispatcher asks the programs what a worker keeps for them."""
+
 ENDS_WITHIN_S: Final = 3.0
 """Seconds that a dispatcher may take to end after the grace."""
 
@@ -30,12 +33,26 @@ _grace = grace_option("Time that running functions have to end; then they are ki
 @click.command(short_help="Stop one worker after it has finished its running functions.")
 @click.argument("target_and_worker", nargs=-1, metavar="[TARGET] WORKER")
 @_grace
+@click.option("--force", is_flag=True, help="Drain it although what no other worker has is lost.")
+@click.option("--dry-run", is_flag=True, help="Say what would become of everything it has, and do nothing.")
 @target_options
-def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: float, **secrets: Any) -> None:
-    """Stop one worker after it has finished its running functions.
+@click.pass_context
+def drain(
+    context: click.Context,
+    /,
+    target_and_worker: tuple[str, ...],
+    *,
+    grace_s: float,
+    force: bool,
+    dry_run: bool,
+    timeout_s: float,
+    **secrets: Any,
+) -> None:
+    """Have a worker finish what it runs, and leave.
 
-    WORKER is its name, such as worker:1; TARGET is the address of its dispatcher. The worker gets no new work, and other workers run the
-    work that it has not begun. The command returns before the worker has ended.
+    WORKER is its name, as worker:1. The command first says what becomes of everything that the worker has, and refuses to drain it if
+    values or work are lost that no other worker can make again. Work that the worker has not begun goes back to the queue at once.
+    The command does not wait until the worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
@@ -44,8 +61,18 @@ def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: floa
     if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
         raise click.UsageError(f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1")
     with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as dispatcher:
-        dispatcher.call("drain", job, int(index), grace_s)
-    click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
+        report = dispatcher.call(
+            "drain_reported", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S
+        )
+    for line in report["lines"]:
+        click.echo(f"{name}: {printable_line(line)}")
+    if report["drained"]:
+        click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
+    elif not dry_run:
+        click.echo(f"zmqdist drain: {name} stays, because something would be lost; --force drains it", err=True)
+        context.exit(int(ExitCode.REFUSED))
+    elif not report["lines"]:
+        click.echo(f"{name} has nothing to lose")
 
 
 @click.command(short_help="Stop a dispatcher and its workers, or all tasks of a cluster.")

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
     "keys": ("keys", "Manage the keys that a running dispatcher accepts."),
+    "scale": ("scale", "Change how many workers a launched cluster has."),
     "drain": ("control", "Stop one worker after it has finished its running functions."),
     "shutdown": ("control", "Stop a dispatcher and its workers, or all tasks of a cluster."),
     "doctor": ("doctor", "Find faults, and say what to do about each."),

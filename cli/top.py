@@ -76,7 +76,7 @@ def _page(record: dict[str, Any]) -> Any:
 
     from zmqdist.observe import status
 
-    parts: list[Any] = [Text(status.headline(record), style="bold")]
+    parts: list[Any] = [Text(status.headline(record), style="bold"), *map(Text, status.size(record))]
     parts += [Text(line, style="yellow") for line in status.troubles(record)]
     for table in status.tables(record):
         shown = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, expand=False)

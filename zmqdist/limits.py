@@ -261,6 +261,15 @@ RESTART_PAUSE_S: Final = 0.2
 RESTART_PAUSE_S_MAX: Final = 10.0
 """The longest pause before a restart, in seconds. A host that needs longer to recover needs a person."""
 
+DESCRIBED_WORKS_MAX: Final = 100_000
+"""Work items that a coordinator names for the report about a drain, which takes it a tenth of a second and a message of a few MB."""
+
+DESCRIBED_S: Final = 1.0
+"""Seconds that a coordinator has to name its work for the report about a drain: its loop replies at once unless its process is stopped."""
+
+WORKER_IDLE_S: Final = 60.0
+"""Seconds without work after which a worker leaves a cluster with `min` and `max`: longer than most pauses of a program."""
+
 RESTARTS_FORGOTTEN_S: Final = 600.0
 """Seconds for which a task must run after a restart; then its restarts are counted from zero again."""
 

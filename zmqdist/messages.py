@@ -329,6 +329,23 @@ class Begun(Message, tag=34):
     works: list[int]
 
 
+class DescribeWork(Message, tag=35):
+    """Name these work items, and the per-worker resources of the program. Sent before a worker is drained; the reply is WorkDescribed."""
+
+    SENT = "dispatcher -> coordinator"
+    request: int
+    works: list[int]
+
+
+class WorkDescribed(Message, tag=36):
+    """The reply to DescribeWork: (work, name, whether a lost value is recomputed) of those that the program still needs."""
+
+    SENT = "coordinator -> dispatcher"
+    request: int
+    works: list[tuple[int, str, bool]]
+    resources: list[str]
+
+
 # -- dispatcher and worker ------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,10 @@ USAGE: list[tuple[str, str]] = [
     ("drain 127.0.0.1:1", "zmqdist drain: which TARGET?"),
     ("drain 127.0.0.1:1 worker", "zmqdist drain: 'worker' is not the name of a worker: wanted JOB:INDEX"),
     ("drain a b c", "zmqdist drain: wanted [TARGET] WORKER"),
+    ("scale", "zmqdist scale: wanted [TARGET] worker=COUNT, as 127.0.0.1:5050 worker=8"),
+    ("scale 127.0.0.1:1 8", "zmqdist scale: '8' is no size: wanted worker=COUNT, as worker=8"),
+    ("scale 127.0.0.1:1 worker=+2", "zmqdist scale: 'worker=+2' is no size: wanted worker=COUNT, as worker=8"),
+    ("scale worker=2", "zmqdist scale: which TARGET?"),
     ("shutdown 127.0.0.1:1 --grace -1", "zmqdist shutdown: Invalid value for '--grace'"),
     ("launch", "zmqdist launch: Missing argument 'CONFIG'"),
     (

@@ -13,6 +13,7 @@ import pytest
 from tests.data_service.clusters import READ_AHEAD, TestCluster, process_cluster, until
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy, distribute
+from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow
 
 DYNAMIC = ShardingPolicy.DYNAMIC
 LONG = 3 * READ_AHEAD
@@ -134,3 +135,27 @@ def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> No
         ask(ev.HandBackRequest("t", 5, 4000, 7, 0, 12, 0, ((4, 6),)))
     assert ask(ev.SplitsRequest("t", 5, 4000, 7, 0, 13, 0, 10)) == (4, 6)
     assert ask(ev.SplitsRequest("t", 5, 4000, 7, 0, 14, 0, 10)) == (10, 10)
+
+
+def test_a_report_says_which_data_tasks_others_read_on(cluster: TestCluster) -> None:
+    readers = [
+        iter(cluster.distribute(Dataset.range(LONG), mode, job_name=name))
+        for name, mode in (("moves", DYNAMIC), ("whole", ShardingPolicy.OFF))
+    ]
+    assert all(next(reader) is not None for reader in readers)
+    until(lambda: all(len(report.data) == 2 for report in cluster.dispatcher.drain_reports()))
+    for report in cluster.dispatcher.drain_reports():
+        assert set(report.data) == {DataTaskRow("moves", "DYNAMIC", True), DataTaskRow("whole", "OFF", True)}
+        assert report.losses == []
+    cluster.stop_worker(1)
+    until(lambda: len(cluster.dispatcher.drain_reports()) == 1)
+    until(lambda: len(cluster.dispatcher.drain_reports()[0].losses) == 1)
+    assert cluster.dispatcher.drain_reports()[0].losses == ["1 data task whose rest no other worker reads: whole (OFF)"]
+
+
+def test_a_share_that_belongs_to_one_worker_refuses_its_drain_by_the_name_of_its_job() -> None:
+    with TestCluster(1, worker_addresses=["localhost:%port%"]) as cluster:
+        reader = iter(cluster.distribute(Dataset.range(LONG), ShardingPolicy.DATA, job_name="shared"))
+        assert next(reader) == 0
+        (report,) = cluster.dispatcher.drain_reports()
+        assert report.losses == ["1 data task whose rest no other worker reads: shared (DATA)"]

@@ -13,6 +13,7 @@ import pytest
 
 from tests.house.test_structure import MACHINES, name_of
 from tests.sim.simulations.data_rounds import simulate_rounds
+from tests.sim.simulations.elasticity import simulate_elasticity
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.keyring import simulate_keyring
@@ -27,6 +28,7 @@ from zmqdist.testing import simulate, simulate_data_service
 SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     partial(simulate, works=20),
     simulate_data_service,
+    simulate_elasticity,
     simulate_group,
     simulate_keeper,
     simulate_keyring,

@@ -23,3 +23,16 @@ def test_a_role_whose_host_is_lost_is_placed_on_another() -> None:
     assert slots.place("worker:0") == "b"
     assert slots.place("ps:0") is None, "b has two slots"
     assert slots.lose("a") == []
+
+
+def test_a_slot_that_is_released_is_free_for_another_role() -> None:
+    slots = HostSlots({"a": 1})
+    assert slots.place("worker:0") == "a"
+    assert slots.place("worker:1") is None
+    slots.release("worker:0")
+    assert slots.place("worker:1") == "a"
+
+
+def test_the_room_of_hosts_is_known_if_each_has_a_bound() -> None:
+    assert HostSlots({"a": 2, "b": 3}).room == 5
+    assert HostSlots({"a": 2, "b": None}).room is None

@@ -15,7 +15,7 @@ from zmqdist import errors
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch import slurm_job
 from zmqdist.launch.launcher import Launch
-from zmqdist.launch.slurm import explain, slurm_hosts, srun_command
+from zmqdist.launch.slurm import allocated_cores, explain, slurm_hosts, srun_command
 from zmqdist.launch.slurm_job import JobFollower, job_state, submit
 
 SHOWN = """\
@@ -481,3 +481,11 @@ def test_outside_of_an_allocation_the_error_says_so(slurm: FakeSlurm, monkeypatc
 )
 def test_the_end_of_an_agents_stream_is_one_phrase(notes: str, expected: str) -> None:
     assert explain(1, notes) == expected
+
+
+@pytest.mark.parametrize(("text", "cores"), [("4", 4), ("4,2(x3)", 10), ("16(x2)", 32), ("", None), ("many", None)])
+def test_the_cores_of_an_allocation_are_those_of_all_its_nodes(
+    text: str, cores: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", text)
+    assert allocated_cores() == cores

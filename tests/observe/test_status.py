@@ -63,6 +63,17 @@ def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
     ]
 
 
+def test_a_launched_cluster_shows_its_wanted_size_its_bounds_and_what_is_under_way() -> None:
+    none = {"starting": [], "leaving": [], "failed": []}
+    fixed = {"wanted": 2, "min": None, "max": None, "idle_s": None, **none}
+    bounded = {"wanted": 3, "min": 1, "max": 8, "idle_s": 30.0, **none, "starting": ["worker:1", "worker:2"]}
+    assert status.size(record()) == []
+    assert status.size(record(scaling=fixed)) == ["workers: 2 wanted"]
+    assert status.size(record(scaling=bounded)) == [
+        "workers: 3 wanted; min 1, max 8, idle after 30 s; starting: worker:1, worker:2"
+    ]
+
+
 def test_a_dispatcher_without_workers_says_how_to_add_one() -> None:
     assert status.lines(record()) == [
         "dispatcher at 127.0.0.1:5050 (pid 7): 0 workers, 0 slots, 0 queued, 0 given out, 0 running, 0 done, 0/s",

@@ -1,7 +1,8 @@
-"""The machines by which the tasks of a cluster work together, in virtual time, with seeded faults.
+"""The machines by which the tasks of a cluster work together, in virtual time, with seeded faults: barriers and keys, groups, messages, and
+how many workers there are.
 
-The faults and the checks are in tests/sim/simulations/{keeper,groups,keyring,mail,recruitment,watches}.py.
-The machines' modules number the promises.
+The faults and the checks are in tests/sim/simulations/{elasticity,keeper,groups,keyring,mail}.py; the promises are numbered in the modules
+of the machines.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.simulations.elasticity import simulate_elasticity
 from tests.sim.simulations.groups import simulate_group
 from tests.sim.simulations.keeper import simulate_keeper
 from tests.sim.simulations.keyring import simulate_keyring
@@ -21,14 +23,7 @@ from tests.sim.simulations.mail import simulate_mail
 from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.watches import simulate_watches
 
-ALL: list[Callable[..., Any]] = [
-    simulate_keeper,
-    simulate_group,
-    simulate_keyring,
-    simulate_mail,
-    simulate_recruitment,
-    simulate_watches,
-]
+ALL: list[Callable[..., Any]] = [simulate_elasticity, simulate_keeper, simulate_group, simulate_keyring, simulate_mail]
 
 
 @pytest.mark.parametrize("simulate", ALL)

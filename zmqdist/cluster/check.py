@@ -197,6 +197,8 @@ def problems(config: Config) -> Iterator[Mistake]:
                     "is given together with threads_per_slot",
                     "leave one of them out",
                 )
+    if jobs.worker is not None:
+        yield from _bounds(config)
     for name, single, hint in (("chief", jobs.chief, "others are workers"), ("evaluator", jobs.evaluator, "")):
         if single is not None and len(single.indices()) > 1:
             key = "count" if single.tasks is None else "tasks"
@@ -217,6 +219,31 @@ def problems(config: Config) -> Iterator[Mistake]:
         yield from _kubernetes(config)
     if config.launcher == "ray":
         yield from _ray(config)
+
+
+def _bounds(config: Config) -> Iterator[Mistake]:
+    """Yield contradictions between min, max, count and what the launcher can do."""
+    worker, path = config.jobs.worker, ("jobs", "worker")
+    given = {"min": worker.min, "max": worker.max}
+    absent = [name for name, value in given.items() if value is None]
+    if len(absent) == 2:
+        if worker.idle_s != limits.WORKER_IDLE_S:
+            yield Mistake((*path, "idle_s"), "is given without min and max", "write both, for example min: 1, max: 8")
+        return
+    if absent:
+        given_one = "max" if absent == ["min"] else "min"
+        yield Mistake((*path, given_one), f"is given without {absent[0]}", "write both, for example min: 1, max: 8")
+        return
+    if worker.tasks is not None:
+        yield Mistake((*path, "tasks"), "lists the workers, and with min and max their number changes", "write count")
+    elif worker.min > worker.max:
+        yield Mistake((*path, "min"), f"is {worker.min}, and max is {worker.max}")
+    elif worker.count is not None and not worker.min <= worker.count <= worker.max:
+        yield Mistake((*path, "count"), f"is {worker.count}, and min is {worker.min} and max {worker.max}")
+    if config.launcher == "kubernetes":
+        yield Mistake((*path, "max"), "has no effect in Kubernetes, which holds the workers", "use an autoscaler there")
+    if config.launcher == "ray":
+        yield Mistake((*path, "max"), "has no effect with Ray, where each worker is placed at the start", "write count")
 
 
 def _count_and_tasks(path: Path, job: Job) -> Iterator[Mistake]:
@@ -288,7 +315,8 @@ def _ssh(config: Config) -> Iterator[Mistake]:
         if name in names[:index]:
             yield Mistake((*path, index), f"host {name} is listed twice", "write its slots once")
     slots = [None if isinstance(each, str) else each.slots for each in hosts]
-    roles = sum(len(job.indices()) for name, job in config.jobs.task_jobs().items() if name in ("worker", "ps"))
+    jobs = config.jobs
+    roles = (0 if jobs.worker is None else jobs.worker.most()) + (0 if jobs.ps is None else len(jobs.ps.indices()))
     bounded = [each for each in slots if each is not None]
     if len(bounded) == len(slots) and sum(bounded) < roles:
         yield Mistake(

@@ -215,6 +215,23 @@ class ServingJob(Job, frozen=True):
 class WorkerJob(ServingJob, frozen=True):
     """Processes that run functions."""
 
+    min: Annotated[
+        TaskCount | None,
+        documented(
+            "With max: idle workers leave until there are so few; null: the number does not change by itself.",
+            f"a whole number, 1 to {limits.WORKERS_MAX}, or null",
+        ),
+    ] = None
+    max: Annotated[
+        TaskCount | None,
+        documented(
+            "With min: workers start while work waits, until there are so many.",
+            f"a whole number, 1 to {limits.WORKERS_MAX}, or null",
+        ),
+    ] = None
+    idle_s: Annotated[
+        Seconds, documented("Seconds without work after which a worker leaves.", "a number of seconds above 0")
+    ] = limits.WORKER_IDLE_S
     slots: Annotated[
         SlotCount | Literal["auto"],
         documented(
@@ -237,6 +254,10 @@ class WorkerJob(ServingJob, frozen=True):
         SecondsFromZero,
         documented("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
     ] = limits.CANCEL_GRACE_S
+
+    def most(self) -> int:
+        """Return how many workers there may be without a request: `max`, else those of the file."""
+        return len(self.indices()) if self.max is None else self.max
 
     def slots_here(self) -> int:
         """Return the slots of a worker on this host: `auto` is the number of cores that this process may use."""

@@ -115,14 +115,15 @@ class Child:
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for raw in lines:
+        with (
+            self.process.stdout as output
+        ):  # closed here, because this thread may outlive `finish` where the child left processes behind
+            for raw in output:
                 line = raw.decode(errors="replace").rstrip("\n")
                 self._tail.append(line)
                 try:
                     on_line(line)
-                except BaseException:
-                    # A terminal may have been closed, for example. This thread goes on reading, or the child would block in a write.
+                except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
                     log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
@@ -133,6 +134,8 @@ class Child:
         if self._reader is not None:
             # It closes the pipe at its end, which a process that the child has started may keep open for longer.
             self._reader.join(2.0)
+        if self.process.stdout is not None and self._reader is None:
+            self.process.stdout.close()
         self.break_lifeline()
 
 
@@ -235,6 +238,9 @@ class Children:
         with self._lock:
             return [child for child in self._children if not child.ended.is_set()]
 
+    def release(self, name: str) -> None:
+        """As `Launcher.release`: this host has room for any number of roles, so there is nothing to do."""
+
     def close(self, grace_s: float) -> None:
         """Stop all children: SIGTERM, up to `grace_s` seconds to drain, then SIGKILL. Return when all have ended. A second call does
         nothing.
@@ -283,6 +289,8 @@ class Children:
             child.finish()
         finally:
             child.ended.set()
+            with self._lock:
+                self._children.remove(child)
             self._on_exit(child)
 
 

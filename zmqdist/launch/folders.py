@@ -60,18 +60,28 @@ def remove_left_behind(parent: Path | None = None) -> list[Path]:
     return removed
 
 
+def folders_in_use(parent: Path | None = None) -> list[Path]:
+    """Return the folders of this user in `parent` whose owners run, sorted."""
+    return sorted(path for path in (parent or Path(tempfile.gettempdir())).glob(f"{PREFIX}*") if _in_use(path) is True)
+
+
 def _is_left_behind(path: Path) -> bool:
+    return _in_use(path) is False
+
+
+def _in_use(path: Path) -> bool | None:
+    """Return whether the owner of this folder runs; None: it is not the folder of a run of this user."""
     try:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            return False
+            return None
         fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:  # a folder without the file belongs to another program, or a launcher is just making it
-        return False
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
+        return True
     finally:
         os.close(fd)
-    return True
+    return False

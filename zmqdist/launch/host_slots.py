@@ -2,7 +2,8 @@
 
 Rules
     A new role is placed on the host that has the fewest roles, and on the first of several such hosts in the order of the file.
-    A host with `slots` has at most this number of roles. A role keeps its place while it does not run, so that it is restarted on its host.
+    A host with `slots` has at most this number of roles. A role keeps its place while it does not run, so that it is restarted on its host, until
+    the slot is released.
     A lost host has no roles any more. Each of them gets a new place when it is restarted.
 """
 
@@ -42,6 +43,18 @@ class HostSlots:
         )  # of several hosts with as many roles, `min` returns the first
         self._roles[host].append(role)
         return host
+
+    def release(self, role: str) -> None:
+        """Free the slot of a role that will not be started again."""
+        for roles in self._roles.values():
+            if role in roles:
+                roles.remove(role)
+
+    @property
+    def room(self) -> int | None:
+        """How many roles all hosts may have; None: no bound."""
+        slots = [self._slots[host] for host in self._roles]
+        return None if None in slots else sum(each or 0 for each in slots)
 
     def lose(self, host: str) -> list[str]:
         """Note that a host is lost, so that no role is placed on it any more. Return the roles that had a place there."""

@@ -116,6 +116,11 @@ class AgentPool:
         with self._lock:
             return self.slots.place(role)
 
+    def release(self, role: str) -> None:
+        """Free the slot of a role, as `HostSlots.release`."""
+        with self._lock:
+            self.slots.release(role)
+
     def lose(self, host: str) -> None:
         """Note that a host is lost, so that no role is placed on it any more."""
         with self._lock:
@@ -253,6 +258,10 @@ class Hosts:
         elif not self._pool.links[host].start(role, order):
             self._fail(role, NOT_STARTED, self._pool.links[host].why_ended)
         return role
+
+    def release(self, name: str) -> None:
+        """As `Launcher.release`."""
+        self._pool.release(name)
 
     def close(self, grace_s: float) -> None:
         """Stop all roles, as `Launcher.close`. Roles on a host that is cut off count as killed."""

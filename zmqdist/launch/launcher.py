@@ -38,13 +38,17 @@ from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
 from zmqdist.launch.children import Child, Children, end_with_parent
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of
+from zmqdist.launch.elastic_workers import ElasticWorkers
+from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
 from zmqdist.launch.engines import agent_hosts
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.hosts import AgentPool, Hosts
 from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.ports import Reserved
+from zmqdist.launch.ps_variables import scaling_problem
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
+from zmqdist.launch.slurm import allocated_cores
 from zmqdist.launch.tasks import MakeLauncher, Tasks
 from zmqdist.limits import GRACE_S
 from zmqdist.port_range import VARIABLE as PORTS_ENV
@@ -91,6 +95,7 @@ class Launch:
         self._program: subprocess.Popen[bytes] | None = None
         self._pool: AgentPool | None = None
         """The agents of the hosts; None if the roles are children of this process."""
+        self._elastic: ElasticWorkers | None = None
         self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt its holder
 
     def run(self) -> int:
@@ -128,7 +133,17 @@ class Launch:
                 self._variables[PORTS_ENV] = self._config.ports
             tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials))
             stack.callback(tasks.close, self._grace_s)
-            self._start_workers(tasks, credentials)
+            self._elastic = ElasticWorkers(
+                Elasticity(self._bounds(), self._workers.indices()),
+                self._dispatcher,
+                tasks,
+                lambda index: self._start_worker(tasks, credentials, index),
+                lambda: scaling_problem({} if (ps := self._config.jobs.ps) is None else ps.addresses(), credentials),
+            )
+            stack.callback(self._elastic.stop)
+            for index in self._workers.indices():
+                self._start_worker(tasks, credentials, index)
+            self._dispatcher.serve_scaling(self._elastic)
             self._start_ps(tasks, credentials)
             evaluator = self._start_evaluator(stack)
             code = self._run_program()
@@ -242,7 +257,7 @@ class Launch:
         """Return the variables that bound the threads of BLAS in workers and ps on this host. They are the same for both, so that all are
         forked from one zygote.
         """
-        slots = len(self._workers.indices()) * self._workers.slots_here()
+        slots = self._workers.most() * self._workers.slots_here()
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
@@ -256,31 +271,53 @@ class Launch:
 
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
         """Return the variables of a task beyond those of its host. `env` of the file overrides all others."""
-        tf_config = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
+        tf_config = {TF_CONFIG_ENV: self._tf_config(job, index)}
         threads = self._thread_variables() if self._pool is None else {}  # an agent adds the variables for its own host
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
 
-    def _start_workers(self, tasks: Tasks, credentials: Credentials) -> None:
+    def _tf_config(self, job: str, index: int) -> str:
+        """Return TF_CONFIG of a task; a worker may be beyond the count of the file."""
+        config, worker = self._config, self._config.jobs.worker
+        if job == "worker" and worker is not None and index not in worker.indices():
+            more = msgspec.structs.replace(worker, count=index + 1)
+            config = msgspec.structs.replace(config, jobs=msgspec.structs.replace(config.jobs, worker=more))
+        return config.tf_config(job, index)
+
+    def _bounds(self) -> SizeBounds:
+        """Return the bounds of the number of workers, and how much room the hosts have for them."""
         section = self._workers
-        addresses = section.addresses()
-        for index in section.indices():
-            host, port = split(addresses[index]) if index in addresses else (None, 0)
-            config = WorkerConfig(
-                self._dispatcher.address if self._pool is None else self._dispatcher.target,
-                worker_address=section.advertised_at(index),
-                port=port,
-                host=section.host or host,
-                index=index,
-                slots=section.slots_here(),
-                processes=True,
-                threads_per_slot=section.threads_per_slot,
-                workers_on_host=1 if self._pool is None else -(-len(section.indices()) // len(self._pool.links)),
-                orphan_limit_s=section.orphan_limit_s,
-                token_file=credentials.token_file,
-                keys_dir=credentials.keys_dir,
-            )
-            tasks.start(config, self._environment_of("worker", index), section.restarts)
+        count, ps = len(section.indices()), self._config.jobs.ps
+        room, reason = None, ""
+        if section.tasks is not None:
+            room, reason = count, f"jobs.worker.tasks has the addresses of {count}"
+        elif self._pool is not None and self._pool.slots.room is not None:
+            room = self._pool.slots.room - (0 if ps is None else len(ps.indices()))
+            reason = f"the hosts of launcher: {self._config.launcher} have slots for {room} workers"
+        elif self._config.launcher == "slurm" and (cores := allocated_cores()) is not None:
+            room = max(count, cores // (1 if section.slots == "auto" else section.slots))
+            reason = f"the allocation of Slurm has {cores} cores, which are slots for {room} workers"
+        return SizeBounds(section.min, section.max, section.idle_s, room, reason)
+
+    def _start_worker(self, tasks: Tasks, credentials: Credentials, index: int) -> None:
+        section = self._workers
+        address = section.addresses().get(index)
+        host, port = (None, 0) if address is None else split(address)
+        config = WorkerConfig(
+            self._dispatcher.address if self._pool is None else self._dispatcher.target,
+            worker_address=section.advertised_at(index),
+            port=port,
+            host=section.host or host,
+            index=index,
+            slots=section.slots_here(),
+            processes=True,
+            threads_per_slot=section.threads_per_slot,
+            workers_on_host=1 if self._pool is None else -(-section.most() // len(self._pool.links)),
+            orphan_limit_s=section.orphan_limit_s,
+            token_file=credentials.token_file,
+            keys_dir=credentials.keys_dir,
+        )
+        tasks.start(config, self._environment_of("worker", index), section.restarts)
 
     def _start_ps(self, tasks: Tasks, credentials: Credentials) -> None:
         section = self._config.jobs.ps
@@ -403,9 +440,11 @@ class Launch:
         """
         return number == signal.SIGINT and self._shares_terminal
 
-    def _worker_exited(self, child: RunningRole) -> None:
-        job, _, index = child.name.partition(":")
-        self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+    def _worker_exited(self, index: int, role: RunningRole | None, restarts: bool) -> None:
+        if role is not None:
+            self._dispatcher.report_exit("worker", index, role.pid, role.exit_code, role.tail)
+        if self._elastic is not None:
+            self._elastic.worker_ended(index, role, restarts)
 
     def _evaluator_exited(self, child: Child) -> None:
         if child.exit_code and not self._program_ended:

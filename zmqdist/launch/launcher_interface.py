@@ -75,5 +75,8 @@ class Launcher(Protocol):
     ) -> RunningRole:
         """Start a role on the host that this launcher chooses. A role that ran before has the same host, unless the host is lost."""
 
+    def release(self, name: str) -> None:
+        """Forget the host of a role that has ended and will not be started again, so that another one may have its place."""
+
     def close(self, grace_s: float) -> None:
         """Stop all roles: SIGTERM, up to `grace_s` seconds to drain, then SIGKILL. A second call does nothing."""

@@ -22,6 +22,8 @@ from zmqdist.launch.hosts import AgentHost
 
 SRUN: Final = "srun"
 NODELIST_ENV: Final = "SLURM_JOB_NODELIST"
+CORES_ENV: Final = "SLURM_JOB_CPUS_PER_NODE"
+"""The cores that the job has on each node, in order: "4,2(x3)"."""
 
 
 def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
@@ -42,6 +44,15 @@ def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
         return [_host(node, silence_limit_s) for node in expand_hostlist(nodes)]
     except ValueError as error:
         raise errors.FailedPreconditionError(f"{NODELIST_ENV}: {error}") from None
+
+
+def allocated_cores() -> int | None:
+    """Return how many cores the allocation has on all its nodes; None where Slurm does not say."""
+    text = os.environ.get(CORES_ENV, "")
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if not all(parts):
+        return None
+    return sum(int(part[1]) * int(part[2] or 1) for part in parts if part is not None)
 
 
 def _host(node: str, silence_limit_s: float) -> AgentHost:

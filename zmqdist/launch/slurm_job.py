@@ -135,7 +135,7 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
     words += [f"--nodes={nodes}", "--ntasks-per-node=1"]
     if worker is None or worker.slots != "auto":
         slots = 1 if worker is None else worker.slots_here()
-        workers = 1 if worker is None else len(worker.indices())
+        workers = 1 if worker is None else worker.most()
         words.append(f"--cpus-per-task={math.ceil(workers / nodes) * slots}")
     else:
         words.append("--exclusive")

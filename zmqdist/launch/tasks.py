@@ -1,11 +1,10 @@
-"""Starts the workers and parameter servers of a cluster file through a launcher, and restarts them when they crash.
+"""The workers and parameter servers of a cluster file, restarted when they crash, whatever launcher starts them.
 
-Rules
-    A worker or ps that was ended by a signal or by a failure of its own is restarted as often as its job's `restarts` says, after pauses
-    that grow. A task that stopped as requested is not restarted, nor one that would be refused again (exit codes USAGE and REFUSED of
-    roles.py).
-    A restarted worker has the same index; until then other workers run its work. A restarted ps has the same address, but its variables are
-    lost.
+What is restarted
+    A worker or ps that was ended by a signal or by a failure of its own, as often as its job's `restarts` says, with growing pauses. Not
+    a task that stopped in good order, nor one that would be refused again (exit codes USAGE and REFUSED of roles.py).
+    A worker returns under its index; meanwhile its work has run elsewhere. A ps returns at its address without its variables, which
+    are lost. A worker that was told to leave (`retire`) is not restarted, however it ends.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 Say = Callable[[str], object]
 ExitHandler = Callable[[RunningRole], object]
+WorkerExitHandler = Callable[[int, RunningRole | None, bool], object]
+"""Called with the index of a worker, its process that has ended or None where none could be started, and whether it is started again."""
 MakeLauncher = Callable[[ExitHandler], Launcher]
 """A function that makes a launcher from its `on_exit`."""
 
@@ -62,6 +63,8 @@ class _Task:
     environment: Mapping[str, str]
     restarts: Restarts
     pause: threading.Timer | None = None
+    retired: bool = False
+    """Whether it was told to leave."""
     role: RunningRole | None = None
     """The current incarnation of the task, or the last one."""
 
@@ -70,12 +73,12 @@ class Tasks:
     """The workers and parameter servers of one launcher.
 
     Args:
-      on_worker_exit: called with each worker that has ended, before it is restarted.
-      say: called with each line of the tasks' output, with a prefix, and with a line for each end of a task.
-      launcher: makes the launcher that starts the tasks; by default as children of this process.
+      on_worker_exit: called when a worker has ended, before it is started again.
+      say: called with each line of their output, with a prefix, and with a line for each of their ends.
+      launcher: what starts them; by default as children of this process.
     """
 
-    def __init__(self, on_worker_exit: ExitHandler, say: Say, launcher: MakeLauncher = Children) -> None:
+    def __init__(self, on_worker_exit: WorkerExitHandler, say: Say, launcher: MakeLauncher = Children) -> None:
         self._on_worker_exit = on_worker_exit
         self._say = say
         self._lock = threading.Lock()
@@ -86,6 +89,26 @@ class Tasks:
     def start(self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], restarts: int) -> None:
         """Start a worker or a ps."""
         self._start(_Task(config, environment, Restarts(restarts)))
+
+    def retire(self, name: str) -> bool:
+        """Never start this worker again. Return whether it has a process; if it waits to be restarted, it has ended for good."""
+        with self._lock:
+            task = self._tasks[name]
+            task.retired = True
+            waits = task.pause is not None
+            if task.pause is not None:
+                task.pause.cancel()
+                task.pause = None
+        if waits:
+            self._launcher.release(name)
+        return not waits
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to the process of this task, if it has one."""
+        with self._lock:
+            role = self._tasks[name].role
+        if role is not None:
+            role.signal(number)
 
     def close(self, grace_s: float) -> None:
         """Stop all tasks, and kill those that take longer than `grace_s` seconds. A second call does nothing."""
@@ -100,7 +123,7 @@ class Tasks:
     def _start(self, task: _Task) -> None:
         name = f"{task.config.job}:{task.config.index}"
         with self._lock:
-            if self._stopping:
+            if self._stopping or task.retired:
                 return
             self._tasks[name] = task
             task.restarts.began(time.monotonic())
@@ -109,8 +132,11 @@ class Tasks:
                 task.role = self._launcher.start_role(
                     task.config, task.environment, lambda line: self._line(task, line)
                 )
+                return
             except OSError as error:
                 self._say(f"[{name.replace(':', '-')}] cannot be started: {error}")
+        if task.config.job == "worker":
+            self._on_worker_exit(task.config.index or 0, None, False)
 
     def _line(self, task: _Task, line: str) -> None:
         with self._lock:  # wait until `_start` has stored the role, whose host is in the label
@@ -121,12 +147,18 @@ class Tasks:
     def _exited(self, role: RunningRole) -> None:
         """Handle the end of a role. A thread of the launcher calls this."""
         job = role.name.partition(":")[0]
-        if job == "worker":
-            self._on_worker_exit(role)
         with self._lock:
-            if self._stopping:
-                return
-            restart = self._plan_restart(self._tasks[role.name], role.exit_code)
+            stopping, task = self._stopping, self._tasks[role.name]
+            restart = "" if stopping or task.retired else self._plan_restart(task, role.exit_code)
+        if task.retired:
+            self._launcher.release(role.name)
+        if job == "worker":
+            self._on_worker_exit(task.config.index or 0, role, bool(restart))
+        if stopping:
+            return
+        if task.retired:
+            self._say(f"[{_label(role)}] has left")
+            return
         how = errors.describe_exit(role.exit_code or 0) if role.pid else role.tail
         lost = "its variables are lost; " if job == "ps" else ""
         self._say(f"[{_label(role)}] ended ({how}); {lost}{restart or self._workers_left(job)}")

@@ -4,7 +4,8 @@ Rule: all functions are pure functions of the record, the dictionary that the di
 and colour nothing. Names, hosts and reasons are texts of other processes, so unprintable characters are replaced and long texts are cut
 before they reach a terminal.
 
-Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, data, losses_count, losses, slot_deaths,
+Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a launcher), coordinators, data,
+losses_count, losses, slot_deaths,
 last_slot_death, relayed, dropped, refused_handshakes. All durations are in seconds.
 """
 
@@ -105,6 +106,20 @@ def headline(status: Status) -> str:
     return ", ".join(parts)
 
 
+def size(status: Status) -> list[str]:
+    """Return a line about the number of workers that the launcher wants; empty where no launcher holds them."""
+    scaling = status.get("scaling")
+    if scaling is None:
+        return []
+    parts = [f"{scaling['wanted']} wanted"]
+    if scaling["min"] is not None:
+        parts.append(f"min {scaling['min']}, max {scaling['max']}, idle after {duration(scaling['idle_s'])}")
+    for state in ("starting", "leaving", "failed"):
+        if scaling[state]:
+            parts.append(f"{state}: {', '.join(scaling[state][:LOSSES_SHOWN_MAX])}")
+    return [f"workers: {'; '.join(parts)}"]
+
+
 def tables(status: Status) -> list[Table]:
     """Return the tables that have rows: workers, coordinators, jobs of the data service, losses."""
     every = (workers(status), coordinators(status), jobs(status), losses(status))
@@ -113,7 +128,7 @@ def tables(status: Status) -> list[Table]:
 
 def lines(status: Status) -> list[str]:
     """Return the whole record as lines of plain text."""
-    text_lines = [headline(status), *troubles(status)]
+    text_lines = [headline(status), *size(status), *troubles(status)]
     if not status["workers"]:
         text_lines.append(f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}")
     for table in tables(status):

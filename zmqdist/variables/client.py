@@ -448,9 +448,9 @@ class PsClient:
             sequence=id[1],
         )
 
-    def status(self) -> PsCall:
+    def status(self, due: float = inf) -> PsCall:
         """Request the figures of the ps. Return the request, whose value is the dict that variable_host.py builds."""
-        return self._start(f"the ps at {self.address}", "status")
+        return self._start(f"the ps at {self.address}", "status", due=due)
 
     def close(self) -> None:
         """End the connection and all pending requests. The next `client_of` makes a new client."""

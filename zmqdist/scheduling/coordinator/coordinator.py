@@ -363,14 +363,14 @@ class ClusterCoordinator:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
         """
         job, _, number = worker_name(worker).rpartition(":")
-        self._call_dispatcher("drain", job, int(number), float(grace_s))
+        _call_dispatcher(self._runtime.address, self.credentials, "drain", job, int(number), float(grace_s))
 
-    def _call_dispatcher(self, method: str, *args: Any) -> Any:
-        """Call a method of the dispatcher over a new connection and return the reply."""
-        address = self._runtime.address
-        security = self.credentials.client(address, "submit")
-        with closing(ZmqClient(address, "", True, REQUEST_MS, security=security)) as client:
-            return getattr(client, f"{method}_blocking")(*args)
+    def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
+        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force`: although values or work are lost.
+
+        Raises FailedPreconditionError: no launcher, `count` is out of bounds, or something would be lost, which the text names.
+        """
+        _call_dispatcher(self._runtime.address, self.credentials, "scale", "worker", count, float(grace_s), force)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -426,7 +426,7 @@ class ClusterCoordinator:
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
         """
-        rows = self._call_dispatcher("status")["workers"]
+        rows = _call_dispatcher(self._runtime.address, self.credentials, "status")["workers"]
         figures = {name: metrics.get_metric_summary(name) for name in metrics.names()}
         return {**figures, "workers": {row["name"]: row for row in rows}}
 
@@ -556,6 +556,13 @@ def _options(worker: int | str | None, priority: int) -> WorkOptions:
     if not -(2**31) <= index(priority) < 2**31:
         raise ValueError(f"priority is {priority}, wants a whole number from -2**31 to 2**31 - 1")
     return WorkOptions("" if worker is None else worker_name(worker), index(priority))
+
+
+def _call_dispatcher(address: str, credentials: Credentials, method: str, *args: Any) -> Any:
+    """Call a method of the dispatcher over a connection of its own and return the reply."""
+    security = credentials.client(address, "submit")
+    with closing(ZmqClient(address, "", True, REQUEST_MS, security=security)) as client:
+        return getattr(client, f"{method}_blocking")(*args)
 
 
 def worker_name(worker: int | str) -> str:

@@ -27,6 +27,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import ValueLost
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.result_form import ResultForm
+from zmqdist.scheduling.coordinator.work_names import WorkNames
 from zmqdist.scheduling.worker import remote_results
 from zmqdist.wire import results, trusted
 
@@ -52,6 +53,7 @@ class ValueOwner(Protocol):
     uses: list[Any]
     inputs: dict[int, RemoteValue]
     lost_values: dict[int, RemoteValue]
+    names: WorkNames
     lock: threading.Lock
     unpacking: threading.RLock
     failures: Failures
@@ -305,7 +307,9 @@ class RemoteValue:
         """Set the outcome of the function; return the callbacks, which the caller must call."""
         self._payload = payload
         self._kind = kind
-        if kind != KEPT:
+        if kind == KEPT:
+            payload.name = self.label
+        else:
             self._alive = None
         if self._waiters is not None:
             self.wake()
@@ -318,6 +322,11 @@ class RemoteValue:
             waiter.release()
 
     # -- for other parts of the coordinator ----------------------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """A short name for reports: that of the function without its module, and the number of the work item."""
+        return f"{self.name.rpartition('.')[2]}-{self.work}"
 
     def copied(self, take: Callable[[Any], object]) -> None:
         """Call `take` with the packed value in its present state, if the value is in this process. The lock `unpacking` is held meanwhile.
@@ -379,15 +388,18 @@ class Kept:
       work: the number of the work item, or of the attempt, that computed the value.
       encoded: the reference to the value.
       lineage: whether the value is recomputed when it is lost.
+      name: the label of its RemoteValue, once that is settled.
     """
 
-    __slots__ = ("_owner", "encoded", "lineage", "work")
+    __slots__ = ("__weakref__", "_owner", "encoded", "lineage", "name", "work")
 
     def __init__(self, owner: ValueOwner, work: int, encoded: bytes, lineage: bool = False) -> None:
         self._owner = owner
         self.work = work
         self.encoded = encoded
         self.lineage = lineage
+        self.name = ""
+        owner.names.kept[work] = self
 
     def __del__(self) -> None:
         self._owner.release_kept(self.work)

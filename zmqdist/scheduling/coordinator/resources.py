@@ -142,6 +142,11 @@ class Resources:
         self._lost: dict[int, str] = {}
         """Why a worker is missing, by its index."""
         self._watching = False
+        runtime.names.of_resources = self.names
+
+    def names(self) -> list[str]:
+        """Return the names of all resources, for messages."""
+        return [resource.name for each in list(self._live.values()) if (resource := each()) is not None]
 
     def __len__(self) -> int:
         return len(self._live)

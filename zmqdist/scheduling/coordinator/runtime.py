@@ -19,7 +19,7 @@ from weakref import WeakSet, ref
 from zmqdist import errors
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
-from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
+from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Message, Read, Refused
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Joined, Left, MembersChanged, Scheduled, WorkOptions
@@ -64,6 +64,7 @@ from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.task_specs import Plans
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
+from zmqdist.scheduling.coordinator.work_names import WorkNames
 from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 from zmqdist.scheduling.worker.references import encode_reference
@@ -119,17 +120,15 @@ class CoordinatorRuntime:
       scheduled, resolved, rounds_ended: counts of scheduled work items, of those that have ended, and of rounds that have ended.
       waiting, waiting_for_room: the number of threads that wait on `changed`, and of those among them that wait for room in the queue.
       failures, callbacks: the errors of the round; the thread for the program's callbacks.
-      room: the number of work items that may be handed in before `has_room` must compute it again.
-      queue_bytes: counts the bytes of the arguments of unfinished work.
-      form: the form in which results are accepted.
-      packing_thread: the thread that is packing arguments; None for none.
-      uses: resources and kept values found among the arguments that are being packed: they must stay alive until the work has ended.
-      inputs: RemoteValues found among the arguments that are being packed, by the number of their work.
-      by_reference: whether the call that is being packed may run at any time, so that it cannot wait for inputs.
-      values, with_callbacks: weak references to unsettled RemoteValues by work number; the values with callbacks, which must stay alive.
-      lost_values: by work number, the lost kept values that a thread waits for.
-      machine, store, result_fetcher, absence: the decisions, the large arguments held for workers, the threads that fetch large results,
-        the log line about a missing dispatcher or worker. Any thread may read them.
+      room: how many work items may be handed in before `has_room` must count again.
+      queue_bytes, form: the counter of the bytes of the arguments of unfinished work; the form in which results are accepted.
+      packing_thread, uses: the thread that is packing arguments, or None; the resources and kept values that it has found.
+      inputs: RemoteValues found while packing, by the number of their work.
+      by_reference: whether the packed call may run at any time, so that it cannot wait for inputs.
+      values, with_callbacks: unsettled RemoteValues by work number, weakly; those of them with callbacks, which must stay alive.
+      lost_values, names: lost kept values that a thread waits for, by work number; the names of the program's work, for reports.
+      machine, store, result_fetcher, absence: the decisions, the large arguments held, the fetcher of large results, the log of
+        absences. Any thread may read them.
     """
 
     def __init__(
@@ -165,6 +164,7 @@ class CoordinatorRuntime:
         self.values: dict[int, ref[RemoteValue]] = {}
         self.with_callbacks: set[RemoteValue] = set()
         self.lost_values: dict[int, RemoteValue] = {}
+        self.names = WorkNames(self)
         self.outbox: list[tuple[int, int, bytes]] = []
         self._to_keep: list[int] = []
         self._options: dict[int, WorkOptions] = {}
@@ -400,6 +400,8 @@ class CoordinatorRuntime:
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
             self._dealer.send(*self.store.read_reply(message))
+        elif isinstance(message, DescribeWork):
+            self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
             # The session belongs to another connection now, so the dispatcher ignores messages of this one.
             if message.final and self.machine.closures.registered:

@@ -42,6 +42,7 @@ from zmqdist.scheduling.dispatcher.membership import (
     MemberLost,
     Membership,
 )
+from zmqdist.scheduling.dispatcher.records import WorkerHoldings
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
@@ -59,6 +60,8 @@ class WorkerRow:
       rate: work items a second while it has work; 0 while unknown.
       joined_at, heard_at: when it registered, and when its last message arrived.
       slot_deaths: the number of its slot processes that crashed.
+      kept: results that it keeps for coordinators.
+      pinned: work items that wait for it alone.
     """
 
     name: str
@@ -76,6 +79,8 @@ class WorkerRow:
     joined_at: float
     heard_at: float
     slot_deaths: int
+    kept: int
+    pinned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,7 @@ class BrokerSnapshot:
     """The state of the scheduling, as `status` and `top` show it.
 
     Attributes:
+      queued: work items that wait; `queued_pinned` of them wait for a certain worker.
       losses: the last losses of workers: (name, reason, exit code, when).
       last_slot_death: (the worker's name, exit code, when).
     """
@@ -111,6 +117,7 @@ class BrokerSnapshot:
     workers: tuple[WorkerRow, ...]
     coordinators: tuple[CoordinatorRow, ...]
     queued: int
+    queued_pinned: int
     losses_count: int
     losses: tuple[tuple[str, str, int | None, float], ...]
     slot_deaths: int
@@ -172,6 +179,23 @@ class Broker:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
+    def holdings(self, job: str, index: int) -> WorkerHoldings:
+        """Return what this worker has, by the numbers of its coordinators. Raises KeyError: there is no such worker."""
+        member = self.membership.members[job, index]
+        load = self.dispatch.loads[member]
+        holdings = WorkerHoldings(member.name)
+        for lease in load.held.values():
+            if lease.kept:
+                holdings.kept.append((lease.session.peer, lease.work))
+        for lease in load.leases.values():
+            if lease.started:
+                holdings.running.append((lease.session.peer, lease.work))
+            elif lease.band.session_queue.worker:
+                holdings.pinned.append((lease.session.peer, lease.work))
+        for session, item in self.dispatch.placement.waiting_for(member.name):
+            holdings.pinned.append((session.peer, item[0]))
+        return holdings
+
     def holder(self, number: int) -> Peer | None:
         """Return the connection of the coordinator or worker with this incarnation; None if it is not connected to this dispatcher."""
         for peer, session in self.dispatch.sessions.items():
@@ -196,6 +220,7 @@ class Broker:
                 for session in self.dispatch.sessions.values()
             ),
             queued=self.dispatch.queued,
+            queued_pinned=self.dispatch.placement.queued_pinned,
             losses_count=self.membership.losses_count,
             losses=tuple((loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses),
             slot_deaths=self.dispatch.slot_deaths,
@@ -221,6 +246,8 @@ class Broker:
             joined_at=member.joined_at,
             heard_at=member.heard_at,
             slot_deaths=load.slot_deaths,
+            kept=sum(lease.kept for lease in load.held.values()),
+            pinned=sum(1 for _ in self.dispatch.placement.waiting_for(member.name)),
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:

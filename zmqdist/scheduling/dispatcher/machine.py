@@ -102,7 +102,7 @@ class Dispatch:
     Each method is one event and returns the messages to send, in order. `assign`, called once after the events of a turn, hands out work.
 
     Attributes:
-      sessions: the registered coordinators, by connection.
+      placement, sessions: the waiting work, and the registered coordinators by connection.
       loads: the load of each member, including members that are away but not lost ones.
       slot_deaths, last_slot_death: the number of slot processes that have crashed, and the last one as (worker, exit code, when).
     """
@@ -110,7 +110,7 @@ class Dispatch:
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
         self.attempts_max = attempts_max
         self._lease_s = lease_s
-        self._placement = Placement(first_lease)
+        self.placement = Placement(first_lease)
         self.sessions: dict[Peer, CoordinatorSession] = {}
         self._closed_sessions: dict[int, list[CoordinatorSession]] = {}
         self._ending_sessions: dict[CoordinatorSession, None] = {}
@@ -124,12 +124,12 @@ class Dispatch:
     @property
     def queued(self) -> int:
         """The number of work items of all coordinators that wait."""
-        return self._placement.queued
+        return self.placement.queued
 
     @property
     def deadline(self) -> float | None:
         """The time at which `settle` and `assign` must next be called even if no event occurs before; None for never."""
-        steal_at = self._placement.deadline
+        steal_at = self.placement.deadline
         if not self._ending_sessions and not self._forget_at:
             return steal_at
         times = [*self._forget_at.values()] if steal_at is None else [*self._forget_at.values(), steal_at]
@@ -195,7 +195,7 @@ class Dispatch:
         if missing:
             problem = f"work for functions {sorted(missing)[:5]} that were never defined"
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
-        self._placement.enqueue(session, message.worker, message.priority, message.items)
+        self.placement.enqueue(session, message.worker, message.priority, message.items)
         if session is main and session.submitted - session.progress_reported >= session.queue_max:
             self._full_sessions[session] = None
         return []
@@ -204,7 +204,7 @@ class Dispatch:
         wanted = set(message.works)
         results: list[Result] = []
         for part in session.with_detached:
-            results += [(item[0], item[1], CANCELLED, b"") for item in self._placement.take_out(part, wanted)]
+            results += [(item[0], item[1], CANCELLED, b"") for item in self.placement.take_out(part, wanted)]
         effects = [Send(session.peer, Results(part)) for part in split(results)]
         if message.unless_begun:
             return effects + self._cancel_unbegun(session, wanted)
@@ -241,7 +241,7 @@ class Dispatch:
     def end_round(self, session: CoordinatorSession, message: EndRound, now: float) -> list[Send]:
         session.round_ended = session.ending_round = message.round
         self._ending_sessions[session] = None
-        self._placement.drop(session)
+        self.placement.drop(session)
         effects = self._abort_leases(lambda lease: lease.session is session, message.grace_s)
         return effects + self._free_held(session, kept=False) + self.settle(now)
 
@@ -270,7 +270,7 @@ class Dispatch:
         effects: list[Send] = []
         for part in session.with_detached:
             part.closed = True
-            self._placement.drop(part)
+            self.placement.drop(part)
             effects += self._free_held(part, kept=True)
         parts = session.with_detached
         effects = self._abort_leases(lambda lease: lease.session in parts, 0.0) + effects
@@ -290,7 +290,7 @@ class Dispatch:
     def joined(self, member: Member, register: Register) -> list[Send]:
         load = self.loads[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
         load.stale_leases = dict(register.stale_leases)
-        self._placement.add_worker(load)
+        self.placement.add_worker(load)
         effects = _abort_unknown(load, register.held)
         effects += self._report_worker_count() if len(self.loads) == 1 else []
         return effects + self._report_members(Members([_member_row(member)], []))
@@ -317,21 +317,21 @@ class Dispatch:
         effects += [Send(member.peer, forget) for forget in load.undelivered_forgets]
         load.undelivered_forgets.clear()
         effects += self._give_back(vanished)
-        self._placement.reindex(load)
+        self.placement.reindex(load)
         return effects
 
     def away(self, member: Member) -> None:
         load = self.loads[member]
         load.reachable = False
-        self._placement.reindex(load)
+        self.placement.reindex(load)
 
     def leaving(self, member: Member) -> None:
-        self._placement.reindex(self.loads[member])
+        self.placement.reindex(self.loads[member])
 
     def lost(self, loss: MemberLost, now: float) -> list[Send]:
         member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
         load = self.loads.pop(member)
-        self._placement.remove_worker(load)
+        self.placement.remove_worker(load)
         leases = list(load.leases.values())
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
         running = [lease.session for lease in leases]
@@ -381,7 +381,7 @@ class Dispatch:
         ended = before - len(leases)
         load.done += ended
         load.window.note_returned(ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not load.leases)
-        self._placement.reindex(load)
+        self.placement.reindex(load)
         effects = [Send(session.peer, Results(items)) for session, items in by_session.items() if not session.closed]
         if unwanted and member.peer is not None:
             effects.append(Send(member.peer, FreeResult(unwanted)))
@@ -407,7 +407,7 @@ class Dispatch:
             lease = load.leases.pop(number, None)
             if lease is not None:
                 back.append(lease)
-        self._placement.reindex(load)
+        self.placement.reindex(load)
         return self._give_back(back) + self.settle(now)
 
     def slots_lost(self, member: Member, lost: SlotsLost, now: float) -> list[Send]:
@@ -420,12 +420,12 @@ class Dispatch:
             lease = load.leases.pop(number, None)
             if lease is not None:
                 charged.append((lease, exit_code, log))
-        self._placement.reindex(load)
+        self.placement.reindex(load)
         return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
         """Hand out waiting work. Call it once after the events of a turn."""
-        return self._placement.assign(now) + self._report_progress()
+        return self.placement.assign(now) + self._report_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
@@ -465,7 +465,7 @@ class Dispatch:
             if lease.cancelled or lease.cancelled_unless_begun:
                 cancelled.setdefault(session, []).append((lease.work, lease.attempt, CANCELLED, b""))
                 continue
-            self._placement.put_back(lease, report_before_start=report_before_start)
+            self.placement.put_back(lease, report_before_start=report_before_start)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:

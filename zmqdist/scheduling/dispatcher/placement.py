@@ -46,7 +46,7 @@ class Placement:
       first_lease: the number of the first lease.
 
     Attributes:
-      queued: the number of work items of all sessions that wait.
+      queued: the number of work items of all sessions that wait; `queued_pinned` of them wait for a certain worker.
     """
 
     def __init__(self, first_lease: int) -> None:
@@ -55,7 +55,7 @@ class Placement:
         self._ready_queues: deque[SessionQueue] = deque()
         self._ready_pinned: dict[str, deque[SessionQueue]] = {}
         """For each worker the queues of work pinned to it, in turn; a worker without such work has no entry."""
-        self._pinned_count = 0
+        self.queued_pinned = 0
         self._loads_by_name: dict[str, WorkerLoad] = {}
         self._with_pinned_work: OrderedDict[WorkerLoad, None] = OrderedDict()
         """Workers for which pinned work waits and which have room for it."""
@@ -133,10 +133,17 @@ class Placement:
             self._remove_ready(queue)
         session.left_queue = session.submitted
 
+    def waiting_for(self, worker: str) -> Iterator[tuple[CoordinatorSession, Item]]:
+        """Yield the work items that wait for this worker alone."""
+        for queue in self._ready_pinned.get(worker, ()):
+            for band in queue.bands:
+                for item in (*band.report_before_start, *band.items):
+                    yield queue.session, item
+
     def _count(self, queue: SessionQueue, more: int) -> None:
         self.queued += more
         if queue.worker:
-            self._pinned_count += more
+            self.queued_pinned += more
 
     def _add_ready(self, queue: SessionQueue) -> None:
         """Let a queue that has work take part in the turns."""
@@ -217,7 +224,7 @@ class Placement:
             self._hand_out(load, load.member.slots - load.outstanding, ready, batches, now)
         while ready and self._with_capacity:
             load = next(iter(self._with_capacity))
-            share = max(1, (self.queued - self._pinned_count) // len(self._with_capacity))
+            share = max(1, (self.queued - self.queued_pinned) // len(self._with_capacity))
             self._hand_out(load, min(share, load.window.limit - load.outstanding), ready, batches, now)
             if load in self._with_capacity:  # to the end, so that workers with room take turns
                 self._with_capacity.move_to_end(load)

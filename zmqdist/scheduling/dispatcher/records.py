@@ -225,3 +225,19 @@ class Handout:
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)
     report_before_start: list[Leased] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class WorkerHoldings:
+    """What one worker has, each as (connection of the coordinator, work item).
+
+    Attributes:
+      kept: the values that it keeps.
+      running: what it has begun. What it has not begun goes to other workers, and is not listed.
+      pinned: what waits for this worker alone.
+    """
+
+    worker: str
+    kept: list[tuple[Peer, int]] = field(default_factory=list)
+    running: list[tuple[Peer, int]] = field(default_factory=list)
+    pinned: list[tuple[Peer, int]] = field(default_factory=list)

@@ -43,15 +43,20 @@ from zmqdist.messages import (
     ResultReceived,
     SlotsLost,
     Submit,
+    WorkDescribed,
 )
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.drain_report import DrainReport
+from zmqdist.scheduling.dispatcher.drain_reporter import DrainReporter, not_registered
 from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
+from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
 from zmqdist.scheduling.worker.fetch import RELAY
 from zmqdist.transport.address import join, split
 from zmqdist.transport.credentials import Credentials
@@ -198,6 +203,19 @@ class DispatchServer:
 
         runtime.loop.call_soon(begin)
 
+    def serve_scaling(self, scaler: Scaler) -> None:
+        """Have the launcher that holds the workers serve the RPC method `scale` (`zmqdist scale`)."""
+        self._runtime.scaler = scaler
+
+    def drain_reports(self) -> list[DrainReport]:
+        """Return what would become of everything that each worker has if it left. Waits for the programs, at most DESCRIBED_S."""
+        return self._runtime.reporter.reports()
+
+    def drain(self, job: str, index: int, grace_s: float) -> None:
+        """Have a worker finish what it runs within `grace_s` and leave. Waits for the loop. Raises NotFoundError."""
+        assert self._runtime.loop is not None
+        self._runtime.loop.run(self._runtime.drain, job, index, grace_s)
+
     def shutdown(self, grace_s: float = 0.0) -> None:
         """Request that all workers stop, wait for them until a second after `grace_s`, and stop the server. Idempotent."""
         loop = self._runtime.loop
@@ -243,6 +261,11 @@ class DispatchServer:
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
+    def data_tasks_by_worker(self) -> dict[str, int]:
+        """Return how many tasks of the data service each worker has, by its name; workers without any are left out."""
+        assert self._runtime.loop is not None
+        return self._runtime.loop.run(self._runtime.data.task_counts)
+
     def snapshot_streams(self, path: str) -> list[Any]:
         """Return the streams of the distributed snapshot in folder `path`: `index`, `owner` and `state` of each. Raises NotFoundError."""
         assert self._runtime.loop is not None
@@ -271,7 +294,8 @@ class _Runtime:
     Attributes:
       loop: None before `open`.
       stopped: set by `stop`, and by the RPC method `shutdown`.
-      undelivered: the number of messages that were not sent because their peer had disconnected.
+      scaler: the launcher that holds the workers; None: they were started otherwise.
+      undelivered: messages that were not sent because their peer had disconnected.
       watchers: called in the loop after each event.
       member_watchers: called in the loop when workers have joined or were lost.
     """
@@ -286,6 +310,7 @@ class _Runtime:
         self._incarnation = secrets.randbits(62) | 1
         # A worker may still name a lease of the earlier incarnation, so two incarnations must not use the same numbers.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
+        self.scaler: Scaler | None = None
         self.undelivered = 0
         self._heap_trimmer = HeapTrimmer()
         self.watchers: list[Callable[[], None]] = []
@@ -329,6 +354,8 @@ class _Runtime:
             for kind in kinds:
                 router.on(kind, self._handle_message, frozenset(roles))
         router.on(Goodbye, self._handle_message)
+        self.reporter = DrainReporter(loop, self.broker, self.data, router.send)  # type: ignore[arg-type]
+        router.on(WorkDescribed, lambda peer, message, _: self.reporter.described(peer, message), frozenset({"submit"}))
         router.on_gone.append(self._peer_gone)
         self._relay = Relay(loop, router, self.broker.holder)
         service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
@@ -440,7 +467,9 @@ class _Runtime:
         service = RpcService("dispatcher")
         service.register("status", self._status, inline=True)
         service.register("shutdown", self.shutdown, inline=True, roles=frozenset({"submit"}))
-        service.register("drain", self._drain, inline=True, roles=frozenset({"submit"}))
+        service.register("scale", self._scale, roles=frozenset({"submit"}))
+        service.register_later("drain_reported", self._drain_reported, roles=frozenset({"submit"}))
+        service.register("drain", self.drain, inline=True, roles=frozenset({"submit"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
         return service
 
@@ -456,6 +485,7 @@ class _Runtime:
             "workers": [
                 {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at} for row in snapshot.workers
             ],
+            "scaling": None if self.scaler is None else self.scaler.figures(),
             "coordinators": [_row(row) for row in snapshot.coordinators],
             "data": self.data.status(),
             "losses_count": snapshot.losses_count,
@@ -471,7 +501,9 @@ class _Runtime:
         }
 
     def shutdown(self, grace_s: float) -> int:
-        """Request that all workers stop, and stop the server once they have, or a second after the grace. Return their number."""
+        """Tell all workers to stop, and stop once they have, or a second after the grace. Returns their number."""
+        if self.scaler is not None:
+            self.scaler.close()
         members = list(self.broker.membership.members.values())
         assert self.loop is not None
         now = self.loop.now()
@@ -489,14 +521,33 @@ class _Runtime:
         self.stopped.set()
         self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # later, so that the reply is sent first
 
-    def _drain(self, job: str, index: int, grace_s: float) -> None:
+    def _scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
+        if self.scaler is None:
+            raise errors.FailedPreconditionError(NO_LAUNCHER)
+        return self.scaler.scale(job, count, grace_s, force)
+
+    def _drain_reported(
+        self, call: PendingCall, job: str, index: int, grace_s: float, force: bool, dry_run: bool
+    ) -> None:
+        """Report what becomes of everything that a worker has; then drain it, unless that loses something or is a `dry_run`."""
+
+        def finish(reports: list[DrainReport]) -> None:
+            if not reports:
+                call.fail(not_registered(job, index, self.broker.membership.members))
+                return
+            drained = not dry_run and (force or not reports[0].losses)
+            if drained:
+                self.drain(job, index, grace_s)
+            call.reply({**reports[0].to_dict(), "drained": drained})
+
+        self.reporter.ask([(job, index)], finish)
+
+    def drain(self, job: str, index: int, grace_s: float) -> None:
+        """Tell a worker to leave. Raises NotFoundError."""
         assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
-            names = ", ".join(row.name for row in self.broker.snapshot().workers) or "none"
-            raise errors.NotFoundError(
-                f"no worker {job}:{index} is registered here; the registered workers are: {names}"
-            )
+            raise not_registered(job, index, self.broker.membership.members)
         self._perform(effects)
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:

@@ -31,6 +31,7 @@ import json
 import logging
 import queue
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,7 +47,13 @@ from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.figures import TaskReport
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine, not_registered
-from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot, iteration_rows, next_numbers
+from zmqdist.data.service.dispatcher.machine.snapshot import (
+    DataSnapshot,
+    DataTaskRow,
+    data_tasks,
+    iteration_rows,
+    next_numbers,
+)
 from zmqdist.data.service.dispatcher.machine.state import decode_state
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.store import DatasetStore
@@ -238,6 +245,17 @@ class DataDispatcher:
         """Return the figures for `zmqdist status`: the iterations that are read, and how many workers would be enough for them."""
         figures = self.machine.figures
         return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
+
+    def tasks_of(self, worker: str) -> tuple[DataTaskRow, ...]:
+        """Return the tasks of a worker ("worker:1") that have not ended. Call it in the loop."""
+        present = frozenset(row.name for row in self.machine.place_rows() if row.connected)
+        return data_tasks(self.machine.state, worker, present)
+
+    def task_counts(self) -> dict[str, int]:
+        """Return how many tasks that have not ended each worker has, by its name. Call it in the loop."""
+        state = self.machine.state
+        open_tasks = [task.worker for task in state.tasks.values() if not task.finished]
+        return dict(Counter(state.workers[number].name for number in open_tasks if number in state.workers))
 
     def snapshot(self) -> DataSnapshot:
         """Return a record of jobs, iterations, readers, workers and the journal. Call it in the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,6 +115,43 @@ def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
         portions_done=done,
         elements_acknowledged=acknowledged,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DataTaskRow:
+    """A task of one worker that has not ended.
+
+    Attributes:
+      job: the job's name.
+      mode: the processing mode, as it is named.
+      moves: whether other workers take over what it has not given when the worker is drained.
+    """
+
+    job: str
+    mode: str
+    moves: bool
+
+
+def data_tasks(state: DurableState, worker: str, present: Collection[str]) -> tuple[DataTaskRow, ...]:
+    """Return a row for each task of the worker of this name that has not ended. `present`: the names of the registered workers."""
+    names = {number: entry.name for number, entry in state.workers.items()}
+    others = {number for number, name in names.items() if name != worker and name in present}
+    return tuple(
+        _task_row(state, task, others)
+        for task in state.tasks.values()
+        if names.get(task.worker) == worker and not task.finished
+    )
+
+
+def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -> DataTaskRow:
+    iteration = state.iterations[task.iteration]
+    job = state.jobs[iteration.job]
+    moves = job.terms.portioned or job.terms.coordinated or job.terms.mode == r.DYNAMIC
+    if job.terms.mode == r.OFF:  # each worker gives the whole dataset, so elements are lost with the last worker only
+        tasks = [state.tasks[each] for each in iteration.tasks]
+        moves = moves or any(each.worker in others and not each.finished for each in tasks)
+    mode = r.MODES[job.terms.mode] if job.terms.mode < len(r.MODES) else str(job.terms.mode)
+    return DataTaskRow(job.name, mode, moves)
 
 
 def next_numbers(state: DurableState) -> NextNumbers:

@@ -1,0 +1,103 @@
+"""`zmqdist scale [TARGET] worker=COUNT`: change how many workers a launched cluster has, and wait until it has them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import click
+
+from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, printable_line, target_options
+from zmqdist_cli.exit_codes import ExitCode
+
+LOOK_S: Final = 0.05
+"""Seconds between two looks whether the workers are there."""
+
+START_S: Final = 60.0
+"""Seconds that workers have to register."""
+
+DECIDED_S: Final = 15.0
+"""Seconds that the launcher may take for its decision beyond --timeout: it asks the programs what they keep."""
+
+
+@click.command(short_help="Change how many workers a launched cluster has.")
+@click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
+@grace_option("Time that functions of workers that leave have to end; then they are cut off.")
+@click.option("--force", is_flag=True, help="Also end workers that keep what no other worker has.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Seconds(zero=True),
+    default=START_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for new workers, and beyond --grace for those that leave.",
+)
+@target_options
+@click.pass_context
+def scale(
+    context: click.Context,
+    /,
+    target_and_count: tuple[str, ...],
+    *,
+    grace_s: float,
+    force: bool,
+    wait_s: float,
+    timeout_s: float,
+    **secrets: Any,
+) -> None:
+    """Change how many workers a cluster has that `zmqdist launch` runs.
+
+    New workers are started; workers that are too many finish what they run, and leave: those with the least to lose. The command
+    returns when the new workers have registered and the others have left.
+    """
+    target, job, count = _parsed(target_and_count)
+    with Dispatcher(*place(target, **secrets), "submit", timeout_s) as dispatcher:
+        decision = dispatcher.call("scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S)
+        for line in _lines(decision):
+            click.echo(printable_line(line))
+        problem = _missing(dispatcher, decision, wait_s, grace_s)
+    if problem:
+        click.echo(f"zmqdist scale: {problem}", err=True)
+        context.exit(int(ExitCode.PROGRAM_FAILED))
+
+
+def _parsed(words: tuple[str, ...]) -> tuple[str | None, str, int]:
+    if not 1 <= len(words) <= 2:
+        raise click.UsageError("wanted [TARGET] worker=COUNT, as 127.0.0.1:5050 worker=8")
+    *target, size = words
+    job, _, count = size.partition("=")
+    if not job or not count.isascii() or not count.isdigit() or len(count) > 9:
+        raise click.UsageError(f"{size!r} is no size: wanted worker=COUNT, as worker=8")
+    return target[0] if target else None, job, int(count)
+
+
+def _lines(decision: dict[str, Any]) -> list[str]:
+    from zmqdist.observe.status import plural
+
+    starts, leaves = decision["starts"], decision["leaves"]
+    lines = [f"{', '.join(starts)} {'starts' if len(starts) == 1 else 'start'}"] if starts else []
+    lines += [f"{report['worker']}: {line}" for report in decision["reports"] for line in report["lines"]]
+    lines += [f"{', '.join(leaves)} {'leaves' if len(leaves) == 1 else 'leave'}"] if leaves else []
+    return lines or [f"there are {plural(decision['count'], 'worker')} already"]
+
+
+def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:
+    """Wait until the decision has been carried out. Return "" then, else a sentence about what is missing."""
+    starts, leaves = set(decision["starts"]), set(decision["leaves"])
+    begun = time.monotonic()
+    while True:
+        scaling = dispatcher.call("status")["scaling"]
+        # Another command may have had a worker leave meanwhile, so a worker that does not start any more is not waited for.
+        failed = sorted(starts & set(scaling["failed"]))
+        if failed:
+            return f"{', '.join(failed)} failed; the launcher shows why"
+        waiting, staying = starts & set(scaling["starting"]), leaves & set(scaling["leaving"])
+        passed_s = time.monotonic() - begun
+        if waiting and passed_s >= wait_s:
+            return f"{', '.join(sorted(waiting))} did not register within {wait_s:g} s"
+        if staying and passed_s >= wait_s + grace_s:
+            return f"{', '.join(sorted(staying))} did not leave within {wait_s + grace_s:g} s"
+        if not waiting and not staying:
+            return ""
+        time.sleep(LOOK_S)

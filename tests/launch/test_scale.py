@@ -1,0 +1,294 @@
+"""A launched cluster grows and shrinks: by requests of a program or a user, at every moment of its life."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import run_here
+from tests.launch.launched import UNTIL_TOLD, Launched, eventually, read
+from zmqdist import DispatchServer
+from zmqdist.cluster import ClusterConfig
+from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER
+
+Launcher = Callable[..., Launched]
+
+ONE = """
+name: test
+jobs:
+  dispatcher: {address: 127.0.0.1:0}
+  worker: {count: 1}
+program: python program.py
+"""
+
+
+class Cluster:
+    """A launched cluster, as a user at another terminal has it."""
+
+    def __init__(self, job: Launched) -> None:
+        self.job = job
+        job.saw("it runs")
+        (path,) = job.temporary.glob("zmqdist-*/cluster.yaml")
+        self.file = str(path)
+
+    def scale(self, size: str, *options: str) -> tuple[int, str, str]:
+        done = run_here("scale", *self.target(), size, "--timeout", "20", *options)
+        return done.code, done.out, done.err
+
+    def target(self) -> list[str]:
+        """TARGET and secret, as options."""
+        runtime = ClusterConfig.load(self.file, runtime_allowed=True).runtime
+        assert runtime is not None
+        secret = ["--token-file", runtime.token_file] if runtime.token_file else ["--keys", str(runtime.keys_dir)]
+        return [runtime.dispatcher, *secret]
+
+    def status(self) -> dict[str, Any]:
+        done = run_here("status", *self.target(), "--json", "--timeout", "20")
+        assert done.code == 0, done.err
+        return json.loads(done.out)  # type: ignore[no-any-return]
+
+    def workers(self) -> list[str]:
+        return [row["name"] for row in self.status()["workers"]]
+
+    def pids(self) -> dict[str, int]:
+        return {row["name"]: row["pid"] for row in self.status()["workers"]}
+
+    def is_started(self, index: int) -> bool:
+        """Whether a worker has a process, registered or not."""
+        return any(
+            read(each / "comm") == f"worker:{index}\n"
+            for each in Path("/proc").iterdir()
+            if each.name.isdigit() and f"TMPDIR={self.job.temporary}" in read(each / "environ").split("\0")
+        )
+
+    def end(self) -> int:
+        (self.job.process_folder / "end").touch()
+        return self.job.ends()
+
+
+@pytest.fixture
+def cluster(launch: Launcher) -> Cluster:
+    return Cluster(launch(UNTIL_TOLD, file=ONE))
+
+
+@pytest.mark.processes("launch")
+def test_a_cluster_grows_and_shrinks_and_leaves_nothing(cluster: Cluster) -> None:
+    assert cluster.scale("worker=4") == (0, "worker:1, worker:2, worker:3 start\n", "")
+    assert cluster.workers() == ["worker:0", "worker:1", "worker:2", "worker:3"]
+    assert cluster.scale("worker=4") == (0, "there are 4 workers already\n", "")
+    assert cluster.scale("worker=1") == (0, "worker:3, worker:2, worker:1 leave\n", "")
+    assert cluster.workers() == ["worker:0"]
+    assert cluster.status()["scaling"]["wanted"] == 1
+    assert cluster.end() == 0, cluster.job.text
+    assert sorted(cluster.job.lines[1:]) == ["[worker-1] has left", "[worker-2] has left", "[worker-3] has left"]
+    cluster.job.left_nothing()
+
+
+WORK = """
+    import pathlib, threading, zmqdist as zd
+    from zmqdist.coordinator import ClusterCoordinator
+
+    def work(number):
+        while not pathlib.Path("go").exists():
+            threading.Event().wait(0.02)
+        return number
+
+    with ClusterCoordinator() as coordinator:
+        values = [coordinator.schedule(work, (number,)) for number in range(8)]
+        print("it runs", flush=True)
+        print(sum(value.get() for value in values), flush=True)
+        while not pathlib.Path("end").exists():
+            threading.Event().wait(0.02)
+"""
+
+
+def test_work_of_workers_that_leave_runs_elsewhere(launch: Launcher) -> None:
+    cluster = Cluster(launch(WORK, file=ONE))
+    assert cluster.scale("worker=3")[0] == 0
+    eventually(lambda: sum(row["running"] for row in cluster.status()["workers"]) == 3, "three functions run")
+    code, out, err = cluster.scale("worker=1", "--grace", "0.1")
+    assert code == 0, err
+    assert out.splitlines()[-1] == "worker:2, worker:1 leave"
+    assert re.search(r"^worker:2: finished within the grace, else run elsewhere: 1 function: work-\d+$", out, re.M)
+    (cluster.job.process_folder / "go").touch()
+    cluster.job.saw("28")
+    assert cluster.end() == 0
+
+
+KEEPS = """
+    import pathlib, threading
+    from zmqdist.coordinator import ClusterCoordinator
+
+    def load(number):
+        return [number]
+
+    with ClusterCoordinator() as coordinator:
+        kept = [coordinator.schedule(load, (number,), keep=True, worker=number) for number in range(2)]
+        coordinator.join()
+        print("it runs", flush=True)
+        while not pathlib.Path("end").exists():
+            threading.Event().wait(0.02)
+"""
+
+
+def test_a_size_that_loses_kept_values_is_refused_with_their_names(launch: Launcher) -> None:
+    cluster = Cluster(launch(KEEPS, file=ONE.replace("count: 1", "count: 2")))
+    code, out, err = cluster.scale("worker=1")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"zmqdist scale: worker:1: 1 kept value that has no lineage: load-\d+\n", err)
+    assert cluster.workers() == ["worker:0", "worker:1"]
+    code, out, err = cluster.scale("worker=1", "--force")
+    assert code == 0, err
+    assert out.splitlines()[-1] == "worker:1 leaves"
+    assert cluster.end() == 0
+
+
+def test_with_bounds_the_size_follows_the_work(launch: Launcher) -> None:
+    cluster = Cluster(launch(WORK, file=ONE.replace("count: 1", "count: 1, min: 1, max: 3, idle_s: 0.3")))
+    eventually(lambda: len(cluster.workers()) == 3, "it grows to max")
+    (cluster.job.process_folder / "go").touch()
+    cluster.job.saw("28")
+    eventually(lambda: len(cluster.workers()) == 1, "it shrinks to min")
+    assert cluster.scale("worker=4") == (
+        2,
+        "",
+        "zmqdist scale: worker=4 is out of bounds: the cluster file has min 1 and max 3\n",
+    )
+    assert cluster.end() == 0
+    cluster.job.left_nothing()
+
+
+def test_a_new_worker_that_is_killed_returns_under_its_index(cluster: Cluster) -> None:
+    assert cluster.scale("worker=2")[0] == 0
+    before = cluster.job.worker(1)
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: cluster.pids().get("worker:1", before) != before, "worker:1 is back")
+    assert cluster.status()["scaling"]["wanted"] == 2
+    assert cluster.end() == 0
+
+
+def test_a_launcher_that_is_killed_in_the_middle_of_a_scale_leaves_nothing(cluster: Cluster) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        scaling = threads.submit(cluster.scale, "worker=5", "--timeout", "2")
+        eventually(lambda: cluster.is_started(2), "a second worker starts")
+        cluster.job.process.kill()
+        cluster.job.ends()
+        scaling.result(60.0)
+    cluster.job.left_nothing(folders=False)
+
+
+def test_of_two_sizes_at_once_one_holds_and_both_commands_end(cluster: Cluster) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.submit(cluster.scale, "worker=2"), threads.submit(cluster.scale, "worker=3")
+        assert (first.result(60.0)[0], second.result(60.0)[0]) == (0, 0)
+    wanted = cluster.status()["scaling"]["wanted"]
+    assert wanted in (2, 3)
+    eventually(lambda: len(cluster.workers()) == wanted, "the last size holds")
+    assert cluster.end() == 0
+    cluster.job.left_nothing()
+
+
+def test_while_the_cluster_shuts_down_nothing_starts(cluster: Cluster) -> None:
+    assert run_here("shutdown", *cluster.target(), "--timeout", "20").code == 0
+    code, out, _ = cluster.scale("worker=3", "--timeout", "1")
+    assert code != 0
+    assert out == ""
+    assert cluster.end() == 0
+    cluster.job.left_nothing()
+
+
+def test_growing_and_shrinking_again_and_again_leaves_no_threads_and_no_descriptors(cluster: Cluster) -> None:
+    def figures() -> tuple[int, int]:
+        process = Path("/proc", str(cluster.job.process.pid))
+        return len(list((process / "task").iterdir())), len(list((process / "fd").iterdir()))
+
+    sizes = []
+    for _ in range(3):
+        assert cluster.scale("worker=3")[0] == 0
+        assert cluster.scale("worker=1")[0] == 0
+        eventually(lambda: not cluster.status()["scaling"]["leaving"], "they have left")
+        sizes.append(figures())
+    eventually(
+        lambda: all(now <= before for now, before in zip(figures(), sizes[0], strict=True)), f"no more than {sizes}"
+    )
+    assert cluster.end() == 0
+    cluster.job.left_nothing()
+
+
+def test_without_a_launcher_the_size_is_refused_with_the_remedy() -> None:
+    with DispatchServer() as server:
+        done = run_here("scale", server.address, "worker=2")
+    assert done.code == 2
+    assert done.err == f"zmqdist scale: {NO_LAUNCHER}\n"
+
+
+PS = """
+    import pathlib, threading
+    import zmqdist as zd
+
+    strategy = zd.ParameterServerStrategy(None)
+    with strategy.scope():
+        variables = [zd.Variable(float(number), name=f"weights_{number}") for number in range(3)]
+    print("it runs", flush=True)
+    while not pathlib.Path("end").exists():
+        threading.Event().wait(0.02)
+    strategy.close()
+"""
+
+
+def test_parameter_servers_stay_as_they_are_and_the_refusal_names_their_variables(launch: Launcher) -> None:
+    cluster = Cluster(launch(PS, file=ONE.replace("worker: {count: 1}", "worker: {count: 1}\n  ps: {count: 2}")))
+    code, out, err = cluster.scale("ps=3")
+    assert (code, out) == (2, "")
+    assert "ps:0: weights_0, weights_2; ps:1: weights_1" in err
+    assert cluster.end() == 0, cluster.job.text
+
+
+SCALES = """
+    import pathlib, threading
+    from zmqdist.coordinator import ClusterCoordinator
+
+    with ClusterCoordinator() as coordinator:
+        coordinator.scale_workers(2)
+        print(coordinator.schedule(sum, ([1, 2],), worker=1).get())
+        coordinator.scale_workers(1)
+"""
+
+
+def test_a_program_changes_the_size_itself(launch: Launcher) -> None:
+    job = launch(SCALES, file=ONE)
+    assert job.ends() == 0, job.text
+    assert job.lines[0] == "3"
+    job.left_nothing()
+
+
+ON_HOSTS = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[2])!r})
+from tests.launch.agents import pipe_host
+from zmqdist.cluster import ClusterConfig
+from zmqdist.launch import launcher
+launcher.agent_hosts = lambda config: [pipe_host("a", 2), pipe_host("b", 1)]
+sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=float(sys.argv[2])))
+"""
+
+
+def test_on_hosts_the_size_has_their_slots_as_its_bound_and_slots_become_free_again(launch: Launcher) -> None:
+    cluster = Cluster(launch(UNTIL_TOLD, file=ONE, run=ON_HOSTS))
+    for _ in range(2):
+        assert cluster.scale("worker=3")[0] == 0
+        assert cluster.workers() == ["worker:0", "worker:1", "worker:2"]
+        code, _, err = cluster.scale("worker=4")
+        assert code == 2
+        assert err.endswith("there cannot be 4 workers: the hosts of launcher: local have slots for 3 workers\n")
+        assert cluster.scale("worker=1")[0] == 0
+    assert cluster.end() == 0, cluster.job.text
+    cluster.job.left_nothing()

@@ -1,0 +1,199 @@
+"""The size of a launched cluster: promises of launch/elasticity_machine.py, one by one."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from zmqdist.events import Ticked
+from zmqdist.launch.elasticity_machine import (
+    BACKLOG_S,
+    LEAVE_MARGIN_S,
+    AcceptSize,
+    Closing,
+    ClusterSeen,
+    DrainFailed,
+    DrainWorker,
+    Elasticity,
+    ElasticityEffect,
+    KillWorker,
+    RefuseSize,
+    RegisteredChanged,
+    SeenWorker,
+    SizeBounds,
+    SizeRequested,
+    StartWorker,
+    StopWorker,
+    WorkerEnded,
+)
+from zmqdist.limits import GRACE_S
+
+
+def registered(count: int, bounds: SizeBounds | None = None) -> Elasticity:
+    """A machine whose workers 0 to count - 1 have registered."""
+    machine = Elasticity(bounds or SizeBounds(), range(count))
+    machine.handle(RegisteredChanged(frozenset(range(count))), 0.0)
+    return machine
+
+
+def idle(*indices: int, done: int = 0) -> tuple[SeenWorker, ...]:
+    return tuple(SeenWorker(index, 1, 0, done) for index in indices)
+
+
+def request(
+    machine: Elasticity, count: int, seen: tuple[SeenWorker, ...] = (), force: bool = False
+) -> list[ElasticityEffect]:
+    return machine.handle(SizeRequested(1, count, 2.0, seen, force), 10.0)
+
+
+def test_a_request_starts_workers_under_the_lowest_free_indices() -> None:
+    machine = registered(2)
+    assert request(machine, 4) == [StartWorker(2), StartWorker(3), AcceptSize(1, 4, (2, 3), ())]
+    assert (machine.wanted, machine.starting) == (4, [2, 3])
+
+
+def test_an_index_of_a_worker_that_was_started_by_hand_is_not_taken() -> None:
+    machine = registered(1)
+    machine.handle(RegisteredChanged(frozenset({0, 1})), 1.0)
+    assert request(machine, 2)[0] == StartWorker(2)
+
+
+def test_a_request_takes_the_workers_that_lose_least() -> None:
+    seen = (SeenWorker(0, 1, 0, 0), SeenWorker(1, 1, 1, 0), SeenWorker(2, 1, 0, 0, burden=2))
+    assert request(registered(3), 1, seen)[-1] == AcceptSize(1, 1, (), (0, 1))
+
+
+def test_a_worker_that_has_not_registered_leaves_first_and_by_a_signal() -> None:
+    machine = registered(2)
+    request(machine, 3)
+    assert request(machine, 2, idle(0, 1)) == [StopWorker(2), AcceptSize(1, 2, (), (2,))]
+
+
+def test_workers_that_may_not_leave_refuse_the_size_unless_it_is_forced() -> None:
+    machine = registered(2)
+    seen = (SeenWorker(0, 1, 0, 0, 1, "it keeps sum-1"), SeenWorker(1, 1, 0, 0, 1, "it keeps sum-2"))
+    assert request(machine, 1, seen) == [RefuseSize(1, "worker:1: it keeps sum-2", (1,))]
+    assert (machine.wanted, machine.leaving) == (2, [])
+    assert request(machine, 1, seen, force=True) == [DrainWorker(1, 2.0), AcceptSize(1, 1, (), (1,))]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "count", "problem"),
+    [
+        (SizeBounds(), 0, "worker=0 is out of bounds: a cluster has min 1"),
+        (SizeBounds(2, 4), 1, "worker=1 is out of bounds: the cluster file has min 2 and max 4"),
+        (SizeBounds(2, 4), 5, "worker=5 is out of bounds: the cluster file has min 2 and max 4"),
+        (
+            SizeBounds(room=3, room_reason="the hosts have 3 slots"),
+            4,
+            "there cannot be 4 workers: the hosts have 3 slots",
+        ),
+    ],
+)
+def test_a_size_out_of_bounds_is_refused_with_the_bounds(bounds: SizeBounds, count: int, problem: str) -> None:
+    assert request(registered(2, bounds), count) == [RefuseSize(1, problem)]
+
+
+def test_the_index_of_a_worker_that_leaves_is_free_once_its_process_has_ended() -> None:
+    machine = registered(2)
+    request(machine, 1, idle(0, 1))
+    assert request(machine, 2, idle(0, 1))[0] == StartWorker(2)
+    machine.handle(WorkerEnded(1, in_order=True, restarts=False), 11.0)
+    assert request(machine, 3, idle(0))[0] == StartWorker(1)
+
+
+def test_a_start_waits_for_room_until_a_worker_that_leaves_has_ended() -> None:
+    machine = registered(2, SizeBounds(room=2))
+    request(machine, 1, idle(0, 1))
+    assert request(machine, 2, idle(0, 1)) == [AcceptSize(1, 2, (), ())]
+    assert machine.handle(WorkerEnded(1, in_order=True, restarts=False), 11.0) == [StartWorker(1)]
+
+
+def test_a_worker_that_outlives_its_grace_is_killed_once() -> None:
+    machine = registered(2)
+    request(machine, 1, idle(0, 1))
+    due = 10.0 + 2.0 + LEAVE_MARGIN_S
+    assert machine.deadline == due
+    assert machine.handle(Ticked(), due) == [KillWorker(1)]
+    assert machine.deadline is None
+    assert machine.handle(Ticked(), due + 100) == []
+
+
+def test_a_worker_that_the_dispatcher_does_not_know_is_stopped_by_a_signal() -> None:
+    machine = registered(2)
+    request(machine, 1, idle(0, 1))
+    assert machine.handle(DrainFailed(1), 11.0) == [StopWorker(1)]
+
+
+def test_a_worker_that_failed_is_not_replaced_until_a_user_asks() -> None:
+    machine = registered(2)
+    assert machine.handle(WorkerEnded(1, in_order=False, restarts=False), 1.0) == []
+    assert (machine.wanted, machine.failed) == (2, [1])
+    assert request(machine, 2, idle(0)) == [StartWorker(1), AcceptSize(1, 2, (1,), ())]
+
+
+def test_a_worker_that_is_restarted_counts_all_the_time() -> None:
+    machine = registered(2)
+    assert machine.handle(WorkerEnded(1, in_order=False, restarts=True), 1.0) == []
+    assert (machine.wanted, machine.starting) == (2, [1])
+
+
+def test_the_size_follows_a_worker_that_an_admin_drained_but_not_below_min() -> None:
+    machine = registered(3, SizeBounds(2, 4, 5.0))
+    assert machine.handle(WorkerEnded(2, in_order=True, restarts=False), 1.0) == []
+    assert machine.wanted == 2
+    assert machine.handle(WorkerEnded(1, in_order=True, restarts=False), 2.0) == [StartWorker(1)]
+
+
+def test_the_size_grows_when_work_has_waited_and_up_to_max() -> None:
+    machine = registered(1, SizeBounds(1, 4, 5.0))
+    busy = (SeenWorker(0, 2, 2, 0),)
+    assert machine.handle(ClusterSeen(3, busy), 1.0) == []
+    assert machine.handle(ClusterSeen(3, busy), 1.0 + BACKLOG_S) == [StartWorker(1), StartWorker(2)]
+    assert machine.handle(ClusterSeen(50, busy), 9.0) == [], "two workers are starting"
+    machine.handle(RegisteredChanged(frozenset({0, 1, 2})), 9.0)
+    assert machine.handle(ClusterSeen(50, busy), 10.0) == [StartWorker(3)]
+
+
+def test_work_that_a_worker_has_beyond_its_slots_waits_as_well() -> None:
+    machine = registered(1, SizeBounds(1, 4, 5.0))
+    machine.handle(ClusterSeen(0, (SeenWorker(0, 1, 3, 0),)), 1.0)
+    assert machine.handle(ClusterSeen(0, (SeenWorker(0, 1, 3, 0),)), 2.0) == [StartWorker(1), StartWorker(2)]
+
+
+def test_a_short_burst_starts_nothing() -> None:
+    machine = registered(1, SizeBounds(1, 4, 5.0))
+    for now, queued in ((1.0, 9), (1.5, 0), (2.0, 9), (2.5, 9)):
+        assert machine.handle(ClusterSeen(queued, idle(0)), now) == []
+
+
+def test_idle_workers_leave_down_to_min_and_those_that_keep_something_stay() -> None:
+    machine = registered(4, SizeBounds(1, 4, 5.0))
+    seen = (*idle(0, 1), SeenWorker(2, 1, 0, 0, burden=1), *idle(3))
+    assert machine.handle(ClusterSeen(0, seen), 1.0) == []
+    assert machine.handle(ClusterSeen(0, seen), 5.9) == []
+    assert machine.handle(ClusterSeen(0, seen), 6.0) == [DrainWorker(index, GRACE_S) for index in (3, 1, 0)]
+    assert machine.wanted == 1
+
+
+def test_a_worker_that_ended_work_between_two_looks_was_not_idle() -> None:
+    machine = registered(2, SizeBounds(1, 4, 5.0))
+    machine.handle(ClusterSeen(0, idle(0, 1)), 1.0)
+    machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 4.0)
+    assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 8.0) == []
+    assert machine.handle(ClusterSeen(0, idle(0, 1, done=7)), 9.0) == [DrainWorker(1, GRACE_S)]
+
+
+def test_without_bounds_the_size_does_not_change_by_itself() -> None:
+    machine = registered(2, SizeBounds(idle_s=inf))
+    for now in (0.0, 50.0, 1e6):
+        assert machine.handle(ClusterSeen(99, idle(0, 1)), now) == []
+
+
+def test_after_the_close_each_request_is_refused_and_nothing_happens() -> None:
+    machine = registered(2, SizeBounds(1, 4, 5.0))
+    machine.handle(Closing(), 1.0)
+    assert request(machine, 4) == [RefuseSize(1, "the cluster shuts down")]
+    assert machine.handle(WorkerEnded(1, in_order=True, restarts=False), 2.0) == []
+    assert machine.deadline is None

@@ -1,0 +1,378 @@
+"""A launcher's workers in random events: the real Elasticity over processes that start late, crash, hang, leave, and never come up.
+
+Users ask for sizes, two at a time as well; an admin drains a worker; work comes and goes; the dispatcher loses workers that run on. After
+each event the promises of elasticity_machine.py are compared with what this file has seen of processes and work.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import inf
+
+from zmqdist.events import Ticked
+from zmqdist.launch.elasticity_machine import (
+    BACKLOG_S,
+    LEAVE_MARGIN_S,
+    AcceptSize,
+    Closing,
+    ClusterSeen,
+    DrainFailed,
+    DrainWorker,
+    Elasticity,
+    ElasticityEffect,
+    ElasticityEvent,
+    KillWorker,
+    RefuseSize,
+    RegisteredChanged,
+    SeenWorker,
+    SizeBounds,
+    SizeRequested,
+    StartWorker,
+    StopWorker,
+    WorkerEnded,
+)
+
+EVENTS = 200
+SLOTS = 2
+IDLE_S = 5.0
+GRACE_S = 2.0
+
+
+@dataclass
+class Worker:
+    """A worker that was started, until its process has ended for good.
+
+    Attributes:
+      runs: whether it has a process now; else it is to be restarted, or has failed.
+      failed: it will not be restarted.
+      told_at: when it was told to leave.
+      hangs: its process ends only when it is killed.
+    """
+
+    runs: bool = True
+    registered: bool = False
+    failed: bool = False
+    told_at: float | None = None
+    kill_after: float = inf
+    killed: bool = False
+    hangs: bool = False
+    leases: int = 0
+    done: int = 0
+    burden: int = 0
+    refusal: str = ""
+    idle_since: float | None = None
+    seen_done: int = -1
+
+
+class ElasticitySim:
+    """See the module's docstring."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.trace: list[str] = []
+        self.now = 100.0
+        least = self.random.choice((None, 1, 2))
+        most = None if least is None else least + self.random.choice((0, 2, 5))
+        room = self.random.choice((None, None, 4, 6))
+        if room is not None and most is not None:
+            room = max(room, most)
+        self.bounds = SizeBounds(least, most, IDLE_S, room, "the hosts are full")
+        count = self.random.choice((1, 2, 3)) if least is None else least
+        self.wanted = count
+        self.workers = {index: Worker() for index in range(count)}
+        self.machine = Elasticity(self.bounds, range(count))
+        self.queued = 0
+        self.backlog_since: float | None = None
+        self.calm = self.closing = False
+        self.requests = self.starts = self.leaves = self.kills = self.refusals = self.grown = self.shrunk = 0
+
+    def promise(self, holds: bool, name: str) -> None:
+        if not holds:
+            happened = "\n".join(self.trace[-40:])
+            raise AssertionError(f"{name} is broken; pytest tests/sim --seed {self.seed}\n{happened}")
+
+    def run(self) -> ElasticitySim:
+        kinds = (
+            *[self._look] * 8,
+            *[self._register] * 6,
+            *[self._work] * 6,
+            *[self._pass] * 4,
+            *[self._end_leaving] * 4,
+            *[self._request] * 2,
+            self._crash,
+            self._lose,
+            self._drained_by_admin,
+            self._burdens,
+            self._hang,
+        )
+        for _ in range(EVENTS):
+            self.random.choice(kinds)()
+            if self.random.random() < 0.002:
+                self.closing = True
+                self._handle(Closing())
+            self._check()
+        self._calm_down()
+        return self
+
+    # -- what the launcher holds, by this file's own account --------------------------------------------------------------------
+
+    @property
+    def held(self) -> dict[int, Worker]:
+        return {index: worker for index, worker in self.workers.items() if worker.told_at is None}
+
+    @property
+    def seen(self) -> tuple[SeenWorker, ...]:
+        return tuple(
+            SeenWorker(index, SLOTS, each.leases, each.done, each.burden, each.refusal)
+            for index, each in self.workers.items()
+            if each.registered
+        )
+
+    # -- events -------------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        queued, seen = self.queued, self.seen
+        backlog = queued + sum(max(0, each.leases - SLOTS) for index, each in self.held.items() if each.registered)
+        if not backlog:
+            self.backlog_since = None
+        elif self.backlog_since is None:
+            self.backlog_since = self.now
+        for each in self.workers.values():
+            if not each.registered:
+                continue
+            if each.leases or each.burden:
+                each.idle_since = None
+            elif each.idle_since is None or each.seen_done != each.done:
+                each.idle_since = self.now
+            each.seen_done = each.done
+        starting = any(not each.registered and not each.failed for each in self.held.values())
+        running = sum(not each.failed for each in self.held.values())
+        for effect in self._handle(ClusterSeen(queued, seen)):
+            match effect:
+                case StartWorker():
+                    waited = self.backlog_since is not None and self.now - self.backlog_since >= BACKLOG_S
+                    self.promise(self.bounds.are_given and waited and not starting, "P7: the size grows too early")
+                    self.grown += 1
+                case DrainWorker(index) | StopWorker(index):
+                    worker = self.workers[index]
+                    idle = worker.idle_since is not None and self.now - worker.idle_since >= IDLE_S
+                    self.promise(idle and not worker.burden, "P6: a worker leaves that is busy or keeps something")
+                    self.promise(not backlog, "P6: a worker leaves while work waits")
+                    running -= 1
+                    self.promise(running >= self.bounds.min, "P6: fewer than min are left")
+                    self.shrunk += 1
+
+    def _request(self) -> None:
+        count = self.random.choice((0, 1, 1, 2, 3, 4, 5, 7, 9))
+        force = self.random.random() < 0.2
+        self.requests += 1
+        before, seen = self._state(), {each.index: each for each in self.seen}
+        stays_before = dict(self.held)
+        event = SizeRequested(self.requests, count, GRACE_S, tuple(seen.values()), force)
+        effects = self._handle(event)
+        replies = [each for each in effects if isinstance(each, AcceptSize | RefuseSize)]
+        self.promise(len(replies) == 1 and replies[0].request == self.requests, "P8: not one reply to a request")
+        if isinstance(replies[0], RefuseSize):
+            self.refusals += 1
+            self.promise(len(effects) == 1 and self._state() == before, "P8: a refused request changed something")
+            self.promise(bool(replies[0].problem), "P8: a refusal without a reason")
+            return
+        self.promise(not self.closing, "P9: a size was accepted while the cluster closes")
+        self.promise(replies[0].count == count == self.machine.wanted, "P8: another size was accepted")
+        gone = [index for index in stays_before if self.workers.get(index) not in self.held.values()]
+        self.promise(sorted(gone) == sorted(replies[0].leaves), "P8: other workers leave than the reply says")
+
+        def loss(index: int) -> tuple[bool, int, int]:
+            worker = seen.get(index)
+            lost = worker is None or stays_before[index].failed
+            return (False, 0, 0) if lost or worker is None else (bool(worker.refusal), worker.burden, worker.leases)
+
+        stays = [index for index in stays_before if index not in gone]
+        self.promise(force or not any(loss(index)[0] for index in gone), "P5: a refused worker leaves")
+        for index in gone:
+            self.promise(all(loss(index) <= loss(other) for other in stays), "P5: a worker with more to lose leaves")
+
+    def _register(self) -> None:
+        starting = [index for index, each in self.workers.items() if each.runs and not each.registered]
+        if starting:
+            self.workers[self.random.choice(starting)].registered = True
+            self._members()
+
+    def _members(self) -> None:
+        self._handle(RegisteredChanged(frozenset(index for index, each in self.workers.items() if each.registered)))
+
+    def _work(self) -> None:
+        if self.random.random() < 0.3:
+            self.queued += self.random.choice((1, 5, 30))
+        if self.random.random() < 0.2:
+            self.queued = 0
+        for worker in self.workers.values():
+            if worker.registered and self.random.random() < 0.7:
+                worker.done += worker.leases
+                worker.leases = 0
+                if worker.told_at is None:
+                    worker.leases = min(self.queued, self.random.choice((0, 1, 2, 6)))
+                    self.queued -= worker.leases
+
+    def _burdens(self) -> None:
+        for worker in self.workers.values():
+            if worker.registered:
+                worker.burden = self.random.choice((0, 0, 0, 1, 4))
+                refused = worker.burden and self.random.random() < 0.5
+                worker.refusal = "3 kept values that have no lineage" if refused else ""
+
+    def _hang(self) -> None:
+        leaving = [each for each in self.workers.values() if each.told_at is not None and not each.killed]
+        if leaving:
+            self.random.choice(leaving).hangs = True
+
+    def _crash(self) -> None:
+        """A process ends by a failure, also one that has never registered."""
+        running = [index for index, each in self.workers.items() if each.runs]
+        if running:
+            self._end(self.random.choice(running), in_order=False, restarts=self.random.random() < 0.7)
+
+    def _drained_by_admin(self) -> None:
+        registered = [index for index, each in self.held.items() if each.registered]
+        if registered and self.random.random() < 0.4:
+            wanted, index = self.machine.wanted, self.random.choice(registered)
+            self._end(index, in_order=True, restarts=False)
+            if not self.closing:
+                expected = max(self.bounds.min, wanted - 1)
+                self.promise(self.machine.wanted == expected, "P1: the size does not follow a drained worker")
+
+    def _lose(self) -> None:
+        """The dispatcher loses a worker whose process runs on: its connection is cut."""
+        registered = [index for index, each in self.workers.items() if each.registered]
+        if registered:
+            self._unregister(self.workers[self.random.choice(registered)])
+            self._members()
+
+    def _end_leaving(self) -> None:
+        leaving = [index for index, each in self.workers.items() if each.told_at is not None and not each.hangs]
+        if leaving:
+            self._end(self.random.choice(leaving), in_order=True, restarts=False)
+
+    def _pass(self) -> None:
+        self.now += self.random.choice((0.1, 0.5, 1.0, 4.0))
+        due = self.machine.deadline
+        if due is not None and due <= self.now:
+            self._handle(Ticked())
+
+    def _unregister(self, worker: Worker) -> None:
+        self.queued += worker.leases
+        worker.registered, worker.leases, worker.burden, worker.refusal, worker.idle_since = False, 0, 0, "", None
+
+    def _end(self, index: int, *, in_order: bool, restarts: bool) -> None:
+        worker = self.workers[index]
+        restarts = restarts and worker.told_at is None
+        was_registered = worker.registered
+        self._unregister(worker)
+        if was_registered and self.random.random() < 0.5:  # the dispatcher may notice first, or last
+            self._members()
+        if restarts:
+            self._handle(WorkerEnded(index, in_order, restarts=True))
+            return  # a new process starts at once under the same index
+        if worker.told_at is None and not in_order:
+            worker.runs, worker.failed = False, True
+        else:
+            del self.workers[index]
+        self._handle(WorkerEnded(index, in_order, restarts=False))
+        if was_registered:
+            self._members()
+
+    # -- effects ------------------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ElasticityEvent) -> list[ElasticityEffect]:
+        self.trace.append(f"{self.now:8.1f}  {event}")
+        effects = self.machine.handle(event, self.now)
+        self.trace += [f"{'':10}  -> {effect}" for effect in effects]
+        if isinstance(event, SizeRequested):
+            self.wanted = self.machine.wanted
+        if self.closing:
+            self.promise(all(isinstance(each, RefuseSize) for each in effects), "P9: something happens while it closes")
+        for effect in effects:
+            self._carry_out(effect)
+        return effects
+
+    def _carry_out(self, effect: ElasticityEffect) -> None:
+        match effect:
+            case StartWorker(index):
+                before = self.workers.get(index)
+                self.promise(before is None or before.failed, "P3: an index starts that has a process")
+                self.promise(before is None or before.told_at is None, "P4: a worker that leaves is started")
+                self.workers[index] = Worker()
+                self.starts += 1
+            case DrainWorker(index, grace_s):
+                self._tell(index, grace_s)
+                if not self.workers[index].registered and index in self.workers:
+                    self._handle(DrainFailed(index))
+            case StopWorker(index):
+                worker = self.workers.get(index)
+                if worker is not None and worker.told_at is not None and not worker.killed:
+                    return  # after a DrainFailed
+                self._tell(index, GRACE_S)
+            case KillWorker(index):
+                worker = self.workers[index]
+                self.promise(worker.told_at is not None, "P4: a worker is killed that was not told to leave")
+                self.promise(not worker.killed, "P4: a worker is killed twice")
+                self.promise(self.now >= worker.kill_after, "P4: a worker is killed within its grace")
+                worker.killed, worker.hangs = True, False
+                self.kills += 1
+            case AcceptSize(_, _, _, leaves):
+                for index in leaves:
+                    worker = self.workers.get(index)
+                    if worker is not None and worker.failed and worker.told_at is None:
+                        del self.workers[index]  # it has no process, so it is forgotten without an effect
+
+    def _tell(self, index: int, grace_s: float) -> None:
+        worker = self.workers[index]
+        self.promise(worker.told_at is None, "P4: a worker is told to leave twice")
+        worker.told_at, worker.kill_after = self.now, self.now + grace_s + LEAVE_MARGIN_S
+        self.leaves += 1
+
+    # -- checks -------------------------------------------------------------------------------------------------------------
+
+    def _state(self) -> tuple[int, list[int], list[int], list[int]]:
+        machine = self.machine
+        return machine.wanted, machine.starting, machine.leaving, machine.failed
+
+    def _check(self) -> None:
+        wanted, processes = self.machine.wanted, sum(each.runs for each in self.workers.values())
+        self.promise(self.bounds.min <= wanted <= self.bounds.max or not self.bounds.are_given, "P1: out of bounds")
+        self.promise(wanted >= 1, "P1: no worker is wanted")
+        if self.closing:
+            return
+        self.promise(len(self.held) <= wanted, "P2: more workers are held than are wanted")
+        self.promise(self.bounds.room is None or processes <= self.bounds.room, "P2: there is no room for a process")
+        leaving = sorted(index for index, each in self.workers.items() if each.told_at is not None)
+        self.promise(self.machine.leaving == leaving, "P4: it is not known which workers leave")
+        for worker in self.workers.values():
+            late = self.machine.deadline is not None and self.machine.deadline <= self.now
+            overdue = worker.told_at is not None and worker.runs and worker.kill_after < self.now
+            self.promise(late or not overdue or worker.killed, "P4: a worker outlives its grace")
+
+    def _calm_down(self) -> None:
+        """No more faults: what leaves ends, what starts registers, what was killed is gone."""
+        if self.closing:
+            return
+        for _ in range(3):
+            self.now += 60.0
+            self._handle(Ticked())
+            for index in [index for index, each in self.workers.items() if each.told_at is not None]:
+                self.promise(not self.workers[index].hangs, "P4: a worker that hangs is never killed")
+                self._end(index, in_order=True, restarts=False)
+            for worker in self.workers.values():
+                worker.registered = worker.runs
+            self._members()
+        failed = sum(each.failed for each in self.held.values())
+        running = sum(each.registered for each in self.held.values())
+        self.promise(running + failed == self.machine.wanted, "P10: other workers run than are wanted")
+        self.promise(not self.machine.starting and not self.machine.leaving, "P10: something is still expected")
+
+
+def simulate_elasticity(seed: int) -> ElasticitySim:
+    """Run one seed. Raises AssertionError where a promise is broken."""
+    return ElasticitySim(seed).run()

@@ -1,0 +1,221 @@
+"""The runtime of elasticity_machine.py: one thread that gets requests, ends of workers and figures of the dispatcher, and acts by Tasks."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
+from typing import Any, Final
+
+from zmqdist import errors
+from zmqdist.events import Ticked
+from zmqdist.launch import elasticity_machine as machine
+from zmqdist.launch.elasticity_machine import Elasticity, ElasticityEffect, ElasticityEvent, SeenWorker
+from zmqdist.launch.launcher_interface import RunningRole
+from zmqdist.launch.roles import OK
+from zmqdist.launch.tasks import Tasks
+from zmqdist.scheduling.dispatcher.broker import WorkerRow
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+
+log = logging.getLogger("zmqdist.launch")
+
+LOOK_S: Final = 0.5
+"""Seconds between two looks at the queue, where the size changes by itself."""
+
+DECIDED_S: Final = 10.0
+"""Seconds within which a request is decided: the thread waits for nothing longer than a call of the dispatcher's loop."""
+
+WORKER: Final = "worker"
+
+
+class ElasticWorkers:
+    """The workers of one launcher, as a Scaler of its dispatcher. `tasks` has started those that `elasticity` holds.
+
+    Args:
+      start: starts the worker of an index through `tasks`.
+      ps_problem: returns why there cannot be more or fewer parameter servers.
+    """
+
+    def __init__(
+        self,
+        elasticity: Elasticity,
+        dispatcher: DispatchServer,
+        tasks: Tasks,
+        start: Callable[[int], object],
+        ps_problem: Callable[[], str],
+    ) -> None:
+        self._ps_problem = ps_problem
+        self._machine = elasticity
+        self._dispatcher = dispatcher
+        self._tasks = tasks
+        self._start = start
+        self._events: queue.SimpleQueue[ElasticityEvent | None] = queue.SimpleQueue()
+        self._replies: dict[int, Future[machine.AcceptSize]] = {}
+        self._requests = 0
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._figures = self._new_figures()
+        self._thread = threading.Thread(target=self._run, name="zmqdist-elastic", daemon=True)
+        self._thread.start()
+        dispatcher.watch_members(
+            lambda members: self._events.put(
+                machine.RegisteredChanged(frozenset(index for job, index in members if job == WORKER))
+            )
+        )
+
+    # -- in any thread ------------------------------------------------------------------------------------------------------
+
+    def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
+        """As `Scaler.scale`."""
+        if job == "ps":
+            raise errors.FailedPreconditionError(self._ps_problem())
+        if job != WORKER:
+            raise errors.InvalidArgumentError(f"only workers can be more or fewer, and {job} is another job")
+        reports = {report.worker: report for report in self._dispatcher.drain_reports()}
+        seen = [
+            replace(each, refusal="; ".join(reports[name].losses))
+            if (name := f"{WORKER}:{each.index}") in reports
+            else each
+            for each in self._seen()
+        ]
+        reply: Future[machine.AcceptSize] = Future()
+        with self._lock:
+            if self._stopped:
+                raise errors.FailedPreconditionError("the cluster shuts down")
+            self._requests += 1
+            request = self._requests
+            self._replies[request] = reply
+            self._events.put(machine.SizeRequested(request, count, grace_s, seen, force))
+        try:
+            accepted = reply.result(DECIDED_S)
+        except FutureTimeoutError:
+            raise errors.DeadlineExceededError(f"the launcher has not decided within {DECIDED_S:g} s") from None
+        leaves = _names(accepted.leaves)
+        return {
+            "count": accepted.count,
+            "starts": _names(accepted.starts),
+            "leaves": leaves,
+            "reports": [reports[name].to_dict() for name in leaves if name in reports],
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """As `Scaler.figures`."""
+        return self._figures
+
+    def close(self) -> None:
+        """As `Scaler.close`."""
+        self._events.put(machine.Closing())
+
+    def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:
+        """Note that the process of a worker has ended; `role` is None where none could be started."""
+        self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
+
+    def stop(self) -> None:
+        """Close, refuse all later requests, and end the thread."""
+        self.close()
+        with self._lock:
+            self._stopped = True
+            self._events.put(None)
+        self._thread.join()
+
+    # -- in the thread ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        look_at = time.monotonic()
+        while True:
+            due = [
+                at
+                for at in (self._machine.deadline, look_at if self._machine.bounds.are_given else None)
+                if at is not None
+            ]
+            try:
+                event = self._events.get(timeout=max(0.0, min(due) - time.monotonic()) if due else None)
+            except queue.Empty:
+                if self._machine.bounds.are_given and time.monotonic() >= look_at:
+                    look_at = time.monotonic() + LOOK_S
+                    self._look()
+                event = Ticked()
+            if event is None:
+                return
+            self._handle(event)
+
+    def _look(self) -> None:
+        try:
+            snapshot = self._dispatcher.snapshot()
+            seen = self._seen()
+        except errors.OpError:  # the dispatcher has been stopped
+            return
+        self._handle(machine.ClusterSeen(snapshot.queued - snapshot.queued_pinned, seen))
+
+    def _seen(self) -> list[SeenWorker]:
+        rows = [row for row in self._dispatcher.snapshot().workers if row.name.startswith(f"{WORKER}:")]
+        tasks = self._dispatcher.data_tasks_by_worker()
+        return [_seen_worker(row, tasks.get(row.name, 0)) for row in rows]
+
+    def _handle(self, event: ElasticityEvent) -> None:
+        effects = self._machine.handle(event, time.monotonic())
+        self._figures = self._new_figures()
+        for effect in effects:
+            try:
+                self._carry_out(effect)
+            except Exception:  # the thread must go on serving the others
+                log.exception("an order about the workers failed: %s", effect)
+
+    def _carry_out(self, effect: ElasticityEffect) -> None:
+        match effect:
+            case machine.StartWorker(index):
+                self._start(index)
+            case machine.DrainWorker(index, grace_s):
+                if self._retire(index):
+                    try:
+                        self._dispatcher.drain(WORKER, index, grace_s)
+                    except errors.OpError:
+                        self._events.put(machine.DrainFailed(index))
+            case machine.StopWorker(index):
+                if self._retire(index):
+                    self._tasks.signal(f"{WORKER}:{index}", signal.SIGTERM)
+            case machine.KillWorker(index):
+                self._tasks.signal(f"{WORKER}:{index}", signal.SIGKILL)
+            case machine.AcceptSize(request):
+                self._take_reply(request).set_result(effect)
+            case machine.RefuseSize(request, problem):
+                self._take_reply(request).set_exception(errors.FailedPreconditionError(problem))
+
+    def _retire(self, index: int) -> bool:
+        """Have a worker not be started again; return whether it has a process."""
+        if self._tasks.retire(f"{WORKER}:{index}"):
+            return True
+        self._events.put(machine.WorkerEnded(index, in_order=True, restarts=False))
+        return False
+
+    def _take_reply(self, request: int) -> Future[machine.AcceptSize]:
+        with self._lock:
+            return self._replies.pop(request)
+
+    def _new_figures(self) -> dict[str, Any]:
+        elasticity = self._machine
+        bounds = elasticity.bounds
+        return {
+            "wanted": elasticity.wanted,
+            "min": bounds.least,
+            "max": bounds.most,
+            "idle_s": bounds.idle_s if bounds.are_given else None,
+            "starting": _names(elasticity.starting),
+            "leaving": _names(elasticity.leaving),
+            "failed": _names(elasticity.failed),
+        }
+
+
+def _seen_worker(row: WorkerRow, data_tasks: int) -> SeenWorker:
+    index = int(row.name.rpartition(":")[2])
+    return SeenWorker(index, row.slots, row.leases, row.done, row.kept + row.pinned + data_tasks)
+
+
+def _names(indices: tuple[int, ...] | list[int]) -> list[str]:
+    return [f"{WORKER}:{index}" for index in indices]

@@ -1,0 +1,436 @@
+"""How many workers a launcher holds: when one starts, which one leaves, and which request is refused. No I/O, no clock.
+
+Theory of operation
+    The *wanted size* is how many workers the launcher wants. It begins as the `count` of the file. A request sets it within the bounds.
+    With `min` and `max` in the file it also grows while work waits, and shrinks by workers that have been idle for `idle_s`.
+    A worker that is wanted is *held*: from its start on, whether or not it has registered yet, until it is told to leave or its process
+    has ended for good. A worker that was told to leave is no longer held, and its index is free once its process has ended. It leaves by
+    the dispatcher (DrainWorker) if it has registered there, else by a signal (StopWorker).
+    A worker that failed more often than it is restarted keeps its index and its place among the held ones, because one that is started
+    in its place would most likely fail as well. The next request starts it again.
+    A worker that leaves by itself in good order was drained by an admin: the wanted size goes down with it, but not below `min`.
+
+Promises, checked by tests/machines/test_elasticity.py and tests/sim/simulations/elasticity.py
+    P1   the wanted size is within the bounds
+    P2   at most as many workers are held as are wanted, and at most `room` have a process
+    P3   a worker starts only under an index that has no process and is not to be restarted
+    P4   a worker is told to leave at most once, and not started again before its process has ended; a process that outlives its grace by
+         LEAVE_MARGIN_S is killed, once
+    P5   a request takes a worker whose drain would be refused only where it says so (`force`), and the workers with the least to lose first
+    P6   without a request a worker leaves only if it was idle for `idle_s` with nothing to lose, while no work waits, and never below `min`
+    P7   without a request the size grows only after work has waited for BACKLOG_S without a pause, and not while a worker is starting
+    P8   a request gets one reply: the accepted size, or a refusal with its reason, after which everything is as it was before
+    P9   after Closing nothing starts, nothing leaves, and each request is refused
+    P10  without further faults as many workers are held and running as are wanted, but for those that failed
+
+Not here: processes and their restarts (tasks.py), and what a worker has to lose (scheduling/dispatcher/drain_report.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from math import inf
+from typing import Final, TypeAlias
+
+from zmqdist.events import Ticked
+from zmqdist.limits import GRACE_S, WORKERS_MAX
+
+BACKLOG_S: Final = 1.0
+"""Seconds for which work has to wait before workers are started for it: a short burst ends before they would be there."""
+
+LEAVE_MARGIN_S: Final = 5.0
+"""Seconds beyond its grace that a worker has to end its process; then it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeBounds:
+    """The bounds of the wanted size, and how much room the hosts have.
+
+    Attributes:
+      least, most: None: the file has no bound, and the size does not change by itself.
+      idle_s: how long a worker is idle before it leaves.
+      room: how many workers can run at a time; None: as many as one likes.
+      room_reason: why not more, as the end of a sentence.
+    """
+
+    least: int | None = None
+    most: int | None = None
+    idle_s: float = inf
+    room: int | None = None
+    room_reason: str = ""
+
+    @property
+    def are_given(self) -> bool:
+        """Whether the size changes by itself."""
+        return self.least is not None and self.most is not None
+
+    @property
+    def min(self) -> int:
+        return 1 if self.least is None else self.least
+
+    @property
+    def max(self) -> int:
+        return min(WORKERS_MAX if self.most is None else self.most, WORKERS_MAX if self.room is None else self.room)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A registered worker as the dispatcher sees it.
+
+    Attributes:
+      leases: work items that it has.
+      done: work items that it has ended.
+      burden: how much it would lose by leaving: kept values, data tasks, work that waits for it alone.
+      refusal: why it may not be drained; "" if it may. Known only in requests.
+    """
+
+    index: int
+    slots: int
+    leases: int
+    done: int
+    burden: int = 0
+    refusal: str = ""
+
+
+# -- events -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRequested:
+    """A user wants this many workers. `seen` has all registered workers, with their refusals.
+
+    Attributes:
+      request: a number that comes back with the reply.
+      grace_s: how long the functions of workers that leave may run on.
+      force: whether workers may leave although their drain would be refused.
+    """
+
+    request: int
+    count: int
+    grace_s: float
+    seen: Sequence[SeenWorker] = ()
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSeen:
+    """The dispatcher was looked at. `queued`: work items that any worker may run and none has."""
+
+    queued: int
+    seen: Sequence[SeenWorker]
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredChanged:
+    """These workers are registered."""
+
+    indices: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """The process of a worker has ended, or could not be started.
+
+    Attributes:
+      in_order: it stopped in good order, rather than crashed or refused to run.
+      restarts: it will be started again by the rule of `restarts`.
+    """
+
+    index: int
+    in_order: bool
+    restarts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DrainFailed:
+    """The dispatcher knows no such worker, so a DrainWorker had no effect."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The cluster shuts down."""
+
+
+# -- effects ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a worker under this index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWorker:
+    """Have the dispatcher tell this worker to leave, and do not start it again."""
+
+    index: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorker:
+    """Send SIGTERM to this worker, which has not registered, and do not start it again."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """Send SIGKILL to this worker, which has not ended within its grace."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptSize:
+    """Reply to a request: the new size, and the workers that start and leave for it."""
+
+    request: int
+    count: int
+    starts: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseSize:
+    """Reply to a request: nothing has changed. `refused`: the workers that may not leave, where that is the reason."""
+
+    request: int
+    problem: str
+    refused: tuple[int, ...] = ()
+
+
+ElasticityEvent: TypeAlias = (
+    SizeRequested | ClusterSeen | RegisteredChanged | WorkerEnded | DrainFailed | Closing | Ticked
+)
+ElasticityEffect: TypeAlias = StartWorker | DrainWorker | StopWorker | KillWorker | AcceptSize | RefuseSize
+
+
+@dataclass(slots=True)
+class _Held:
+    """A worker that is wanted.
+
+    Attributes:
+      registered: whether the dispatcher has it.
+      failed: its process has ended for good by a failure.
+      idle_since: since when it has had nothing to do and nothing to lose; None: it has, or that is unknown.
+    """
+
+    registered: bool = False
+    failed: bool = False
+    done: int = -1
+    idle_since: float | None = None
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A worker that was told to leave and whose process has not ended."""
+
+    kill_at: float
+
+
+class Elasticity:
+    """The wanted size and the workers; the module's docstring has the rules.
+
+    Args:
+      indices: the workers that are held from the beginning; nothing is returned for them. Of free indices these are used first, and
+        then the lowest.
+
+    Attributes:
+      wanted: the wanted size.
+    """
+
+    def __init__(self, bounds: SizeBounds, indices: Sequence[int]) -> None:
+        self.bounds = bounds
+        self.wanted = len(indices)
+        self._first = sorted(indices)
+        self._held = {index: _Held() for index in indices}
+        self._leaving: dict[int, _Leaving] = {}
+        self._own = set(indices)
+        self._others: frozenset[int] = frozenset()
+        """Registered workers that were started by hand: their indices are taken, and they are nothing else here."""
+        self._backlog_since: float | None = None
+        self._closing = False
+
+    @property
+    def starting(self) -> list[int]:
+        """The held workers that are expected to register."""
+        return sorted(index for index, each in self._held.items() if not each.registered and not each.failed)
+
+    @property
+    def leaving(self) -> list[int]:
+        """The workers that were told to leave and have not ended."""
+        return sorted(self._leaving)
+
+    @property
+    def failed(self) -> list[int]:
+        """The held workers that failed for good."""
+        return sorted(index for index, each in self._held.items() if each.failed)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        at = min((each.kill_at for each in self._leaving.values()), default=inf)
+        return None if at == inf or self._closing else at
+
+    def handle(self, event: ElasticityEvent, now: float) -> list[ElasticityEffect]:
+        """Apply one event and return what to do, in order. `now`: monotonic seconds, never less than in an earlier call."""
+        if self._closing:
+            if isinstance(event, SizeRequested):
+                return [RefuseSize(event.request, "the cluster shuts down")]
+            return []
+        match event:
+            case SizeRequested():
+                return self._request(event, now)
+            case ClusterSeen():
+                return self._look(event, now)
+            case RegisteredChanged(indices):
+                self._others = indices - self._own
+                for index, held in self._held.items():
+                    held.registered = index in indices
+                    if not held.registered:  # it may come back as another process
+                        held.idle_since = None
+                return []
+            case WorkerEnded():
+                return self._ended(event)
+            case DrainFailed(index):
+                return [StopWorker(index)] if index in self._leaving else []
+            case Closing():
+                self._closing = True
+                return []
+            case Ticked():
+                return self._kill_overdue(now)
+
+    # -- requests ---------------------------------------------------------------------------------------------------------
+
+    def _request(self, event: SizeRequested, now: float) -> list[ElasticityEffect]:
+        problem = self._problem(event.count)
+        if problem:
+            return [RefuseSize(event.request, problem)]
+        leaves = self._choose(len(self._held) - event.count, event.seen)
+        refused = [each for each in event.seen if each.index in leaves and each.refusal]
+        if refused and not event.force:
+            reasons = "; ".join(f"worker:{each.index}: {each.refusal}" for each in refused)
+            return [RefuseSize(event.request, reasons, tuple(each.index for each in refused))]
+        self.wanted = event.count
+        effects = [effect for index in leaves for effect in self._leave(index, event.grace_s, now)]
+        started: list[ElasticityEffect] = []
+        for index in self.failed:
+            self._held[index] = _Held()
+            started.append(StartWorker(index))
+        started += self._fill()
+        starts = tuple(each.index for each in started if isinstance(each, StartWorker))
+        return [*effects, *started, AcceptSize(event.request, self.wanted, starts, tuple(leaves))]
+
+    def _problem(self, size: int) -> str:
+        """Return why there cannot be so many workers; "" if there can."""
+        bounds = self.bounds
+        if bounds.room is not None and size > bounds.room:
+            return f"there cannot be {size} workers: {bounds.room_reason}"
+        if not bounds.min <= size <= bounds.max:
+            most = "" if bounds.most is None else f" and max {bounds.most}"
+            where = "the cluster file has" if bounds.least is not None or bounds.most is not None else "a cluster has"
+            return f"worker={size} is out of bounds: {where} min {bounds.min}{most}"
+        return ""
+
+    def _choose(self, how_many: int, seen: Sequence[SeenWorker]) -> list[int]:
+        """Return the workers that leave, those with the least to lose first: of equal ones the highest index."""
+        by_index = {each.index: each for each in seen}
+
+        def loss(index: int) -> tuple[bool, bool, int, int, int]:
+            found = by_index.get(index)
+            if found is None or self._held[index].failed:
+                return (False, self._held[index].registered, 0, 0, -index)
+            return (bool(found.refusal), True, found.burden, found.leases, -index)
+
+        return sorted(self._held, key=loss)[: max(0, how_many)]
+
+    # -- by itself --------------------------------------------------------------------------------------------------------
+
+    def _look(self, event: ClusterSeen, now: float) -> list[ElasticityEffect]:
+        for each in event.seen:
+            self._note_idle(each, now)
+        if not self.bounds.are_given:
+            return []
+        registered = [each for each in event.seen if each.index in self._held]
+        backlog = event.queued + sum(max(0, each.leases - each.slots) for each in registered)
+        if not backlog:
+            self._backlog_since = None
+            return self._shrink(now)
+        if self._backlog_since is None:
+            self._backlog_since = now
+        if now - self._backlog_since < BACKLOG_S or self.starting:
+            return []
+        slots = max((each.slots for each in registered), default=1)
+        self.wanted = min(self.bounds.max, max(self.wanted, len(self._held) - (-backlog // slots)))
+        return self._fill()
+
+    def _note_idle(self, seen: SeenWorker, now: float) -> None:
+        worker = self._held.get(seen.index)
+        if worker is None:
+            return
+        if seen.leases or seen.burden:
+            worker.idle_since = None
+        elif worker.idle_since is None or worker.done != seen.done:
+            worker.idle_since = now
+        worker.done = seen.done
+
+    def _shrink(self, now: float) -> list[ElasticityEffect]:
+        effects: list[ElasticityEffect] = []
+        for index in sorted(self._held, reverse=True):
+            idle_since = self._held[index].idle_since
+            is_idle = self._held[index].registered and idle_since is not None
+            running = len(self._held) - len(self.failed)
+            if is_idle and now - (idle_since or 0.0) >= self.bounds.idle_s and running > self.bounds.min:
+                effects += self._leave(index, GRACE_S, now)  # work may have come since the look
+                self.wanted = len(self._held)
+        return effects
+
+    # -- steps ------------------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> list[ElasticityEffect]:
+        """Start the workers that are wanted and not held, as far as there is room beside those that leave."""
+        effects: list[ElasticityEffect] = []
+        room = inf if self.bounds.room is None else self.bounds.room
+        while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < room:
+            used = self._held.keys() | self._leaving.keys() | self._others
+            index = next(each for each in chain(self._first, count()) if each not in used)
+            self._own.add(index)
+            self._held[index] = _Held()
+            effects.append(StartWorker(index))
+        return effects
+
+    def _leave(self, index: int, grace_s: float, now: float) -> list[ElasticityEffect]:
+        worker = self._held.pop(index)
+        if worker.failed:
+            return []
+        self._leaving[index] = _Leaving(now + grace_s + LEAVE_MARGIN_S)
+        return [DrainWorker(index, grace_s) if worker.registered else StopWorker(index)]
+
+    def _ended(self, event: WorkerEnded) -> list[ElasticityEffect]:
+        index = event.index
+        if self._leaving.pop(index, None) is None and index in self._held:
+            worker = self._held[index]
+            worker.registered, worker.idle_since = False, None
+            if event.restarts:
+                return []
+            if not event.in_order:
+                worker.failed = True
+                return []
+            del self._held[index]
+            self.wanted = max(self.bounds.min, self.wanted - 1)
+        return self._fill()
+
+    def _kill_overdue(self, now: float) -> list[ElasticityEffect]:
+        effects: list[ElasticityEffect] = []
+        for index, worker in self._leaving.items():
+            if worker.kill_at <= now:
+                worker.kill_at = inf
+                effects.append(KillWorker(index))
+        return effects

@@ -1,0 +1,62 @@
+"""The names of a program's work, for the report about a worker that is drained (scheduling/dispatcher/drain_report.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+from weakref import WeakValueDictionary
+
+from zmqdist.limits import DESCRIBED_WORKS_MAX
+from zmqdist.messages import DescribeWork, WorkDescribed
+
+if TYPE_CHECKING:
+    from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+
+
+class NamedKept(Protocol):
+    """What WorkNames reads of a Kept (remote_value.py)."""
+
+    name: str
+    lineage: bool
+
+
+class NamedValue(Protocol):
+    """What WorkNames reads of a RemoteValue."""
+
+    @property
+    def label(self) -> str: ...
+
+
+class NamedWork(Protocol):
+    """What WorkNames reads of the coordinator's runtime (runtime.py)."""
+
+    machine: CoordinatorMachine
+
+    @property
+    def values(self) -> Mapping[int, Callable[[], NamedValue | None]]: ...
+
+
+class WorkNames:
+    """The names of one coordinator's work and resources.
+
+    Attributes:
+      kept: the values that workers keep, by the number of the work item or attempt.
+      of_resources: returns the names of the per-worker resources.
+    """
+
+    def __init__(self, owner: NamedWork) -> None:
+        self.kept: WeakValueDictionary[int, NamedKept] = WeakValueDictionary()
+        self.of_resources: Callable[[], list[str]] = list
+        self._owner = owner
+
+    def described(self, question: DescribeWork) -> WorkDescribed:
+        """Return the reply to a DescribeWork: names such as "sum-12", with the number of the work item. Called in the loop."""
+        works: list[tuple[int, str, bool]] = []
+        for number in question.works[:DESCRIBED_WORKS_MAX]:
+            kept, reference = self.kept.get(number), self._owner.values.get(self._owner.machine.user_of(number))
+            value = None if reference is None else reference()
+            if kept is not None:
+                works.append((number, kept.name, kept.lineage))
+            elif value is not None:
+                works.append((number, value.label, False))
+        return WorkDescribed(question.request, works, self.of_resources())

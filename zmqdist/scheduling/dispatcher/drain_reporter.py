@@ -1,0 +1,119 @@
+"""Asks the programs what the workers keep for them, with a bounded wait, and makes the reports about drains (drain_report.py).
+
+The dispatcher knows by numbers which worker keeps values and runs work of which program. Names, lineages and per-worker resources are
+known to the programs alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+
+from zmqdist import errors
+from zmqdist.data.service.dispatcher.runtime import DataDispatcher
+from zmqdist.events import Peer
+from zmqdist.limits import DESCRIBED_S, DESCRIBED_WORKS_MAX
+from zmqdist.messages import DescribeWork, Message, WorkDescribed
+from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.drain_report import DrainReport, report_of
+from zmqdist.transport.loop import Loop
+
+
+@dataclass(eq=False)
+class _Question:
+    """One request for reports, until all programs have replied or the time is over."""
+
+    workers: list[tuple[str, int]]
+    then: Callable[[list[DrainReport]], object]
+    in_question: dict[Peer, set[int]] = field(default_factory=dict)
+    awaited: set[Peer] = field(default_factory=set)
+    replies: dict[Peer, WorkDescribed] = field(default_factory=dict)
+
+
+class DrainReporter:
+    """The reports of one dispatcher.
+
+    Args:
+      send: sends a message to a peer; returns False if it is not connected.
+    """
+
+    def __init__(self, loop: Loop, broker: Broker, data: DataDispatcher, send: Callable[[Peer, Message], bool]) -> None:
+        self._loop = loop
+        self._broker = broker
+        self._data = data
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._questions: dict[int, _Question] = {}
+
+    def reports(self) -> list[DrainReport]:
+        """Return a report for each worker. Waits at most DESCRIBED_S for programs; not in the loop.
+
+        Raises:
+          UnavailableError, FailedPreconditionError: the dispatcher has been stopped.
+        """
+        reports: Future[list[DrainReport]] = Future()
+        self._loop.run(lambda: self.ask(sorted(self._broker.membership.members), reports.set_result))
+        try:
+            return reports.result(2 * DESCRIBED_S)
+        except FutureTimeoutError:
+            raise errors.UnavailableError("the dispatcher was stopped while it asked the programs") from None
+
+    def described(self, peer: Peer, message: Message) -> None:
+        """Take a reply of a program. In the loop."""
+        assert isinstance(message, WorkDescribed)
+        question = self._questions.get(message.request)
+        if question is not None and peer in question.awaited:
+            question.awaited.discard(peer)
+            question.replies[peer] = message
+            if not question.awaited:
+                self._finish(message.request)
+
+    def ask(self, workers: list[tuple[str, int]], then: Callable[[list[DrainReport]], object]) -> None:
+        """Call `then` with a report for each of these workers that is still there, within DESCRIBED_S. In the loop.
+
+        Raises:
+          NotFoundError: one of the workers is not registered.
+        """
+        present = self._broker.membership.members
+        for job, index in workers:
+            if (job, index) not in present:
+                raise not_registered(job, index, present)
+        question = _Question(workers, then)
+        number = next(self._numbers)
+        self._questions[number] = question
+        works: dict[Peer, list[int]] = {peer: [] for peer in self._broker.dispatch.sessions}
+        for worker in question.workers:
+            holdings = self._broker.holdings(*worker)
+            for peer, work in (*holdings.kept, *holdings.pinned, *holdings.running):
+                if peer in works:
+                    works[peer].append(work)
+        for peer, numbers in works.items():
+            del numbers[DESCRIBED_WORKS_MAX:]
+            question.in_question[peer] = set(numbers)
+            if self._send(peer, DescribeWork(number, numbers)):
+                question.awaited.add(peer)
+        if question.awaited:
+            self._loop.set_timer((self, number), self._loop.now() + DESCRIBED_S, lambda: self._finish(number))
+        else:
+            self._finish(number)
+
+    def _finish(self, number: int) -> None:
+        question = self._questions.pop(number)
+        self._loop.set_timer((self, number), None, lambda: None)
+        reports = []
+        for worker in question.workers:
+            with contextlib.suppress(KeyError):  # it was lost meanwhile
+                holdings = self._broker.holdings(*worker)
+                data = self._data.tasks_of(holdings.worker)
+                reports.append(report_of(holdings, data, question.in_question, question.replies))
+        question.then(reports)
+
+
+def not_registered(job: str, index: int, present: Collection[tuple[str, int]]) -> errors.NotFoundError:
+    """Return the error about a worker that is not there; `present` has the names of those that are."""
+    names = ", ".join(f"{job}:{index}" for job, index in sorted(present)) or "none"
+    return errors.NotFoundError(f"no worker {job}:{index} is registered here; the registered workers are: {names}")
