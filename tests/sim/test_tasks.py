@@ -1,8 +1,8 @@
 """The machines by which the tasks of a cluster work together, in virtual time, with seeded faults: barriers and keys, groups, messages, and
 how many workers there are.
 
-The faults and the checks are in tests/sim/simulations/{elasticity,keeper,groups,keyring,mail}.py; the promises are numbered in the modules
-of the machines.
+The faults and the checks are in tests/sim/simulations/{elasticity,keeper,groups,keyring,mail,recruitment,watches}.py. The machines' modules
+number the promises.
 
     pytest tests/sim --seed 1234      replays one seed exactly
     pytest tests/sim --seeds 5000     a long run
@@ -23,7 +23,15 @@ from tests.sim.simulations.mail import simulate_mail
 from tests.sim.simulations.recruitment import simulate_recruitment
 from tests.sim.simulations.watches import simulate_watches
 
-ALL: list[Callable[..., Any]] = [simulate_elasticity, simulate_keeper, simulate_group, simulate_keyring, simulate_mail]
+ALL: list[Callable[..., Any]] = [
+    simulate_elasticity,
+    simulate_keeper,
+    simulate_group,
+    simulate_keyring,
+    simulate_mail,
+    simulate_recruitment,
+    simulate_watches,
+]
 
 
 @pytest.mark.parametrize("simulate", ALL)

@@ -215,9 +215,8 @@ class HostAgent:
 
     def _write(self) -> None:
         while (event := self._unsent.get()) is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # the launcher has ended; `_received` notices it by the end of the orders
+            with contextlib.suppress(OSError):
+                # The launcher has ended; `_received` notices it by the end of the orders.
                 self._events.write(encode(event))
             if isinstance(event, RoleLine):
                 self._room.release()
@@ -247,9 +246,8 @@ def _route() -> tuple[str, str]:
         return reached_from, reached_at
     family = socket.AF_INET6 if ":" in launcher else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(
-            (launcher, 9)
-        )  # this sends nothing: the kernel only chooses the interface that leads to the launcher
+        # This sends nothing: the kernel only chooses the interface that leads to the launcher.
+        probe.connect((launcher, 9))
         return launcher, str(probe.getsockname()[0])
 
 

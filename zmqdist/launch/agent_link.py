@@ -307,7 +307,6 @@ def _pass_on(role: RemoteRole, line: str) -> None:
         return
     try:
         role.on_line(line)
-    except (
-        BaseException
-    ):  # for example the terminal is closed; this thread goes on reading, or the role would block in a write
+    except BaseException:
+        # For example the terminal is closed; this thread goes on reading, or the role would block in a write.
         log.exception("a line of output of %s could not be passed on", role.name)

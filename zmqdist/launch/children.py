@@ -115,15 +115,15 @@ class Child:
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        with (
-            self.process.stdout as output
-        ):  # closed here, because this thread may outlive `finish` where the child left processes behind
+        # This thread closes the pipe, because it outlives `finish` if processes that the child has started keep the pipe open.
+        with self.process.stdout as output:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip("\n")
                 self._tail.append(line)
                 try:
                     on_line(line)
-                except BaseException:  # a closed terminal, say: go on reading, or the child would block in a write
+                except BaseException:
+                    # A terminal may have been closed, for example. This thread goes on reading, or the child would block in a write.
                     log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
@@ -132,10 +132,7 @@ class Child:
             self.process.wait()
             self._reaped = True
         if self._reader is not None:
-            # It closes the pipe at its end, which a process that the child has started may keep open for longer.
             self._reader.join(2.0)
-        if self.process.stdout is not None and self._reader is None:
-            self.process.stdout.close()
         self.break_lifeline()
 
 

@@ -37,9 +37,8 @@ class RunFolder:
             lock_path = self.path / f".{OWNER}"
             self._lock = os.open(lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            lock_path.rename(
-                self.path / OWNER
-            )  # only after it is locked, so that no other launcher sees the file unlocked
+            # Only after it is locked, so that no other launcher sees the file unlocked.
+            lock_path.rename(self.path / OWNER)
 
     def close(self) -> None:
         """Remove the folder. A second call does nothing."""

@@ -2,8 +2,8 @@
 
 Rules
     A new role is placed on the host that has the fewest roles, and on the first of several such hosts in the order of the file.
-    A host with `slots` has at most this number of roles. A role keeps its place while it does not run, so that it is restarted on its host, until
-    the slot is released.
+    A host with `slots` has at most this number of roles. A role keeps its place while it does not run, so that it is restarted on its
+    host. `release` frees the place of a role that will not be restarted.
     A lost host has no roles any more. Each of them gets a new place when it is restarted.
 """
 
@@ -38,9 +38,8 @@ class HostSlots:
         free = [host for host, roles in self._roles.items() if not self._is_full(host, roles)]
         if not free:
             return None
-        host = min(
-            free, key=lambda each: len(self._roles[each])
-        )  # of several hosts with as many roles, `min` returns the first
+        # Of several hosts with as many roles, `min` returns the first.
+        host = min(free, key=lambda each: len(self._roles[each]))
         self._roles[host].append(role)
         return host
 

@@ -179,9 +179,8 @@ class AgentPool:
     def _noted(self, host: str) -> NoteHandler:
         def note(line: str) -> None:
             link = self.links.get(host)
-            if (
-                link is not None and link.greeting is not None
-            ):  # earlier lines are in `why_ended` if the agent does not start
+            if link is not None and link.greeting is not None:
+                # Earlier lines are in `why_ended` if the agent does not start.
                 self._say(f"[{host}] {line}")
 
         return note

@@ -272,9 +272,8 @@ class _Cluster:
         task = "chief" if job == "program" else job
         (index,) = section.indices()
         variables = {**self._task(task, str(index)), **_importable(command)}
-        if (
-            task == "evaluator"
-        ):  # as under the local launcher: with a dispatcher the evaluator's program would train a second time
+        if task == "evaluator":
+            # As under the local launcher: with a dispatcher the evaluator's program would train a second time.
             del variables[CONFIG_ENV]
         container = self._container(job, [_literal(word) for word in command], variables)
         spec = {"backoffLimit": 0, "template": self._template(job, container, "Never")}

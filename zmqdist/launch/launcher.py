@@ -400,9 +400,8 @@ class Launch:
             self._shares_terminal = _in_foreground()
             prepare = end_with_parent if self._shares_terminal else _end_with_parent_apart
             self._program = subprocess.Popen(self._command, env=environment, preexec_fn=prepare)
-            if self._signals and not self._by_terminal(
-                self._signals[-1]
-            ):  # the signal arrived while the program was being started
+            if self._signals and not self._by_terminal(self._signals[-1]):
+                # The signal arrived while the program was being started.
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
         return 128 - code if code < 0 else code

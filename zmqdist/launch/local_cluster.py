@@ -263,9 +263,8 @@ class local_cluster:
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
-            on_exit = functools.partial(
-                _exited, weakref.ref(self)
-            )  # a weak reference, so that the thread does not keep the cluster alive
+            # A weak reference, so that the thread does not keep the cluster alive.
+            on_exit = functools.partial(_exited, weakref.ref(self))
             self._children = Children(on_exit)
         child = self._children.start_role(config, self._variables)
         self._processes[child.name] = child

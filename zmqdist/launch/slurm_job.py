@@ -127,10 +127,11 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
     section = config.slurm
     worker = config.jobs.worker
     words = ["sbatch", "--parsable", f"--job-name={config.name}", f"--output={config.name}-%j.out"]
+    # A requeued job appends to its output file; the loss of a node ends only the roles on it.
     words += [
         "--open-mode=append",
         "--no-kill",
-    ]  # a requeued job appends to its output file; the loss of a node ends only the roles on it
+    ]
     nodes = section.nodes or 1
     words += [f"--nodes={nodes}", "--ntasks-per-node=1"]
     if worker is None or worker.slots != "auto":
@@ -350,9 +351,8 @@ class JobFollower:
                     f"Slurm cannot start job {self._number} in partition {state.partition} ({state.reason}), "
                     f"which {_NEVER[state.reason]}; the job is cancelled"
                 )
-            where = (
-                f"waits: {state.reason}" if state.reason else ""
-            )  # without a reason, Slurm has not considered the job yet
+            # Without a reason, Slurm has not considered the job yet.
+            where = f"waits: {state.reason}" if state.reason else ""
         elif state.state == "RUNNING":
             where = f"runs on {state.nodes}"
         else:
