@@ -57,7 +57,7 @@ def test_the_ports_of_a_cluster_file_are_looked_at(dispatcher_here: str, tmp_pat
     done = run_here("doctor", str(file))
     assert (done.code, done.err) == (ExitCode.OK, "")
     assert f"ok       dispatcher:0 {address}: dispatcher pid " in done.out
-    assert "ok       worker: 2 of them" in done.out
+    assert "ok       worker: 2 tasks" in done.out
     with socket.create_server(("127.0.0.1", 0)) as other:
         file.write_text(FILE.format(port=other.getsockname()[1]))
         done = run_here("doctor", str(file))

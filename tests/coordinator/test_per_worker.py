@@ -144,7 +144,7 @@ def test_a_large_definition_is_held_once_and_travels_once_to_each_worker(one: Cl
 
 def test_a_single_value_of_a_resource_is_no_argument(one: ClusterCoordinator) -> None:
     counters = one.create_per_worker_resource(work.counter)
-    with pytest.raises(ValueError, match="give the function the PerWorkerValues"):
+    with pytest.raises(ValueError, match="pass the PerWorkerValues to the function"):
         one.schedule(work.add, (counters[0],))
 
 

@@ -147,7 +147,7 @@ def test_a_variable_begins_with_what_it_was_given(make: Any, value: Any, dtype: 
     [
         ({}, "needs an initial_value"),
         ({"initial_value": object()}, "no array"),
-        ({"initial_value": [1, 2], "shape": (3,)}, r"shape \(3,\)"),
+        ({"initial_value": [1, 2], "shape": (3,)}, r"shape=\(3,\)"),
         ({"initial_value": 1.0, "aggregation": "most"}, "aggregation"),
         ({"initial_value": 1.0, "synchronization": "never"}, "synchronization"),
     ],

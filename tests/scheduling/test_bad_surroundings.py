@@ -174,6 +174,6 @@ def test_more_slots_than_descriptors_are_refused_at_the_start(monkeypatch: pytes
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
     with (
         zd.DispatchServer() as dispatcher,
-        pytest.raises(errors.ResourceExhaustedError, match=r"128 slots need 480 descriptors.*may have 256"),
+        pytest.raises(errors.ResourceExhaustedError, match=r"128 slots need 480 descriptors.*may open only 256"),
     ):
         zd.WorkerServer(WorkerConfig(dispatcher.address, slots=128, processes=True))
