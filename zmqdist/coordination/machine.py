@@ -153,7 +153,7 @@ class Coordination:
     """
 
     def __init__(self, tasks: Iterable[Task] | None, config: CoordinationConfig) -> None:
-        """Make the table of `tasks`, the tasks of the cluster in its order. None: every task that registers belongs to it."""
+        """Make a table of `tasks`, all tasks of the cluster in its order. If `tasks` is None, each task that registers becomes a member."""
         self._config = config
         self._open = tasks is None
         self._records = {task: _Record(task) for task in tasks or ()}

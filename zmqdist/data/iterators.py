@@ -264,7 +264,7 @@ class OperatorNode:
         self._stream: Iterator[Any] | None = None
 
     def run(self) -> Iterator[Any]:
-        """Yield the elements from the current fields on; see the invariant at the head of this file."""
+        """Yield the elements after the position that the attributes hold; the head of this file has the invariant."""
         raise NotImplementedError
 
     def stream(self) -> Iterator[Any]:

@@ -213,7 +213,7 @@ class AgentLink:
         return self._answered_close.wait(timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`. Return whether the stream has ended and all its roles were reported."""
+        """Wait at most `timeout_s`. Return whether the connection to the agent has ended and the end of each of its roles was reported."""
         self._reader.join(timeout_s)
         return not self._reader.is_alive()
 

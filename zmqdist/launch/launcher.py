@@ -341,10 +341,10 @@ class Launch:
         return self._command if section.program is None else _with_this_python(split_command(section.program))
 
     def _start_evaluator(self, stack: contextlib.ExitStack) -> Child | None:
-        """Start the evaluator, without the variable that names the running cluster. Return None if the file has no evaluator.
+        """Start the evaluator, without the environment variable that names the running cluster. Return None if the file has no evaluator.
 
-        The evaluator often runs the training program itself. With that variable, a program that does not check its task would train
-        a second time.
+        The evaluator often runs the training program itself. If the environment variable were set, a program that does not check which
+        task it is would train a second time.
         """
         section = self._config.jobs.evaluator
         if section is None:

@@ -42,7 +42,7 @@ class ServerInfo:
 
 
 def describe_server(kind: str, incarnation: int) -> list[Any]:
-    """Return this process's report in the form in which it travels: a flat list, because `Client.call` returns leaves. Append new items."""
+    """Return this process's report as a flat list. The order is part of the protocol, so a new item is added at the end."""
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
 
 

@@ -90,7 +90,7 @@ class RemoteStorage:
         return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
 
     def _note_version(self, replies: list[Any] | None) -> Any:
-        """Note the version in the only reply, and return this reply."""
+        """Remember the version that the reply contains, and return the reply. `replies` holds exactly one."""
         if replies is None:
             return None
         if replies[0][0] > self.version_seen:

@@ -414,7 +414,7 @@ class ShmPool:
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
         """Search for killed receivers, and return a free block if there is one then.
 
-        The search costs a system call for each lease, so it is not made in each call.
+        The search makes one system call for each lease, so within SWEEP_S of the last search this method returns None.
         """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max

@@ -75,7 +75,7 @@ def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     if not (b"\xde" in body or b"\xdf" in body) or _ends_without_large_map(body) or not _may_have_large_map(body):
         return _unpack_any(body)
     first = body[0]
-    # For many parts it is faster to decode them all at once with types, which fails if there are bytes among them.
+    # One decode of all parts to a declared type is faster where there are many. It fails if one of the parts is bytes.
     if first >= 0xDC and 2 * len(body) <= typed_below:
         try:
             return _typed().decode(body)

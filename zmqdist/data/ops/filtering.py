@@ -63,7 +63,8 @@ class _TakeNode(_CountingNode):
     """Runs `take`.
 
     Attributes:
-      end_checked: after its last element, the node has checked for the end of the input, so that a cache in the input is complete.
+      end_checked: whether the node, after its last element, has asked its input for one more. A cache in the input is complete only
+        when it has met the end of its own input.
     """
 
     end_checked = False

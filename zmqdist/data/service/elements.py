@@ -112,7 +112,8 @@ def _texts(cls: type, items: Sequence[Any]) -> Any:
 def _arrays(items: Sequence[Any]) -> Any:
     first = items[0]
     dtype, shape, nbytes = first.dtype, first.shape, first.nbytes
-    # Empty arrays stay entries: a column without bytes could claim any number of rows. Structured dtypes, too: their fields may have gaps.
+    # Empty arrays are sent one by one: a column of no bytes could claim any number of rows. So are arrays of structured dtypes, because
+    # their fields may have gaps.
     fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject
     if not (fits and _alike(items, _shape_of) and _alike(items, _dtype_of)):
         return [EACH, *map(_single, items)]

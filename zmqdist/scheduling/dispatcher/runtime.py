@@ -134,7 +134,7 @@ class DispatchServer:
 
     @property
     def _address(self) -> str:
-        """The address with "localhost" for loopback. The name is tf.data service's."""
+        """The address, with "localhost" in place of 127.0.0.1. tf.data service has a method of this name."""
         return self.address.replace("127.0.0.1:", "localhost:")
 
     @property

@@ -20,7 +20,8 @@ class WorkerSnapshot:
       waiting_pinned: those of the waiting items that are pinned to this worker; they begin first.
       slots: each slot, in order.
       functions: functions that coordinators have sent.
-      results: large results that the worker holds: until their coordinator has received them or, if they are kept, releases them.
+      results: large results that the worker holds. A result leaves when its coordinator has received it. A kept result leaves when its
+        coordinator releases it.
       held: large parts that the worker holds: of results, and of arguments that were fetched.
       fetched: those of the held parts that were fetched from other processes for the slots.
       fetched_bytes: the bytes of the fetched parts.

@@ -131,7 +131,9 @@ class MultiProcessPoolRunner:
     def _start(self) -> None:
         works = [] if self._initializer is None else [PoolWork.of(self._initializer, (), {})]
         self._dropped = weakref.finalize(self, _close_in_background, self._crew)
-        self._dropped.atexit = False  # at the end of this process, the lifelines end the processes
+        self._dropped.atexit = (
+            False  # when this process ends, its ends of the lifelines close, and the pool's processes end themselves
+        )
         try:
             for task in self._crew.tasks:
                 self._processes[task] = self._crew.start(task, works, last=False)

@@ -129,7 +129,7 @@ class SimPlans:
 
     @property
     def finished(self) -> bool:
-        """Whether neither a plan nor the program holds a value, and the program waits for none."""
+        """Whether all is done: no plan holds a value, and the program neither holds a value nor waits for one."""
         return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
     # -- the program ----------------------------------------------------------------------------------------------

@@ -49,11 +49,12 @@ class TaskSource:
 
     Attributes:
       in_flight: requests sent and not replied to.
-      turn: grows with each request; the task with the lowest turn comes first when not all can get one.
+      turn: grows with each request; the task with the lowest turn comes first when there are too few requests for all tasks.
       dropped: the dispatcher no longer lists the task. It gets no further requests, but replies in flight still count.
       pause_s: length of the pause after the last failure, in seconds.
       paused_until: when the pause ends; negative infinity: not paused.
-      in_hand: in portions, the portions that the task held at its last reply; empty after a lost reply, because they may be lost, too.
+      in_hand: the portions that the task held at its last reply, where the reader reads by portions. Empty after a lost reply, because
+        the portions may be lost with it.
     """
 
     task: int

@@ -52,10 +52,11 @@ class StreamTerms(msgspec.Struct, array_like=True):
 
 
 class StreamProcess:
-    """The worker's side of a stream in a process, with the methods of `SnapshotStream`. Everything here runs in the worker's loop.
+    """The worker's side of a stream that a child process writes, with the methods of `SnapshotStream`. It runs in the worker's loop.
 
     Args:
-      spawn: forks the process; SILENT is the exit code of a process that the zygote ended because this worker was suspended.
+      spawn: forks the child process and reports its exit code when it ends. The code is SILENT if the zygote ended the child because
+        this worker was suspended.
       ended: called when the stream needs nothing more from this worker.
       failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then calls `then`.
     """
