@@ -200,4 +200,4 @@ def test_the_error_of_a_slot_that_the_kernel_killed_for_lack_of_memory_says_so(
     error = coordinator.schedule(fill_group, (str(group),)).exception(60)
     assert oom_kills() > before
     assert isinstance(error, errors.WorkerLost)
-    assert "the kernel of this machine ended" in str(error)
+    assert "the kernel of this host killed" in str(error)

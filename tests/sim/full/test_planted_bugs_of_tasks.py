@@ -207,7 +207,7 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
     ("a task that speaks stays gone", simulate_watches, WatchedTasks, "heard_from", nothing, "watches W2"),
     ("a task is watched once", simulate_watches, WatchedTasks, "watch_ended", not_watched_again, "watches W1"),
     ("a task is watched twice", simulate_watches, WatchedTasks, "watch_ended", watched_twice, "watches W1"),
-    ("a reply leaves a task gone", simulate_watches, WatchedTasks, "watch_ended", stays_gone, "watches W5"),
+    ("a reply leaves a task gone", simulate_watches, WatchedTasks, "watch_ended", stays_gone, "watches W"),
     ("the end of a task is forgotten", simulate_watches, WatchedTasks, "_gone", end_is_forgotten, "watches W2"),
     ("any connection decides", simulate_watches, WatchedTasks, "connection_ended", each_connection_counts, "watches W"),
     ("no connection decides", simulate_watches, WatchedTasks, "connection_ended", nothing, "watches W"),
