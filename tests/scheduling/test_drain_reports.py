@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -68,15 +69,16 @@ def test_a_value_that_the_program_has_dropped_is_in_no_report(cluster: zd.local_
 
 
 def test_running_and_pinned_functions_and_resources_are_named(cluster: zd.local_cluster) -> None:
-    begun, end = threading.Event(), threading.Event()
+    begun, end = threading.Semaphore(0), threading.Event()
     running.begun, running.end = begun, end  # type: ignore[attr-defined]
     with ClusterCoordinator(cluster) as coordinator:
         table = coordinator.create_per_worker_resource(make, (1,))
         runs = [coordinator.schedule(running) for _ in range(2)]
-        assert begun.wait(10.0)
+        assert begun.acquire(timeout=10.0)
+        assert begun.acquire(timeout=10.0), "the other slot has not begun"
         waits = coordinator.schedule(make, (1,), worker=0)
         try:
-            (report,) = wait_for_report(cluster, waits.work)
+            (report,) = wait_for_report(cluster, {f"running-{value.work}" for value in runs}, waits.work)
         finally:
             end.set()
         coordinator.join()
@@ -88,16 +90,19 @@ def test_running_and_pinned_functions_and_resources_are_named(cluster: zd.local_
 
 
 def running() -> None:
-    running.begun.set()  # type: ignore[attr-defined]
-    running.end.wait(20.0)  # type: ignore[attr-defined]
+    running.begun.release()  # type: ignore[attr-defined]
+    running.end.wait(40.0)  # type: ignore[attr-defined]
 
 
-def wait_for_report(cluster: zd.local_cluster, work: int) -> list[DrainReport]:
-    """The report once the work item waits for its worker at the dispatcher."""
+def wait_for_report(cluster: zd.local_cluster, running: set[str], work: int) -> list[DrainReport]:
+    """The report once these functions alone run, and the work item waits for its worker at the dispatcher."""
+    deadline = time.monotonic() + 30.0
     while True:
         reports = cluster.dispatcher.drain_reports()
-        if any(name.endswith(f"-{work}") for name in reports[0].pinned) and len(reports[0].running) == 2:
+        if any(name.endswith(f"-{work}") for name in reports[0].pinned) and set(reports[0].running) == running:
             return reports
+        assert time.monotonic() < deadline, reports
+        threading.Event().wait(0.01)
 
 
 def test_values_of_a_program_that_does_not_reply_count_as_lost(
