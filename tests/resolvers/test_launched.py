@@ -88,10 +88,15 @@ def test_a_cluster_file_that_does_not_run_does_not_count(
 def test_pods_of_another_cluster_are_found_from_a_launched_program(
     launched: Callable[[str, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("kubernetes")
     launched("chief", 0)
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     with pytest.raises(RuntimeError, match="there is no kubeconfig"):
         KubernetesClusterResolver(executable_location=ExecutableLocation.OFF_CLUSTER)
+
+
+def test_a_client_of_the_caller_finds_pods_from_a_launched_program(launched: Callable[[str, int], None]) -> None:
+    launched("chief", 0)
     pod = SimpleNamespace(
         metadata=SimpleNamespace(name="a"), status=SimpleNamespace(phase="Running", host_ip="10.0.0.1")
     )
