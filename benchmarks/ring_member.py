@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from zmqdist.tasks.server import Server
-from zmqdist.transport.address import split
+from zmqdist.transport.endpoint import split
 
 PIECE = 2 * 2**20
 LOOK_S = 60.0

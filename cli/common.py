@@ -151,8 +151,8 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.cluster.environment import CONFIG_ENV
     from zmqdist.errors import InvalidArgumentError
-    from zmqdist.transport.address import split
     from zmqdist.transport.credentials import Credentials
+    from zmqdist.transport.endpoint import split
 
     given = Credentials(token_file, keys_dir, insecure)
     if target is None or target.endswith((".yaml", ".yml")):

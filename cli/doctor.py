@@ -99,7 +99,7 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
 def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float) -> list[Finding]:
     from zmqdist.errors import InvalidArgumentError
     from zmqdist.observe.doctor import cluster, host, secrets
-    from zmqdist.transport.address import split
+    from zmqdist.transport.endpoint import split
 
     plain = [address.removeprefix("zmq://") for address in addresses]
     for address in plain:

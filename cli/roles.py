@@ -176,7 +176,7 @@ def worker(
     The worker waits for its dispatcher, and reconnects to a restarted one. Each slot is a process of its own, so that a
     function that crashes stops no other function.
     """
-    from zmqdist.cluster.addresses import advertised_address
+    from zmqdist.addresses import advertised_address
     from zmqdist.cluster.sections import WorkerJob
     from zmqdist.launch.roles import run_worker
     from zmqdist.scheduling.dispatcher.config import WorkerConfig
@@ -217,7 +217,7 @@ def _load(file: str) -> ClusterConfig:
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of DispatcherConfig that a cluster file sets."""
     from zmqdist.cluster.sections import DispatcherJob, WorkerJob
-    from zmqdist.transport.address import split
+    from zmqdist.transport.endpoint import split
 
     config = _load(file)
     check_keys(config, file, options["keys_dir"])
@@ -238,8 +238,8 @@ def _dispatcher_address(config: ClusterConfig, file: str) -> str:
 
     Raises click.UsageError if its port is 0, which only `launch` resolves.
     """
-    from zmqdist.cluster.addresses import advertised_address
-    from zmqdist.transport.address import split
+    from zmqdist.addresses import advertised_address
+    from zmqdist.transport.endpoint import split
 
     section = config.jobs.dispatcher
     address = "" if section is None else section.address

@@ -66,7 +66,7 @@ USAGE: list[tuple[str, str]] = [
     ("xyzzy", "zmqdist: no such command 'xyzzy' (there are: launch,"),
     ("--bad", f"zmqdist: {click.NoSuchOption('--bad').format_message()}"),
     ("status", "zmqdist status: which TARGET?"),
-    ("status nowhere", "zmqdist status: 'nowhere' is not an address: wanted host:port"),
+    ("status nowhere", "zmqdist status: 'nowhere' is not an address: no port; write host:port"),
     ("status 127.0.0.1:99999", "zmqdist status: '127.0.0.1:99999' is not an address"),
     ("status 127.0.0.1:1 --timeout 0", "'0' is not a number of seconds: wanted more than 0"),
     ("status 127.0.0.1:1 --timeout nan", "'nan' is not a number of seconds"),

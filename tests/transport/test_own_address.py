@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import zmqdist as zd
-from zmqdist.cluster.addresses import advertised_address
+from zmqdist.addresses import advertised_address
 from zmqdist.errors import InvalidArgumentError, UnknownError
 from zmqdist.launch.ports import Reserved
 from zmqdist.port_range import VARIABLE, parse_ports

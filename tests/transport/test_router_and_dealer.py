@@ -602,11 +602,11 @@ def test_a_port_in_use_is_an_error_that_says_so(serve: Serve) -> None:
 @pytest.mark.parametrize(
     ("address", "error", "expected"),
     [
-        ("127.0.0.1", InvalidArgumentError, "wanted host:port"),
-        ("127.0.0.1:http", InvalidArgumentError, "wanted host:port"),
-        ("127.0.0.1:65536", InvalidArgumentError, "wanted host:port"),
-        ("::1:5050", InvalidArgumentError, "wanted host:port"),
-        (":5050", InvalidArgumentError, "wanted host:port"),
+        ("127.0.0.1", InvalidArgumentError, "no port; write host:port"),
+        ("127.0.0.1:http", InvalidArgumentError, "'http' is not a port number"),
+        ("127.0.0.1:65536", InvalidArgumentError, "port 65536 is above 65535"),
+        ("::1:5050", InvalidArgumentError, "an IPv6 host needs brackets"),
+        (":5050", InvalidArgumentError, "no host before the colon"),
         ("0.0.0.0:0", FailedPreconditionError, "zmqdist keygen"),
         ("*:0", FailedPreconditionError, "zmqdist keygen"),
         ("[::]:0", FailedPreconditionError, "zmqdist keygen"),

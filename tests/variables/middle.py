@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 
-from zmqdist.transport.address import split
+from zmqdist.transport.endpoint import split
 
 
 class Wire:

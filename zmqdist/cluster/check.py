@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 import msgspec
 
 from zmqdist import limits
+from zmqdist.addresses import advertised_address, is_loopback, is_wildcard, split_address
 from zmqdist.blas_threads import VARIABLES
-from zmqdist.cluster.addresses import advertised_address, is_loopback, is_wildcard, split_address
 from zmqdist.cluster.sections import Job, Section, SingleJob
 from zmqdist.port_range import parse_ports
 

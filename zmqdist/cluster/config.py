@@ -23,7 +23,7 @@ from msgspec import Meta
 from yaml.constructor import SafeConstructor  # type: ignore[import-untyped,unused-ignore]
 
 from zmqdist import limits
-from zmqdist.cluster.addresses import split_address
+from zmqdist.addresses import split_address
 from zmqdist.cluster.check import Mistake, Path, build, displayed, dotted, problems, split_command
 from zmqdist.cluster.environment import CONFIG_ENV, is_json
 from zmqdist.cluster.launcher_sections import KubernetesConfig, LauncherName, RayConfig, SlurmConfig, SshConfig

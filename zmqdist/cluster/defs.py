@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from zmqdist.cluster.addresses import join_address
+from zmqdist.addresses import join_address
 from zmqdist.errors import InvalidArgumentError
 
 _D = TypeVar("_D", bound="_Def")

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from zmqdist import blas_threads, limits
-from zmqdist.cluster.addresses import advertised_address
+from zmqdist.addresses import advertised_address
 
 _SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 

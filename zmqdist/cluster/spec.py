@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from zmqdist.cluster.addresses import split_address
+from zmqdist.addresses import split_address
 from zmqdist.cluster.defs import ClusterDef, JobDef
 
 _INT32 = 2**31

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from zmqdist import errors, limits
 from zmqdist._version import __version__
+from zmqdist.addresses import join_address
 from zmqdist.background import in_background
 from zmqdist.launch.agent_link import NOT_STARTED, AgentLink, RemoteRole
 from zmqdist.launch.agent_protocol import AgentHello, AgentUnfit, StartRole
@@ -29,7 +30,6 @@ from zmqdist.launch.host_slots import HostSlots
 from zmqdist.launch.launcher_interface import LineHandler
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import REFUSED
-from zmqdist.transport.address import join
 from zmqdist.transport.own_address import own_host
 from zmqdist.transport.port_probe import is_local_address
 
@@ -336,4 +336,4 @@ def _own_address(hello: AgentHello) -> str:
     if not hello.reached_at:
         return LOOPBACK
     # The agent is behind a jump host, whose address it has reported. Use the address of the interface that leads to the agent.
-    return own_host(join(hello.reached_at, ANY_PORT))
+    return own_host(join_address(hello.reached_at, ANY_PORT))

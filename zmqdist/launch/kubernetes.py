@@ -27,8 +27,8 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist import limits
+from zmqdist.addresses import split_address
 from zmqdist.blas_threads import VARIABLES as THREAD_VARIABLES
-from zmqdist.cluster.addresses import split_address
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig, yaml_documents
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV

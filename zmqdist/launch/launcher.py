@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from zmqdist import errors
+from zmqdist.addresses import advertised_address, is_loopback, is_wildcard
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
-from zmqdist.cluster.addresses import advertised_address, is_wildcard
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
@@ -55,8 +55,8 @@ from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys, token
-from zmqdist.transport.address import is_loopback, split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 
 if TYPE_CHECKING:
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors, limits
+from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import thread_variables
 from zmqdist.launch.children import Child, Children
@@ -30,7 +31,6 @@ from zmqdist.launch.roles import TaskConfig
 from zmqdist.process import zygote_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import token
-from zmqdist.transport.address import is_ipv6, join
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.own_address import bind_free
 
@@ -84,7 +84,7 @@ class local_cluster:
         config = DispatcherConfig(**options)  # it may raise, so it is made before a process is started
         self._slots = slots
         self._listener = _listen(config)
-        self._address = join(config.host, self._listener.getsockname()[1])
+        self._address = join_address(config.host, self._listener.getsockname()[1])
         self._folder = RunFolder()
         self.credentials = Credentials(token_file=str(self._folder.path / "token"))
         token.create(self._folder.path / "token")
@@ -330,6 +330,8 @@ def _listen(config: DispatcherConfig) -> socket.socket:
     except BaseException as error:
         made.close()
         if isinstance(error, OSError):
-            problem = f"could not bind {join(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
+            problem = (
+                f"could not bind {join_address(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
+            )
             raise errors.UnknownError(problem) from None
         raise

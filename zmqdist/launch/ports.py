@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import socket
 
+from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.errors import UnknownError
-from zmqdist.transport.address import is_ipv6, join
 from zmqdist.transport.own_address import bind_free, bindable
 
 
@@ -40,8 +40,8 @@ class Reserved:
                     bind_free(bound, host)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError as error:
-                raise UnknownError(f"could not bind {join(host, port)}: {error.strerror}") from None
-            self.address = join(host, bound.getsockname()[1])
+                raise UnknownError(f"could not bind {join_address(host, port)}: {error.strerror}") from None
+            self.address = join_address(host, bound.getsockname()[1])
             self._descriptor = bound.detach()
 
     def close(self) -> None:

@@ -28,10 +28,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from zmqdist.addresses import join_address
 from zmqdist.observe.status import Table
 from zmqdist.rpc import Client, StatusOrResult
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.transport.address import join, split
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.pyzmq_echo import BareClient
 
 MIB: Final = 2**20
@@ -148,7 +149,7 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
                 f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` on that host"
             )
         bare_port = int(client.call("bare_port").get_value()[0])
-        with BareClient(join(split(peer)[0], bare_port)) as bare:
+        with BareClient(join_address(split(peer)[0], bare_port)) as bare:
             methods: Any = client
             return [
                 _blocking("blocking call, inline handler", methods.echo_blocking, bare, plan),
@@ -276,7 +277,7 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
 def bare_of(peer: str) -> BareClient:
     """Return a client of the bare echo in a peer's process (peer.py). Close it, or use it in a with-statement."""
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
-        return BareClient(join(split(peer)[0], int(client.call("bare_port").get_value()[0])))
+        return BareClient(join_address(split(peer)[0], int(client.call("bare_port").get_value()[0])))
 
 
 # -- blocks and medians ---------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterator
 
 from zmqdist import errors
+from zmqdist.addresses import join_address
 from zmqdist.child_command import child_command
 from zmqdist.rpc import Server
-from zmqdist.transport.address import join, split
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.pyzmq_echo import BareServer
 
 PATIENCE_S = 30.0
@@ -39,7 +40,7 @@ def serving(address: str) -> Iterator[str]:
     server.register("echo_pool", echo)
     server.register("bare_port", lambda: bare.port, inline=True)
     with server:
-        bare = BareServer(join(split(address)[0], 0))
+        bare = BareServer(join_address(split(address)[0], 0))
         try:
             yield server.address
         finally:

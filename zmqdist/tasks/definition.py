@@ -10,10 +10,11 @@ import socket
 from collections.abc import Mapping
 from typing import Any, Final
 
+from zmqdist.addresses import join_address
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import InvalidArgumentError, NotFoundError
-from zmqdist.transport.address import join, split
+from zmqdist.transport.endpoint import split
 
 PROTOCOLS: Final = ("zmq",)
 """Names of protocols; the first is the default."""
@@ -97,7 +98,7 @@ def address_to_bind(address: str, host: str | None) -> str:
     written, port = split(address)
     if host is None:
         host = written if _is_here(written) else EVERYWHERE
-    return join(host.strip("[]"), port)
+    return join_address(host.strip("[]"), port)
 
 
 def _is_here(host: str) -> bool:

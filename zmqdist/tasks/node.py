@@ -27,8 +27,8 @@ from zmqdist.rpc import StatusOrResult, ZmqClient, internal_client
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService
 from zmqdist.tasks.definition import EVERYWHERE, address_to_bind
-from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable
 from zmqdist.transport.port_probe import listening

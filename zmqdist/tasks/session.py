@@ -46,8 +46,8 @@ from zmqdist.tasks.named_variables import array_of
 from zmqdist.tasks.node import grace_s, task_named
 from zmqdist.tasks.sessions import RAISED, sendable, unpacked
 from zmqdist.tasks.snapshot import SessionSnapshot
-from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.port_probe import listening
 from zmqdist.wire import trusted
 from zmqdist.wire.functions import FunctionCache

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from zmqdist import errors
+from zmqdist.addresses import is_loopback
 from zmqdist.background import in_background
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.environment import CONFIG_ENV
@@ -36,8 +37,8 @@ from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.training.checks import check_cluster, check_ps
 from zmqdist.training.worker_recruiter import WorkerRecruiter
 from zmqdist.transport import port_probe
-from zmqdist.transport.address import is_loopback, split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.own_address import own_host
 from zmqdist.transport.port_probe import listening
 

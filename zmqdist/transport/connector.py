@@ -24,10 +24,11 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
+from zmqdist.addresses import is_name
 from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
-from zmqdist.transport.address import endpoint, is_name, split
+from zmqdist.transport.endpoint import endpoint, split
 from zmqdist.transport.listener import shut_down
 from zmqdist.transport.monitor import (
     CLIENT_EVENTS,

@@ -10,8 +10,8 @@ from typing import Final
 
 import zmq
 
+from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.errors import UnknownError
-from zmqdist.transport.address import is_ipv6, join
 from zmqdist.transport.own_address import bind_free
 
 BACKLOG: Final = 1024
@@ -41,7 +41,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
     except BaseException as error:
         made.close()
         if isinstance(error, OSError):
-            raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
+            raise UnknownError(f"could not bind {join_address(host, 0)}: {error.strerror}") from None
         raise
     return made
 

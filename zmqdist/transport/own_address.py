@@ -18,7 +18,7 @@ from typing import Final
 from zmqdist.errors import InvalidArgumentError, UnavailableError, UnknownError
 from zmqdist.port_range import VARIABLE, parse_ports
 from zmqdist.random import chance
-from zmqdist.transport.address import split
+from zmqdist.transport.endpoint import split
 
 _SIOCGIFADDR: Final = 0x8915
 _GLOBAL_SCOPE: Final = "00"

@@ -25,8 +25,9 @@ from typing import Final
 
 import zmq
 
+from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.transport.address import is_ipv6, join, split
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.security import listening_sockets
 
 GREETING_BYTES: Final = 64
@@ -296,7 +297,7 @@ def probe(address: str, timeout_s: float) -> ProbeResult:
     except OSError as error:
         return ProbeResult("", error)
     began = time.monotonic()
-    probe = PortProbe(join(number, port), began, timeout_s)
+    probe = PortProbe(join_address(number, port), began, timeout_s)
     _run_probes([probe], connect_only=True)
     connect_s = time.monotonic() - began
     _run_probes([probe])

@@ -14,7 +14,8 @@ from typing import Final
 
 import zmq
 
-from zmqdist.transport.address import endpoint, is_ipv6, split
+from zmqdist.addresses import is_ipv6
+from zmqdist.transport.endpoint import endpoint, split
 
 log = logging.getLogger("zmqdist.transport")
 

@@ -43,6 +43,7 @@ from typing import Any, Final, TypeAlias
 import zmq
 from msgspec.structs import replace
 
+from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.background import wait_finished
 from zmqdist.errors import (
     FAILED_PRECONDITION,
@@ -58,8 +59,8 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, SharedMemoryAccepted
-from zmqdist.transport.address import is_ipv6, join, split
 from zmqdist.transport.dealer import Buffer, receive_payload
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
 from zmqdist.transport.listener import BACKLOG, bind_problem, look_up, shut_down
 from zmqdist.transport.loop import Loop, WatchedSocket
@@ -209,7 +210,7 @@ class Router:
             if not wait_finished(DROPPED_S):
                 raise
             bound = self._bind_one_of(number, port)
-        return join(host, bound)
+        return join_address(host, bound)
 
     def _bind_one_of(self, number: str, port: int) -> int:
         for each in [port] if port else free_ports():
@@ -228,14 +229,14 @@ class Router:
         if not isinstance(name, tuple):
             raise InvalidArgumentError(f"descriptor {fd} is not a TCP socket")
         self._security.check_bind(name[0])
-        return join(name[0], self._loop.run(self._bind, name[0], name[1], fd))
+        return join_address(name[0], self._loop.run(self._bind, name[0], name[1], fd))
 
     def _bind(self, host: str, port: int, fd: int = -1) -> int:
         socket = self._socket
         self._watched.dirty = True
         socket.setsockopt(zmq.IPV6, 1 if is_ipv6(host) else 0)
         socket.setsockopt(zmq.USE_FD, fd)
-        address = join(host, port)
+        address = join_address(host, port)
         try:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:

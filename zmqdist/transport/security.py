@@ -40,9 +40,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import zmq
 
+from zmqdist.addresses import is_ipv6, is_loopback
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError
 from zmqdist.transport import keys, token
-from zmqdist.transport.address import is_ipv6, is_loopback, split
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import LISTENING_ROLES, KeyVerdict
 from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapHandler
 

@@ -29,8 +29,8 @@ from zmqdist.errors import (
 )
 from zmqdist.messages import Join, Joined, Message, Refused
 from zmqdist.transport import keys
-from zmqdist.transport.address import split
 from zmqdist.transport.dealer import DealerConnection
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, role_of
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.security import CURVE, ClientSecurity

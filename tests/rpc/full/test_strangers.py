@@ -23,7 +23,7 @@ from tests.rpc.polled import until
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Ping, Replies, Reply, SharedMemoryAccepted
 from zmqdist.rpc import ZmqClient
-from zmqdist.transport.address import endpoint, split
+from zmqdist.transport.endpoint import endpoint, split
 from zmqdist.transport.security import client_security
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import decode_hello, encode_hello, our_hello

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from zmqdist import limits
+from zmqdist.addresses import join_address
 from zmqdist.cluster import ClusterSpec
-from zmqdist.cluster.addresses import join_address
 from zmqdist.cluster.resolvers.base import ClusterResolver
 from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
 

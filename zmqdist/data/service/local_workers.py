@@ -8,7 +8,7 @@ from typing import Protocol
 
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.element_replies import ElementReply
-from zmqdist.transport.address import split
+from zmqdist.transport.endpoint import split
 
 
 class LocalWorker(Protocol):

@@ -15,13 +15,14 @@ from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist._version import __version__
+from zmqdist.addresses import is_loopback, is_name
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.rpc.server_info import ECHO, SERVER_INFO, ServerInfo, decode_server_info
 from zmqdist.transport import keys, port_probe
-from zmqdist.transport.address import is_loopback, is_name, split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
 PROBES: Final = 5

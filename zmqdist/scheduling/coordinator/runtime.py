@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
 from zmqdist import errors
+from zmqdist.addresses import join_address
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Message, Read, Refused
@@ -70,7 +71,6 @@ from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.remote_results import decode_loss
 from zmqdist.scheduling.worker.store import BulkStore
-from zmqdist.transport.address import join as join_address
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import own_host

@@ -9,8 +9,8 @@ from zmqdist import limits
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.scheduling.coordinator.result_form import ANY, ResultForm
-from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 
 ACCEPTED = (
     'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", '

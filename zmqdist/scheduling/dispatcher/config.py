@@ -17,8 +17,8 @@ from typing import Any, Final
 from zmqdist import errors, limits
 from zmqdist.blas_threads import thread_variables
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
-from zmqdist.transport.address import DTS_PORT
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import DTS_PORT
 
 PROTOCOLS: Final = ("zmq", "tcp")
 """Names of the protocol. There is only one, and both names mean it."""

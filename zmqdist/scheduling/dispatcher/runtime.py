@@ -18,8 +18,8 @@ from dataclasses import asdict
 from typing import Any
 
 from zmqdist import errors
+from zmqdist.addresses import advertised_address, join_address
 from zmqdist.background import in_background
-from zmqdist.cluster.addresses import advertised_address
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.data.service.dispatcher.machine.snapshot import DataSnapshot
 from zmqdist.data.service.dispatcher.machine.tables import Rules
@@ -58,8 +58,8 @@ from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, Membe
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
 from zmqdist.scheduling.worker.fetch import RELAY
-from zmqdist.transport.address import join, split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable
 from zmqdist.transport.peer import Peer
@@ -344,7 +344,7 @@ class _Runtime:
             # Load the state in the journal before binding the port, so that no peer sees a part of the state.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
-                self.address = router.bind(join(host, config.port))
+                self.address = router.bind(join_address(host, config.port))
             else:
                 self.address = router.bind_fd(self._listener)
         except BaseException:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from zmqdist import errors, limits
+from zmqdist.addresses import is_wildcard, join_address
 from zmqdist.background import in_background
 from zmqdist.blas_threads import threads_in
 from zmqdist.data.service.worker.runtime import DataWorker, WorkerDataSnapshot
@@ -53,8 +54,8 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotFinished,
     Spawn,
 )
-from zmqdist.transport.address import is_wildcard, join, split
 from zmqdist.transport.dealer import DealerConnection
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.own_address import bindable, own_host
 from zmqdist.transport.router import Router
@@ -383,16 +384,16 @@ class _Runtime:
         With `processes` each data task binds a port of its own, so the config sets the address of data tasks but not their ports.
         """
         config = self._config
-        self.address = router.bind(join(host, config.port))
+        self.address = router.bind(join_address(host, config.port))
         if is_wildcard(host):  # peers need an address of this host in the dispatcher's network
-            self.address = join(own_host(self._dispatcher), split(self.address)[1])
+            self.address = join_address(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = self.data.host.address = config.advertised(self.address)
         self._store.address = self.address if config.worker_address is None else self.advertised
         self._store.key = self.data.key = key
         if config.data_transfer_protocol is not None and config.processes:
             self.data.host.read_at = config.data_transfer_address or ""
         elif config.data_transfer_protocol is not None:
-            self.data.host.read_at = config.elements_at(router.bind(join(host, config.data_transfer_port)))
+            self.data.host.read_at = config.elements_at(router.bind(join_address(host, config.data_transfer_port)))
 
     def _begin(self) -> None:
         assert self.machine is not None

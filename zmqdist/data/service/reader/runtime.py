@@ -80,8 +80,8 @@ from zmqdist.random import chance
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.future import StatusOrResult
-from zmqdist.transport.address import split_key
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import split_key
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.data")

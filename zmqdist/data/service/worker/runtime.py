@@ -58,8 +58,8 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
-from zmqdist.transport.address import with_key
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.endpoint import with_key
 from zmqdist.transport.loop import Loop
 from zmqdist.wire.hello import host_identity
 

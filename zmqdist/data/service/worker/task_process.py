@@ -33,6 +33,7 @@ from typing import Any, Final
 
 import msgspec
 
+from zmqdist.addresses import join_address
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC
 from zmqdist.data.service.task_errors import describe_exit, process_death_error
 from zmqdist.data.service.worker.task_main import (
@@ -49,7 +50,7 @@ from zmqdist.errors import OpError, UnknownError
 from zmqdist.process.bound_children import BoundChild, SpawnChild
 from zmqdist.process.pipe import BYTES, LoopPipe, Parts
 from zmqdist.process.zygote import SILENT
-from zmqdist.transport.address import DTS_PORT, join, split
+from zmqdist.transport.endpoint import DTS_PORT, split
 from zmqdist.transport.listener import listen
 from zmqdist.transport.loop import Loop
 
@@ -169,7 +170,7 @@ class _TaskProcess:
             log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]
-        self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
+        self.address = owner.read_at.replace(DTS_PORT, str(port)) or join_address(split(owner.address)[0], port)
         self._child: BoundChild | None = None
         self._pipe: LoopPipe[bytes] | None = None
         self._page: mmap.mmap | None = None

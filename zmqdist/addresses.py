@@ -17,7 +17,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host may be empty, the port may be 0.
 
     Raises:
-      ValueError: not `host:port`; the text says what is wrong, without repeating the address.
+      ValueError: `address` is not `host:port`. The text says what is wrong, and does not repeat the address.
     """
     if "://" in address:
         raise ValueError("write host:port without " + address.split("://")[0] + "://")
@@ -56,7 +56,10 @@ def advertised_address(advertised: str, port: int | str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the text of a host names this host only. Of names, only localhost counts as loopback."""
+    """Return whether only this host can reach `host`.
+
+    The answer depends on the IP number. A name other than localhost proves nothing, because a resolver decides to which address it leads.
+    """
     if host == "localhost":
         return True
     try:
@@ -68,6 +71,20 @@ def is_loopback(host: str) -> bool:
 def is_wildcard(host: str) -> bool:
     """Return whether the host means every interface. A server can bind to it, but no client can connect to it."""
     return host in ("*", "0.0.0.0", "::")
+
+
+def is_name(host: str) -> bool:
+    """Return whether the host is a name, which has to be looked up, and not an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def is_ipv6(host: str) -> bool:
+    """Return whether `host` is a literal IPv6 address, for which a socket needs IPv6 switched on."""
+    return ":" in host
 
 
 def _port(text: str) -> int:
