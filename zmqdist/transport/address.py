@@ -1,7 +1,7 @@
 """Addresses in two forms: `host:port`, as users write them, and `tcp://host:port`, as ZeroMQ takes them.
 
-IPv6 hosts are written in brackets: `[::1]:5050`. `localhost` means 127.0.0.1 for client and server, because two hosts files could
-disagree about it. No function of this module looks up a name.
+IPv6 hosts are written in brackets: `[::1]:5050`. `localhost` means 127.0.0.1 for client and server, because the file /etc/hosts of one host
+could name another address than that of the next host. No function of this module looks up a name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def endpoint(address: str) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether `host` is an address that only this host can reach.
 
-    The answer depends on the IP number. A name other than localhost proves nothing, because a resolver decides to which address it leads.
+    A name other than localhost is not looked up, and counts as an address that other hosts can reach.
     """
     if host == "localhost":
         return True
@@ -83,7 +83,7 @@ def is_ipv6(host: str) -> bool:
 
 
 def with_key(address: str, key: bytes) -> str:
-    """Return one text with an address and the public key of the socket that listens there; the address alone if `key` is empty."""
+    """Return one text with an address and the public key of the socket that listens at it, or the address alone if `key` is empty."""
     return f"{address}{_KEY}{key.hex()}" if key else address
 
 
