@@ -18,8 +18,8 @@ One turn
 
 ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that a message is available. So each socket has a
 mark, `WatchedSocket.dirty`, and the loop sleeps only after it has queried EVENTS of each marked socket and found no input. The loop sets
-the mark after input of the descriptor and before it calls the socket's callback. Other code in the loop's thread that uses the socket must set
-the mark. A callback may clear the mark if its last use of the socket was a query of EVENTS that showed no input.
+the mark after input of the descriptor and before it calls the socket's callback. Other code in the loop's thread that uses the socket must
+set the mark. A callback may clear the mark if its last use of the socket was a query of EVENTS that showed no input.
 
 Not here: the meaning of the messages (router.py, dealer.py), and threads that run the program's functions.
 """
