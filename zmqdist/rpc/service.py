@@ -71,9 +71,7 @@ class _Submitted:
 
 
 class RpcService:
-    """The methods of one server. After `attach`, a router passes the calls of its peers to this service. Other services may use the same
-    router.
-    """
+    """The methods of one server. After `attach`, a router passes its peers' calls to them. Other services may use the same router."""
 
     def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
         self.where = f"the {name} server of process {os.getpid()}"
@@ -285,9 +283,7 @@ class RpcService:
                 self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
-        """Take a call that has arrived. Run an inline method at once and return its reply; begin the call of any other method. A call that
-        is refused gets its reply at once, too.
-        """
+        """Take an arrived call. Return the reply if the call is refused or its method is inline; else begin the call and return None."""
         method = self._methods.get(call.method)
         # The fast path has one test for all reasons to refuse a call. The code in the branch finds out which reason holds.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
@@ -325,9 +321,7 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Begin a call. Its method runs when all arguments have arrived and, if the method runs in the pool,
-        when it is the client's turn.
-        """
+        """Begin a call. Its method runs when all arguments have arrived and, for a method of the pool, when it is the client's turn."""
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
@@ -370,9 +364,7 @@ class RpcService:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Drop the calls of a client that wait for a thread and are no longer wanted, at most once in SWEEP_S. Return whether any call was
-        dropped.
-        """
+        """Drop a client's calls that wait for a thread and are not wanted any more, once in SWEEP_S. Return whether any was dropped."""
         now = time.monotonic()
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
@@ -447,9 +439,7 @@ class RpcService:
             pass
 
     def submit(self, fn: Callable[..., None], *args: Any, refuse: Callable[[OpError], object] | None = None) -> None:
-        """Have a thread of the pool call `fn(*args)`. If the server stops first, the loop calls `refuse` instead. Only the loop may use
-        this.
-        """
+        """Have a thread of the pool call `fn(*args)`. If the server stops first, the loop calls `refuse`. Only the loop may use this."""
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
@@ -467,9 +457,7 @@ class RpcService:
         self._let_in()
 
     def _refuse(self, ready: bool) -> None:
-        """Reply UNAVAILABLE to the calls whose arguments have not all arrived, because the server stops. With `ready`, include the calls
-        that wait only for a thread.
-        """
+        """Reply UNAVAILABLE to calls whose arguments are missing; with `ready`, also to calls that wait only for a thread."""
         for peer, key, item in self._pool.cut_off(ready):
             if isinstance(key, ServedCall):
                 if not ready and item is not None:
@@ -566,9 +554,7 @@ def _unwanted(served: ServedCall) -> bool:
 
 
 def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
-    """Run a method and return its reply. This never raises, because an exception becomes the reply. The handler may keep and change its
-    result afterwards.
-    """
+    """Run a method and return its reply, which is an error if the method raises. The handler may keep and change its result afterwards."""
     try:
         box = [method.run(body, frames, peer.name)]
         body, sources = pack_result(box, lends=peer.bulk is not None and peer.bulk.shares_memory)

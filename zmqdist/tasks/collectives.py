@@ -160,8 +160,7 @@ class Collectives:
 
         Args:
           contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
-          failure: the error because of which this member cannot take part. If given, it is announced, and this method does not wait for the
-            verdict.
+          failure: the error because of which this member cannot take part. This method does not wait for the verdict about it.
 
         Returns:
           (RESULT, value), or (GO, the next round, the name of the exchange, the details of all members by rank). After a `failure`, ().
@@ -209,8 +208,7 @@ class Collectives:
                 raise from_code(value, *more)
             details, incarnations = more
             for task, incarnation in zip(group.tasks, incarnations, strict=True):
-                # this task's watch may not have noticed the restart of a member yet
-                self._watches.heard_from(task, incarnation)
+                self._watches.heard_from(task, incarnation)  # the watch of `task` may not have noticed a restart yet
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None

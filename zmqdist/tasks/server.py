@@ -76,8 +76,7 @@ class Server:
           config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
             a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
           start: whether to serve at once; otherwise call `start()`.
-          bind_host: the host to listen on; by default the host in the task's address if it is an address of this host, otherwise all
-            interfaces.
+          bind_host: the host to listen on; by default the host in the task's address if this host has it, otherwise all interfaces.
           listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
             process can take the port first.
           keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.

@@ -8,12 +8,11 @@ Theory of operation: leader and followers
     A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
 
-    Calls that no thread waits for are gathered and leave together (calls_machine.py). They leave with the next use of the socket that
-    reads a reply or waits for a reply, and with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread sends them: it wakes every
-    GATHER_S while calls are gathered.
+    Calls that no thread waits for are gathered and leave together (calls_machine.py), with the next use of the socket that reads a reply or
+    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread sends them, which wakes every GATHER_S.
 
-    A leader spins, which means that it polls without sleeping, for SPIN_S before it sleeps, because waking a thread takes as long as a
-    quick reply. It does not spin while followers wait, nor after several spins in vain.
+    A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
+    spin while followers wait, nor after several spins in vain.
 
 Rules
     R1  Each use of the socket is under the lock. The last use of the socket before a thread releases the lock is a query of EVENTS that
@@ -70,21 +69,16 @@ CHECK_EVERY_CALLS: Final = 32
 SPIN_S: Final = 0.0002
 """Seconds for which a leader polls before it sleeps: as long as a round trip on one host takes, if the server replies at once."""
 SPINS_IN_VAIN_MAX: Final = 4
-"""Number of vain spins in a row after which replies count as slower than SPIN_S. After that the leader spins only in every SPIN_AGAIN-th
-wait.
-"""
+"""Number of vain spins in a row after which replies count as slow, so that a leader spins only in every SPIN_AGAIN-th wait."""
 SPIN_AGAIN: Final = 32
 FRESH_S: Final = 0.0002
-"""Seconds after a check of the connection in which a new call relies on that check. So a program that makes one blocking call after another
-checks only once for each call.
-"""
+"""Seconds after a check of the connection in which a new call does not check again, because a blocking call has just made that check."""
 YIELD_S: Final = 0.0001
 """Seconds for which the leader of a large transfer sleeps after it has woken a thread, so that this thread can run."""
 LINGER_S: Final = 0.5
 """Seconds that messages which were sent right before `close` have to leave."""
 _NO_THREAD: Final = 0
-# Channels with callbacks to call. This set keeps the channels alive, because the garbage collector must not finalize a channel whose reader
-# thread sleeps.
+# Channels with callbacks to call. This set keeps them from being collected, even while their reader threads sleep.
 _channels_with_callbacks: Final[set[Channel]] = set()
 
 
@@ -102,9 +96,7 @@ class _Sleeper:
 
 
 def _release(sleepers: dict[_Sleeper, None], sleeper: _Sleeper) -> None:
-    """Wake a sleeper, unless another thread has taken it out of `sleepers` first (R5). The handler of Ctrl-C calls this, too, at any point
-    of the main thread.
-    """
+    """Wake a sleeper, unless another thread does so (R5). The handler of Ctrl-C may call this at any point of the main thread."""
     if sleepers.pop(sleeper, sleeper) is None:
         sleeper.lock.release()
 
@@ -191,9 +183,7 @@ class Channel:
             return True
 
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
-        """Have `fn(call)` called once when the call has ended, in the reader thread. If the call has ended already, invoke `fn` in this
-        thread at once.
-        """
+        """Have the reader thread call `fn(call)` once when the call has ended. If it has ended already, this thread calls `fn` at once."""
         with self._guard, self._lock:
             if not call.ended:
                 if call.callbacks is None:
@@ -226,9 +216,7 @@ class Channel:
             self._wake_reader()
 
     def is_sent(self, call: ClientCall) -> bool:
-        """Return whether the call was sent, so that a lost connection ends it. A call that was not sent waits for a server, to be batched,
-        or for replies to other calls.
-        """
+        """Return whether the call was sent, so that it ends if the connection is lost."""
         return not self._connection.table.is_unsent(call)
 
     @property
@@ -243,8 +231,8 @@ class Channel:
 
     def __del__(self) -> None:
         if "_guard" in self.__dict__ and not self._guard.forked:
-            # When the channel and a stream are collected together, the stream's finalizer may have passed this channel to a thread that now
-            # holds the lock.
+            # The finalizer of a stream that is collected with this channel may have passed the channel to a thread, which may hold the
+            # lock.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
@@ -346,8 +334,7 @@ class Channel:
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
         """Read for all threads until the call has ended."""
-        # query EVENTS before the first sleep, because a thread may have sent a message and not queried EVENTS since (R1)
-        slice_ms = 0.0
+        slice_ms = 0.0  # query EVENTS before the first sleep, because a thread may just have sent a message (R1)
         try:
             while True:
                 ready = self._connection.poll(slice_ms) if slice_ms else self._spin()
@@ -359,8 +346,7 @@ class Channel:
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
-        except BaseException:
-            # raised by a signal handler of the program, or by a bug; the other threads need a leader (R4)
+        except BaseException:  # raised by a signal handler or a bug; the other threads need a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
                     self._connection.read_arrived()
@@ -460,9 +446,7 @@ class Channel:
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
     def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
-        """Do the leader's work after a poll that could sleep for `slept_ms`: read messages, maintain the connection, end calls past their
-        deadline.
-        """
+        """Read messages, maintain the connection and end late calls, after the leader's poll, which could sleep for `slept_ms`."""
         connection = self._connection
         if self._closed:
             return
@@ -489,9 +473,7 @@ class Channel:
             self._wake_waiters(self._leader)
 
     def _check_connection(self, now: float) -> None:
-        """Read the messages that have arrived, and maintain the connection. A thread calls this while there is no leader, and does not wait
-        in it.
-        """
+        """Read the messages that have arrived, and maintain the connection, without waiting. Use this while there is no leader."""
         self._checked_at = now
         connection = self._connection
         connection.read_arrived()
@@ -588,9 +570,7 @@ class Channel:
                 self._step_down()
 
     def _send_gathered(self) -> None:
-        """Send the gathered calls. If there are no gathered calls, or no server is connected, end gathering, so that the reader thread may
-        sleep longer.
-        """
+        """Send the gathered calls. Without such calls or a server, end gathering, so that the reader thread may sleep longer."""
         table = self._connection.table
         if table.waiting and table.incarnation:
             if self._leader == _NO_THREAD:
@@ -601,9 +581,7 @@ class Channel:
 
 
 def _yield_to_others(turnstile: LockType, woke: bool) -> Literal[False]:
-    """Let the threads that wait for the channel's lock take it before this leader does, so that they do not starve. Return the new value of
-    `_woke_waiters`.
-    """
+    """Let the threads that wait for the channel's lock take it before this leader does. Return the new value of `_woke_waiters`."""
     if woke:  # without the sleep, the woken thread would wait for the GIL for a whole switch interval
         sleep(YIELD_S)
     with turnstile:

@@ -14,20 +14,18 @@ Theory of operation
     only while it holds the same lock. So a receiver with a late handle finds another number, and never maps reused memory. The kernel
     releases the locks of a process that ends in any way, so a claimed cell whose lock is free belongs to a receiver that was killed.
 
-    A published block has one cell for any number of receivers. Their mappings are private (copy-on-write), and the receivers share the
-    lock for reading. The owner reuses the block when no receiver holds the lock.
+    A published block has one cell for any number of receivers. Their mappings are private (copy-on-write), and they share the lock for
+    reading. The owner reuses the block when no receiver holds the lock.
 
 Rules
-    R1  The owner writes to a block until it lends the block. After that only the one receiver writes to the block, or no process if the
-        block is published or frozen.
+    R1  The owner writes to a block until it lends the block. Then only the receiver writes, or no process if it is published or frozen.
     R2  The owner reuses a block only when no lease of it is left and no object in this process refers to it.
     R3  Finalizers take no lock: they append to a queue, or write one cell.
-    R4  A forked child would see changes through each mapping that it shares with its parent. So right before a fork, the shared mappings of
-        arrays become private (copy-on-write), and their blocks are not reused while the child may see them.
+    R4  A forked child would see changes through each mapping that it shares with its parent. So right before a fork the mappings become
+        private (copy-on-write), and their blocks are not reused while the child may see them.
     R5  A frozen segment is sealed, so that no process can ever write to it. A frozen segment is not reused, and ends with its last user.
 
-ZMQDIST_ARENA=off switches the pool off. A number bounds the size of the pool in MiB; without it the bound is a quarter of the memory that
-this process may use.
+ZMQDIST_ARENA=off switches the pool off; a number is its bound in MiB. The default is a quarter of the memory that this process may use.
 
 Not here: whether a peer can open this process's segments (hello), the content of blocks (rpc, dispatch).
 """
@@ -59,22 +57,17 @@ log = logging.getLogger("zmqdist.transport")
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-# Modes of a lease: one receiver, which maps the block shared and writable; any number of receivers, each with a private mapping; one
-# receiver of a frozen block; any number of receivers of a frozen block.
+# Modes of a lease: one receiver, with a writable shared mapping; any number, with private mappings; one or any number of a frozen block.
 EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""(descriptor, inode and size of the segment; offset and size of the block in it; cell, serial and mode of the lease). A receiver needs the
-owner's offer to use a handle.
-"""
+"""(descriptor, inode, size of the segment; offset, size of the block; cell, serial, mode of the lease), to be used with an Offer."""
 Offer: TypeAlias = tuple[int, int, int]
 """(pid of the owner, descriptor of its table, inode of the table)."""
 
 NONCE_CELL: Final = 0
 SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
-"""Least number of seconds between two searches for killed receivers. SWEEP_S applies when the pool needs more memory, SWEEP_FULL_S when it
-is full.
-"""
+"""Least number of seconds between two searches for killed receivers when the pool needs more memory, and when it is full."""
 
 
 class Segment:
@@ -129,9 +122,7 @@ class Block:
         return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """Return a lease for any number of receivers, which is valid until `take_back`. Return None if too many leases exist. After this no
-        process may write to the block.
-        """
+        """Return a lease for any number of receivers; None if too many leases exist. After this no process may write to the block."""
         return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
@@ -198,8 +189,7 @@ class _FrozenSegments:
         """Return the frozen memory that contains these bytes, and their offset in it; None if no frozen memory contains them."""
         with self.lock:
             frozen = None
-            while frozen is None:
-                # the loop removes entries of collected memory, because their addresses may be in use again
+            while frozen is None:  # removes entries of collected memory, whose addresses may be in use again
                 index = bisect.bisect_right(self._starts, address) - 1
                 if index < 0:
                     return None
@@ -217,8 +207,7 @@ class ShmPool:
     """The shared-memory pool of this process. Any thread may use it.
 
     Attributes:
-      offer: the numbers by which other processes find the table.
-      nonce: the random number in the table. A process that knows this number has proved that it can read the table.
+      offer, nonce: the numbers by which other processes find the table, and the secret in it by which they prove that they can read it.
       bytes_max: bound on the bytes of all segments.
       dropped_blocks: queue to which finalizers add blocks that no object refers to any more (R3).
     """
@@ -252,9 +241,7 @@ class ShmPool:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Block | None:
-        """Return a block to fill. Return None if the pool is full or the system refuses memory, so that the caller sends the bytes another
-        way; the first time is logged.
-        """
+        """Return a block to fill; None if the pool is full or the system refuses memory. The caller then sends the bytes another way."""
         with self._lock:
             size = _block_size(nbytes)
             self._reclaim()
@@ -286,15 +273,11 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of bytes that belong to another process, so that this process can lend them even after that process has ended.
-        `base` holds this process's lease of the bytes.
-        """
+        """Return a block of another process's bytes, to lend even after that process has ended. `base` holds the lease of the bytes."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return memory for an array of the program. The memory is a segment of its own, so that it can be frozen. Return None as
-        `allocate` does.
-        """
+        """Return a segment as memory for one array of the program, so that it can be frozen. Return None as `allocate` does."""
         with self._lock:
             self._reclaim()
             size = -(-nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
@@ -330,9 +313,7 @@ class ShmPool:
         return bool(self._cells[handle[5]] == handle[6])
 
     def take_back(self, handle: Handle) -> None:
-        """End a lease that no receiver should claim any more. A receiver that has claimed the lease keeps the bytes; a later claim is
-        refused.
-        """
+        """End a lease that no receiver should claim any more. If a receiver has claimed it, this receiver keeps the bytes."""
         cell, serial, mode = handle[5:]
         with self._lock:
             known, block = self._lent.get(cell, (0, None))
@@ -380,8 +361,7 @@ class ShmPool:
             self.take_back(self._to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            # A receiver writes 0 to its cell before it unlocks the cell. If the owner lent the cell between these two steps, the receiver
-            # would unlock the next lease.
+            # A receiver writes 0 to its cell, and then unlocks the cell. If the owner lent it in between, the next lease would lose its lock.
             if shm_mapping.try_lock(self._table_fd, cell):
                 self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
@@ -401,9 +381,7 @@ class ShmPool:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Process returned leases and dropped blocks. With many leases, only some uses of the pool look for returned leases, because this
-        reads all their cells.
-        """
+        """Process dropped blocks and returned leases. With many leases, only some uses of the pool read the cells of all leases."""
         self._uses_until_collect -= 1
         if self._uses_until_collect <= 0:
             self._end_returned()
@@ -436,8 +414,7 @@ class ShmPool:
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
         """Search for killed receivers, and return a block that has become free; None if no block has.
 
-        The search makes one system call for each lease. So this method returns None at once if the last search was less than SWEEP_S ago,
-        or less than SWEEP_FULL_S if the pool is full.
+        The search makes one system call for each lease, so this returns None within SWEEP_S (if full, SWEEP_FULL_S) of the last search.
         """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
@@ -488,9 +465,7 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Return the longest unused segment to the system. Free its memory pages explicitly, because other processes may still have the
-        segment mapped.
-        """
+        """Return the longest unused segment to the system. Its memory pages are freed first, because other processes may have it mapped."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
@@ -504,8 +479,7 @@ class ShmPool:
     # -- freezing -----------------------------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal the segment of a program's array in place. Return None if the bytes are not a whole segment, or another process has mapped
-        the segment.
+        """Seal the segment of a program's array in place. Return None if the bytes are not a whole segment that only this process maps.
 
         The array's own mapping becomes private first, so that older views write to pages that no other process sees.
         """
@@ -537,8 +511,7 @@ class ShmPool:
         try:
             shm_mapping.seal_against_writing(fd)
             return FrozenSegment(Segment(fd, nbytes, 0, None))
-        except OSError:
-            # a child that was forked without the hooks below still has the file mapped, so that it cannot be sealed
+        except OSError:  # a child that was forked without the hooks below has the file mapped
             os.close(fd)
             return None
 
@@ -559,9 +532,7 @@ class ShmPool:
 
 
 def _block_size(nbytes: int) -> int:
-    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. For more than SHM_SLAB_BYTES, at most an eighth
-    is wasted.
-    """
+    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above a slab, at most an eighth is wasted."""
     power = 1 << max(nbytes - 1, 1).bit_length()
     if power <= SHM_SLAB_BYTES:
         return max(power, SHM_BLOCK_BYTES_MIN)
@@ -577,9 +548,7 @@ _lock = RLock()
 
 
 def this_pool() -> ShmPool | None:
-    """Return the pool of this process; make it on first use. Return None if the pool is switched off, or if the system has no shared
-    memory.
-    """
+    """Return the pool of this process; make it on first use. Return None if it is switched off, or if the system has no shared memory."""
     if _tried:
         return _pool
     with _lock:
@@ -615,9 +584,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """Forget the parent's pool in a forked child, which makes a pool of its own. The parent's arrays stay readable through the inherited
-    mappings.
-    """
+    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays stay readable by the inherited mappings."""
     global _pool, _tried, _lock, _inherited
     _inherited = _pool
     _frozen_segments.lock = RLock()  # another thread of the parent may have held the lock during the fork
@@ -626,8 +593,6 @@ def _in_child() -> None:
 
 
 _inherited: ShmPool | None = None
-"""In a forked child, the parent's pool. The child keeps it, so that no part of it is closed or unmapped while arrays of the child still use
-it.
-"""
+"""In a forked child, the parent's pool. The child does not close it, because arrays of the child still use its mappings."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -112,9 +112,7 @@ Change = tuple[Any, ...]
 
 
 def assign(ref: Ref, value: Any) -> Change:
-    """Return the change that sets the value of a variable. Like all functions that return changes, it raises InvalidArgumentError if an
-    argument does not fit the variable.
-    """
+    """Return the change that sets the value of a variable. Raises InvalidArgumentError if `value` does not fit the variable."""
     return ("assign", ref.fit(value))
 
 
@@ -129,16 +127,12 @@ def sub(ref: Ref, value: Any) -> Change:
 
 
 def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
-    """Return the change that updates rows of a variable. `op` is "add", "sub", "mul", "div", "min", "max" or "update". A row that is named
-    twice is updated twice.
-    """
+    """Return the change that updates rows of a variable by `op`, a key of storage.SCATTERS. A row that is named twice is updated twice."""
     return ("scatter", op, rows_of(ref, slices.indices), ref.cast(slices.values))
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """Return the change that sets the value if the old value equals `expected` and its version is `version`. A condition that is None is
-    not checked.
-    """
+    """Return the change that sets the value if the old value equals `expected` and has this version. A condition may be None."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
@@ -169,9 +163,7 @@ def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
 
 
 def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
-    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension. The ps checks later that
-    the indices are in bounds.
-    """
+    """Return indices of rows as an array. Raises InvalidArgumentError unless it is one-dimensional, of integers. The ps checks bounds."""
     array = np.asarray(indices)
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
@@ -182,9 +174,7 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
 
 
 def rows_wanted(ref: Ref, rows: Any) -> Any:
-    """Return row numbers in the form in which they are sent. A range is sent as its bounds, because the row numbers may take more bytes
-    than the rows. Raises as `rows_of`.
-    """
+    """Return row numbers in the form in which they are sent; a range is sent as its bounds, to save bytes. Raises as `rows_of`."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
@@ -207,17 +197,13 @@ class PsCall:
         self._connect()
 
     def done(self) -> bool:
-        """Return whether a reply or an error has arrived, so that `get_value` ends at once unless it has to repeat the request. This never
-        waits.
-        """
+        """Return whether a reply or an error has arrived. Then `get_value` ends at once, unless it has to repeat the request."""
         return (
             self._outcome is not None or self._unreachable is not None or (self._call is not None and self._call.done())
         )
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Call `fn()` once as soon as `done()` is true, either at once in this thread or later in a thread of the client. `fn` must not
-        block.
-        """
+        """Call `fn()` once as soon as `done()` is true, at once in this thread or later in one of the client's. `fn` must not block."""
         call = self._call
         if self.done() or call is None:
             fn()
@@ -494,9 +480,7 @@ class PsClient:
         return PsCall(self, request)
 
     def call(self, request: _Request) -> StatusOrResult:
-        """Send a request over the current connection, after the update functions that the ps needs for it. Raises UnavailableError if the
-        connection has ended.
-        """
+        """Send a request over the current connection, after its update functions. Raises UnavailableError if the connection has ended."""
         for fn in request.functions:
             if fn.digest not in self._sent:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
@@ -551,9 +535,7 @@ def _subject(refs: Sequence[Ref]) -> str:
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
-    """Return an initial value for `PsClient.create` that the ps computes by `fn(**named)`. The result of `fn` must have the shape and dtype
-    of `spec`.
-    """
+    """Return an initial value for `PsClient.create` that the ps computes by `fn(**named)`, with the shape and dtype of `spec`."""
     return trusted.pack_function(fn), spec, named
 
 
