@@ -361,7 +361,7 @@ class ShmPool:
             self.take_back(self._to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            # A receiver writes 0 to its cell, and then unlocks the cell. If the owner lent it in between, the next lease would lose its lock.
+            # A receiver writes 0 to its cell, then unlocks it. If the owner lent it in between, the next lease would lose its lock.
             if shm_mapping.try_lock(self._table_fd, cell):
                 self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
