@@ -336,8 +336,7 @@ class _Operation:
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in details]
             wanted = kind == "all_gather" or self.rank == root
-            # A member that receives no arrays must still cut its own part as the other members cut theirs. For this it needs only the
-            # lengths.
+            # A member that receives no arrays needs their lengths, because all members must cut the parts in the same way.
             parts = [np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype) for shape in shapes]
             parts[self.rank] = array
             flats = [part.reshape(-1) for part in parts]

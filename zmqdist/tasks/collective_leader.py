@@ -192,8 +192,7 @@ class Leader:
                             error if isinstance(error, OpError) else InvalidArgumentError(str(error))
                         )
                     continue
-                # The leader's own caller gets the last reply, because it may change the value at once, and the replies to other members
-                # share this value.
+                # The leader's own caller gets its reply last, because it may change the value, which all replies share.
                 for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
                     announcement.token.reply((verdict.counter, *reply))
             else:

@@ -104,8 +104,7 @@ class Watches:
         for effect in effects:
             match effect:
                 case WatchTask(task, incarnation):
-                    # A watch of a known incarnation must not wait for a server: it would wait for the next incarnation, and miss the end of
-                    # this one.
+                    # A watch of a known incarnation that waited for a server would reach the next incarnation, and miss this end.
                     self._call(task, incarnation, not incarnation, self._watch_ended)
                 case ProbeTask(task):
                     self._call(task, 0, False, self._probe_ended)

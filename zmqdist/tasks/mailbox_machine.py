@@ -221,8 +221,7 @@ class Mailbox:
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
             return ended
-        # The mailbox may hold this message, if its reply to the sender was lost. Then this message has its turn before the messages behind
-        # it.
+        # If the reply to the sender was lost, the mailbox may hold this message, which then has its turn before the messages behind it.
         behind = {held[0]: after for after, held in known.held.items()}
         while number in behind:
             number = behind[number]

@@ -114,8 +114,8 @@ class WatchedTasks:
           connected: whether the connection that carried the message is still open; None if another task has passed the message on.
         """
         if connected is None:
-            # The task that passed the message on has heard from this incarnation directly, and will report its end. Only an end that this
-            # task has noticed itself counts for more.
+            # The task that passed the message on will report the end of this incarnation, from which it has heard directly.
+            # Only an end that this task itself has noticed counts for more.
             ended = incarnation in self._ended.get(task, ())
         elif connected:
             self._last_speaker[task] = incarnation

@@ -231,8 +231,7 @@ class Channel:
 
     def __del__(self) -> None:
         if "_guard" in self.__dict__ and not self._guard.forked:
-            # The finalizer of a stream that is collected with this channel may have passed the channel to a thread, which may hold the
-            # lock.
+            # The finalizer of a stream that is collected too may have passed this channel to a thread, which may hold the lock.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return

@@ -299,8 +299,7 @@ class Keyring:
 
     def _join(self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
         token = self._tokens.get(join.number)
-        # The digests are compared even if the token's number is unknown, and in constant time, so that a guesser learns nothing from the
-        # time of the reply.
+        # Compared in constant time, and even if the token's number is unknown, so that the time of the reply tells a guesser nothing.
         right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
         if token is None or not right:
             self.wrong += 1

@@ -130,8 +130,7 @@ class Loop:
         self._hooks: list[Callable[[], object]] = []
         self._stop_functions: list[Callable[[], object]] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # This lock is re-entrant, because the garbage collector may run a finalizer while this thread holds the lock, and the finalizer may
-        # use `call_soon`.
+        # Re-entrant, because the garbage collector may run a finalizer under this lock, and the finalizer may use `call_soon`.
         self._lock = threading.RLock()
         self._accepting = True
         self._stopping = False

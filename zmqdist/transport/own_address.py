@@ -82,8 +82,7 @@ def free_ports() -> Iterator[int]:
         ports = parse_ports(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{VARIABLE}: {error}") from None
-    # The first port is random, so that a server that starts after another server has ended rarely gets the port of that server, and clients
-    # rarely confuse the two servers.
+    # The first port is random, so that a new server rarely gets the port of a dead server, for which clients could mistake it.
     first = chance.randrange(len(ports))
     yield from (*ports[first:], *ports[:first])
 

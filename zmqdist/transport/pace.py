@@ -177,8 +177,7 @@ class Pace:
         delivered = self._delivered - chunk.delivered
         aim = int(delivered / sojourn_s * (self.trip_s + QUEUE_S))
         if sojourn_s <= self.trip_s + QUEUE_S / 2 and delivered > self.window_bytes - self.chunk_bytes:
-            # The window is used up although there is no queue, which means that the window itself limits the measured rate. So widen it by
-            # a chunk.
+            # The window is used up although there is no queue, so the window itself limits the measured rate: widen it by a chunk.
             aim = max(aim, self.window_bytes + self.chunk_bytes)
         if sojourn_s <= min(self.trip_s + LONG_QUEUE_S, SOJOURN_S_MAX):
             if aim > self.window_bytes:

@@ -129,8 +129,8 @@ class PortProbe:
 
     def _talk(self, now: float) -> bool:
         if not self.connected:
-            # These bytes, the signature and major version 3, make the server send its whole greeting, and name no mechanism that it could
-            # refuse. While there is no TCP connection, send raises ENOTCONN.
+            # The signature and major version 3 make the server send its whole greeting, and name no mechanism that it could refuse.
+            # While there is no TCP connection, `send` raises ENOTCONN.
             self._socket.send(_SIGNATURE + b"\x03")
             self.connected = True
             self._until = now + PROBE_S

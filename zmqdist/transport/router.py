@@ -414,8 +414,7 @@ class Router:
             return
         if frames is None:
             self._count("too many frames or bytes")
-            # The C library keeps the freed memory of this message, a gigabyte or more. Returning it to the system takes milliseconds, so
-            # the loop does it once for many messages.
+            # The C library keeps the message's freed memory, a gigabyte or more. Trimming takes milliseconds, so many messages share it.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):

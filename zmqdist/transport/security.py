@@ -366,8 +366,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         _collect_listening(f"/proc/net/{name}", port, found)
-        # Only sockets of one user can share an address, so the search ends with the first table that has some. Reading a table takes
-        # milliseconds even if it is empty.
+        # Only sockets of one user can share an address, so the other table, whose reading takes milliseconds, is not needed.
         if wanted in found:
             return found[wanted]
     for addresses in (exact, wild):
@@ -385,8 +384,7 @@ def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int
         next(file)
         for line in file:
             words = line.split(None, 10)
-            # The kernel lists listening sockets first (its proc_net_tcp.rst), and thousands of other sockets may follow, so reading stops
-            # here.
+            # The kernel lists listening sockets first (its proc_net_tcp.rst), and thousands of other sockets may follow.
             if words[3] != _LISTEN:
                 break
             if words[1].endswith(suffix):

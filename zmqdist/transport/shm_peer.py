@@ -202,8 +202,7 @@ class PeerPool:
     def _attach_published(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, _ = handle
         lock = self._read_lock(cell, serial)
-        # The array holds the lock, and so a descriptor, until it is collected. A small array is copied, so that many small arrays do not
-        # use up the descriptors.
+        # The array holds the lock, which needs a descriptor. Small arrays are copied, so that many of them do not use up the descriptors.
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
             start = offset // shm_mapping.PAGE_BYTES * shm_mapping.PAGE_BYTES
@@ -231,8 +230,8 @@ class PeerPool:
         return frozen.array()[offset : offset + length]
 
     def _read_lock(self, cell: int, serial: int) -> _ReadLock:
-        # Each lock needs an open file description of its own, to be independent of the other locks. The table is opened through this
-        # process's own entry in /proc, because this entry exists even after the owner has ended.
+        # Each lock needs an open file description of its own, so that it is independent of the other locks.
+        # The table is opened by this process's own entry in /proc, because this entry exists even after the owner has ended.
         lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
         self._lock_cell(lock.fd, cell, serial, shared=True)
         if self._cells[cell] != serial:
@@ -364,8 +363,7 @@ def _in_child() -> None:
     _this_process = object()
     for peer in list(_peers.values()):
         if peer not in _shared_with_child:
-            # Without this, the child would hold on to the lock of a block that is later lent to the parent. The owner would then not notice
-            # that the parent was killed.
+            # If the child kept the table open, it would hold the parent's later locks, and the owner would not notice the parent's end.
             peer.close()
         _inherited.append(peer)
     _peers.clear()
