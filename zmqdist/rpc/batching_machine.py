@@ -10,7 +10,7 @@ Promises, checked by tests/machines/test_batching.py and in simulation (tests/si
     P1  each call is in exactly one batch, with calls of its kind only, in the order of arrival
     P2  a batch has at most `rows_max` rows, or one call
     P3  an open batch waits at most `delay_s` for further calls; a closed batch waits for no calls
-    P4  of the batches that may run, the next is the one whose first call arrived first, even if that call has been dropped
+    P4  of the batches that may run, the batch whose first call arrived first runs next, even if that call was dropped
     P5  no state is kept of a call that was dropped before it ran
 
 Not here: how arguments are compared, joined and split (batching.py).

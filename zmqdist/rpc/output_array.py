@@ -54,7 +54,7 @@ class OutputArray:
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
-        """Write the reply into the caller's array, unless its chunks were received there, and return the array. Raises InvalidArgumentError
+        """Write the reply into the caller's array, unless its chunks were received in it, and return the array. Raises InvalidArgumentError
         if the reply does not fit.
         """
         if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:

@@ -97,7 +97,7 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
 # -- temporaries ------------------------------------------------------------------------------------------------------
 
 _ITEMS_MAX: Final = 64
-"""Number of items of the largest list, tuple or dict that is searched; the arrays in a larger one are always copied."""
+"""Number of items. A list, tuple or dict with more items is not searched for temporary arrays, so its arrays are always copied."""
 _ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
 
 

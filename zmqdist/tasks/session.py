@@ -140,7 +140,7 @@ class Session:
         Raises:
           NotFoundError: `target` is not the target of a task.
           InvalidArgumentError: `config` is not a dict, has an unknown option, or a time-out that is not a number.
-          FailedPreconditionError: the target needs keys, and there are none.
+          FailedPreconditionError: the target needs keys, and no keys are given.
         """
         address, self._credentials = _place(target, keys_dir, token_file)
         self._config = _checked(config)

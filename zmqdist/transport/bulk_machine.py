@@ -133,7 +133,7 @@ class OutboundTransfers:
 LATE: Final = 0
 """The transfer of the chunk is over: discard the chunk."""
 MORE: Final = 1
-"""The chunk was accepted; others will follow."""
+"""The chunk was accepted; further chunks of the transfer will follow."""
 DONE: Final = 2
 """The chunk was accepted and was the last one: the transfer is complete."""
 WRONG: Final = 3
@@ -198,7 +198,9 @@ class InboundTransfers:
         return MORE
 
     def credit_after(self, nbytes: int) -> int:
-        """Return how many bytes to acknowledge after a chunk of `nbytes`; 0 to acknowledge none yet (P5)."""
+        """Return how many bytes to acknowledge after a chunk of `nbytes`; 0 if the chunk is acknowledged
+        together with the next chunk (P5).
+        """
         if self._uncredited == 0 and nbytes == CHUNK_BYTES and self._progress:
             self._uncredited = nbytes
             return 0

@@ -81,8 +81,7 @@ class ClientCall:
       method, body, frames: the request; the owner empties `body` and `frames` after it has sent them.
       due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` if the call has no deadline.
       id: number of the call in the table; 0 before `submitted`.
-      ended: whether the call has ended. Then `code`, `message`, `body` and `frames` are those of the reply; code 0 means that the reply is
-        a value.
+      ended: whether the call has ended. Then `code`, `message`, `body` and `frames` hold the reply; code 0 means that it is a value.
       waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead of waiting for one.
       bounded: False if P9, the bound on eager arguments, ignores the call, because the server starts its method at once and bounds it in
         another way.
@@ -140,7 +139,7 @@ class ClientCalls:
     """The calls of one client to one address.
 
     Attributes:
-      incarnation: the incarnation of the connected server; 0 while none is connected.
+      incarnation: the incarnation of the connected server; 0 while no server is connected.
       in_flight: sent calls by number, in the order in which they were made.
       waiting: unsent calls by number, in the order in which they were made; they wait for a server, or to be batched with other calls.
       waiting_bytes: bytes of the bodies in `waiting`.
@@ -471,7 +470,7 @@ class ServerCalls:
             self.finished(served)
 
     def peer_gone(self, peer: Hashable) -> list[ServedCall]:
-        """Drop all calls of a connection that has ended; return those that were still wanted."""
+        """Drop all calls of a connection that has ended; return the calls that were still wanted."""
         dropped = [served for served in self._by_peer.pop(peer, {}).values() if not served.dropped]
         for served in dropped:
             served.dropped = True

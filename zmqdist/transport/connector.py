@@ -12,7 +12,7 @@ Rules
 
 A connector neither waits nor starts a thread. Its owner, one thread at a time,
     polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py), and calls `read` after input of the monitor;
-    calls `tick` at the time `due`; both return the changes of the connection;
+    calls `tick` at the time `due`; `read` and `tick` return the changes of the connection;
     after a Down reads all messages in the socket, and then calls `retry`.
 """
 
@@ -152,7 +152,7 @@ class Connector:
         self._schedule_attempt(now)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connection; sent messages have `linger_s` seconds to leave. `retry` opens a new one."""
+        """Close the connection; sent messages have `linger_s` seconds to leave. `retry` opens a new connection."""
         self._drop(linger_s)
         self.due = None
         if self._security.voucher is not None:

@@ -227,7 +227,7 @@ class DealerConnection:
             return
         try:
             hello = decode_hello(header, self.address)
-        except FailedPreconditionError as error:  # ProtocolMismatchError, whose text names both versions
+        except FailedPreconditionError as error:  # the error is a ProtocolMismatchError, whose text names both versions
             self._refuse(error)
             return
         self.up = True

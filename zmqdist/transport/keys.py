@@ -139,7 +139,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def load_server(folder: str | Path) -> KeyPair:
-    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable by others, or damaged."""
+    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable by other users, or damaged."""
     return _load_pair(Path(folder), _SERVER)
 
 
@@ -149,7 +149,7 @@ def load_role(folder: str | Path, role: str) -> KeyPair:
 
 
 def load_server_public(folder: str | Path) -> bytes:
-    """Return the server's public key. Raises FailedPreconditionError if the file is missing, writable by others, or damaged."""
+    """Return the server's public key. Raises FailedPreconditionError if the file is missing, writable by other users, or damaged."""
     path = Path(folder, f"{_SERVER}.pub")
     return _key(path, _lines(path, 0o022), "public")
 

@@ -2,7 +2,7 @@
 
 The kernel grants more memory than it has, and ends a process with SIGKILL when that memory is used. So this process checks before a large
 copy that enough memory is available; if not, the caller gets an error with the figures and the remedies. The size of /dev/shm does not
-matter, because memfds are not stored there: they count as memory of the host and of the control group.
+matter, because memfds are not stored in it: they count as memory of the host and of the control group.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ def _ipv6_of(interface: str) -> str:
 
 
 def free_ports() -> Iterator[int]:
-    """Yield the ports to try for a server that may take any port: all ports of ZMQDIST_PORTS, from a random one on, or 0 if it is not set.
+    """Yield the ports to try for a server that may take any port: each port of ZMQDIST_PORTS, from a random port on, or 0 without
+    ZMQDIST_PORTS.
 
     Raises:
       InvalidArgumentError: ZMQDIST_PORTS is not a range of ports.

@@ -77,7 +77,7 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 log = logging.getLogger("zmqdist.transport")
 
 SUSPECT_STEP_S: Final = 0.003
-"""Seconds between the first Ping to a suspect and the second; each later pause is twice as long as the one before."""
+"""Seconds between the first Ping to a suspect and the second; each later pause is twice as long as the last pause."""
 SUSPECT_STEP_MAX_S: Final = 60.0
 """The longest pause between two Pings, in seconds. A suspect whose connection is alive gets one Ping after each pause."""
 REFUSALS_MAX: Final = 32

@@ -192,10 +192,11 @@ class ClientSecurity:
         is a voucher.
 
         Returns:
-          False if no process listens there, or the dispatcher has not vouched for the server's key yet; the caller tries again later.
+          False if no process listens at the address, or the dispatcher has not vouched for the server's key yet; the caller tries again
+          later.
 
         Raises:
-          UnauthenticatedError: another user listens there, or the dispatcher does not vouch for the server's key.
+          UnauthenticatedError: another user listens at the address, or the dispatcher does not vouch for the server's key.
           FailedPreconditionError: the address is not on this host, or the system does not report which user listens at it.
         """
         if self.mechanism != PLAIN:

@@ -4,7 +4,7 @@ revoked keys.
 Rules
     A process has one link to the dispatcher for each (dispatcher, key folder), as long as a socket that uses that folder is open.
     A listening socket asks about the key of each connection before it accepts the connection; ZeroMQ waits for the reply. A connecting
-    socket asks about the key that came with the address; if none came, it asks which key listens at the address.
+    socket asks about the key that came with the address; if no key came, it asks which key listens at the address.
     A reply is valid until the dispatcher sends another reply about the same key or address. The reply "unknown" is used only once, because
     the dispatcher may admit the key later.
     When the link is up again after a loss, the process asks all questions again.
