@@ -1,9 +1,9 @@
 """The client of an RPC server.
 
 Rules
-    `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number of threads may share a client. A call
-    that is made while no server is connected waits for a server until the call's deadline, and is sent when a server is connected. A call
-    that was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
+    `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number of threads may share a client.
+    A call that is made while no server is connected waits for a server until the call's deadline, and is sent when a server is connected. A
+    call that was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
     An error that the client itself can recognise (arguments of another structure, a value that cannot travel) is raised when the call is
     made. Every other error is the outcome of the call.
 

@@ -9,8 +9,8 @@ Rules
     address of the current dispatcher. If no dispatcher of the current program is in contact, or if the invitation names the current
     dispatcher, the new program takes over. Its workers start without any state of earlier workers, so that a restarted coordinator begins
     clean.
-    An invitation that was accepted before has no further effect, so a coordinator that is in doubt can repeat the invitation. The worker
-    ends when its dispatcher has been away for the orphan limit in the invitation, or when the task's server stops.
+    An invitation that was accepted before has no further effect, so a coordinator that is in doubt can repeat the invitation.
+    The worker ends when its dispatcher has been away for the orphan limit in the invitation, or when the task's server stops.
 
 Not here: the worker itself (scheduling/worker/runtime.py).
 """

@@ -10,14 +10,14 @@ Theory of operation
     A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). Without a server, all calls wait
     for one. With a server, calls wait to be batched: the first call leaves at once; the calls that are made while it is in flight leave
     together when a reply arrives, when a thread waits for one of them, or when a message is full. When the connection is lost, the calls in
-    flight end with UNAVAILABLE: the server may have executed them, so they are never sent again. Waiting calls go on waiting. A client must
-    not fill the server's memory. So it sends arguments eagerly, which means before the server has room for them, only while the arguments
-    of all its unanswered calls fit into a window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is sent without
-    these parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless its arguments
-    are so small that they do not count (`counted_bytes`; client and server apply the same rule). Small calls are never held back, so that a
-    handler can wait for a small call of the very client whose large calls keep the server busy.
-    The server accepts a call only if the call names the server's incarnation, and if the peer has fewer than `pending_max` unanswered
-    calls. The server drops a call whose reply is no longer wanted: it was cancelled, is past its deadline, or its connection has ended.
+    flight end with UNAVAILABLE: the server may have executed them, so they are never sent again. Waiting calls go on waiting.
+    A client must not fill the server's memory. So it sends arguments eagerly, which means before the server has room for them, only while
+    the arguments of all its unanswered calls fit into a window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is
+    sent without these parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless
+    its arguments are so small that they do not count (`counted_bytes`; client and server apply the same rule). Small calls are never held
+    back, so that a handler can wait for a small call of the very client whose large calls keep the server busy.
+    The server accepts only calls that name its incarnation, from peers that have fewer than `pending_max` unanswered calls.
+    The server drops a call whose reply is no longer wanted: it was cancelled, is past its deadline, or its connection has ended.
 
 Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
     P1  A call ends exactly once: with a value, a remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of a refusal.

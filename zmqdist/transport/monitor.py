@@ -111,8 +111,8 @@ class ConnectionWatch:
     """The state of one connecting side over all its attempts to connect; the module's docstring explains it.
 
     Attributes:
-      connected: a TCP connection exists and the handshake has not ended.
-      up: the handshake succeeded and the connection has not been lost since.
+      connected: whether a TCP connection exists and the handshake has not ended.
+      up: whether the handshake succeeded and the connection has not been lost since.
     """
 
     def __init__(self, address: str, security: ClientSecurity) -> None:

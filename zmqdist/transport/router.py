@@ -5,8 +5,8 @@ Rules
     connection begins with the peer's hello, and the server replies with its own. Messages of the peer before its hello, or after a hello of
     another major version, are dropped. The handshake alone decides the peer's role (zap.py).
     The router calls the handler of a message's kind, if the peer's role may send that kind; `admin` may send all kinds.
-    The router sends a peer whose role is `revoked` the reason in place of the server's hello, and no other reply. A peer whose role is
-    `joining` gets the hello, and may send only the kinds that are registered for this role.
+    The router sends a peer whose role is `revoked` the reason in place of the server's hello, and no other reply.
+    A peer whose role is `joining` gets the hello, and may send only the kinds that are registered for this role.
     No message of a peer raises an error in the server. The router counts a wrong message in `dropped`, sends Refused to the peer (at most
     REFUSALS_MAX times), and logs the first wrong message of each peer.
     `send` never waits. It returns False if the message was not sent; True does not promise that the message arrives.

@@ -146,8 +146,8 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
     if status.st_uid != os.geteuid():
         if status.st_uid not in owners:
             return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
-        # A file of root may be readable by its group: Kubernetes (fsGroup) and systemd (LoadCredential) hand a process such a file, which
-        # the process reads as a member of the file's group, or by an access list, whose mask appears in the group's bits.
+        # A file of root may be readable by its group, because Kubernetes (fsGroup) and systemd (LoadCredential) hand out such files.
+        # A process reads such a file as a member of the file's group, or by an access list, whose mask appears in the group's bits.
         mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:

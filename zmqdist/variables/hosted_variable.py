@@ -4,8 +4,8 @@ Rules
     A change has two parts: `prepare` makes all checks and runs all code that may raise, and `commit` cannot fail. So a refused change has
     changed nothing, and an update of several variables changes either all of them or no variable.
     Each commit that changes the value adds 1 to the version, which starts at 1.
-    A user's update function works on copies, which replace the value and the slots only after the function has returned. A caller of any
-    method holds the variable's lock.
+    A user's update function works on copies, which replace the value and the slots only after the function has returned.
+    A caller of any method holds the variable's lock.
 
 Changes, in the form in which they are sent: (kind, ...)
     ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype
