@@ -88,7 +88,7 @@ class _Session:
 
 
 class Sessions:
-    """The sessions of one server. `server` is a weak reference to it.
+    """The sessions of one server. `server` is a weak reference to this server.
 
     Attributes:
       shared: the variables of all sessions that are not isolated.

@@ -83,7 +83,7 @@ class WatchedSocket:
     """A socket that a loop serves.
 
     Attributes:
-      has_input: queries EVENTS, and returns a true value if the socket has input.
+      has_input: a function that queries EVENTS, and returns a true value if the socket has input.
       dirty: whether the loop must query EVENTS before it may sleep. Set this mark after any use of the socket outside the socket's own
         callback.
     """

@@ -132,7 +132,7 @@ def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """Return the change that sets the value if the old value equals `expected` and has this version. A condition may be None."""
+    """Return the change that sets the value if the old value equals `expected` and has this version, unless these are None."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
@@ -163,7 +163,7 @@ def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
 
 
 def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
-    """Return indices of rows as an array. Raises InvalidArgumentError unless it is one-dimensional, of integers. The ps checks bounds."""
+    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension."""
     array = np.asarray(indices)
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
