@@ -6,7 +6,7 @@ Rules
     The reply to a request for an unknown session or variable is ABORTED, because this process was restarted, or has dropped the session or
       variable. The variable host uses ABORTED for no other error.
     Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests. Each of them
-    holds the locks of the variables meanwhile. An update of several variables holds all their locks, and changes all of them or no variable.
+    holds the locks of the variables meanwhile. An update of several variables holds all their locks, and changes all or none of them.
     The variable host replies to an update of a synchronous step when the step is applied. No thread waits for this.
     Pickles are accepted only from roles that may send code.
 
