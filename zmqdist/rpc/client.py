@@ -233,7 +233,7 @@ class ZmqClient(RpcClient):
                 if not reserved and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
-        # New attributes are set before old attributes are deleted, because other threads may use a method that remains at any moment.
+        # New attributes are set before old attributes are deleted, because other threads may use remaining methods at any moment.
         for attribute, function in offered.items():
             setattr(self, attribute, function)
         for attribute in before - offered.keys():

@@ -367,7 +367,7 @@ class Channel:
             if monotonic() >= end:
                 self._spins_in_vain += 1
                 return ready
-            sched_yield()  # ZeroMQ's own thread may need this core
+            sched_yield()  # so that ZeroMQ's own thread can run on this core
         self._spins_in_vain = 0
         return ready
 
@@ -378,7 +378,7 @@ class Channel:
             self._guard.wake = lambda: _release(followers, me)
         try:
             while True:
-                # A Ctrl-C that arrived before `wake` was set did not wake this thread.
+                # A Ctrl-C that arrived before `wake` was set did not wake this thread, which then must not sleep.
                 slice_s = 0.0 if shielded and self._guard.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
                 with self._turnstile, self._lock:

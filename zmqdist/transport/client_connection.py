@@ -133,7 +133,8 @@ class ClientConnection:
         socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
-        backend: Any = super(zmq.Socket, socket)  # pyzmq's wrappers cost as much as the calls themselves
+        # called without pyzmq's wrappers, which take as long as the functions of libzmq themselves
+        backend: Any = super(zmq.Socket, socket)
         self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
@@ -220,7 +221,7 @@ class ClientConnection:
                 self._put(headers.encode(message))
                 self.read_arrived()
             if self.table.held_back:
-                self.flush()  # a call that was held back may have room now
+                self.flush()  # a call that was held back may be sent now
 
     def fail(self, code: int, message: str) -> None:
         """End all unanswered calls of this client with this error."""

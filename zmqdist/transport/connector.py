@@ -272,7 +272,7 @@ def configure(socket: zmq.Socket[bytes]) -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after the handshake
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats do not watch the handshake
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))

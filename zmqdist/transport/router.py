@@ -414,7 +414,7 @@ class Router:
             return
         if frames is None:
             self._count("too many frames or bytes")
-            # The C library keeps the message's freed memory, a gigabyte or more. Trimming takes milliseconds, so many messages share it.
+            # The C library keeps the message's freed memory, perhaps a gigabyte. A timer trims it once for many messages.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):

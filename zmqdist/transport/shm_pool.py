@@ -57,7 +57,7 @@ log = logging.getLogger("zmqdist.transport")
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-# Modes of a lease: one receiver, with a writable shared mapping; any number, with private mappings; one or any number of a frozen block.
+# How receivers map a block: one shared and writable; any number privately; one, or any number, read-only, because it is frozen.
 EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]

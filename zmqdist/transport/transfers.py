@@ -267,7 +267,7 @@ class BulkChannel:
             try:
                 if len(part) == _HANDLE_NUMBERS:
                     self._attach(part)
-            except OpError:  # the owner has taken it back already
+            except OpError:  # the owner has taken the memory back already
                 pass
 
     def chunk_arrived(self, message: Chunk, frames: Frames) -> None:

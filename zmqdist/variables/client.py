@@ -499,7 +499,7 @@ class PsClient:
         Raises:
           UnavailableError: no process listens at the address, or no reply arrives before `until`.
         """
-        # Taken before the lock, because the wait for another thread's attempt is part of the wait for the ps.
+        # Measured before the lock, because the wait for another thread's attempt is part of the wait for the ps.
         began = time.monotonic()
         with self._reaching:
             if self.reached:

@@ -166,7 +166,7 @@ def _any_from_json(described: Any, depth_left: int) -> np.dtype[Any]:
                 return _fields_from_json(fields, itemsize, aligned, depth_left - 1)
     except BadArray:
         raise
-    except (TypeError, ValueError, OverflowError) as error:  # from NumPy's own checks
+    except (TypeError, ValueError, OverflowError) as error:  # raised by NumPy's own checks
         raise BadArray(f"no such dtype: {error}") from None
     raise BadArray("no such dtype")
 
