@@ -58,7 +58,7 @@ def advertised_address(advertised: str, port: int | str) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether only this host can reach `host`.
 
-    The answer depends on the IP number. A name other than localhost proves nothing, because a resolver decides to which address it leads.
+    A name other than localhost is not looked up, and counts as an address that other hosts can reach.
     """
     if host == "localhost":
         return True

@@ -1,23 +1,26 @@
-"""The decision which call a server begins next, and which large arguments it fetches: fair among clients, within bounds in bytes.
+"""The decision which call a server begins next, and which large arguments it requests. It is fair among clients, and keeps bounds in bytes.
 
 Rule: the owner reports events by calling a method, under a lock of its own. No method waits or reads a clock.
 
 Theory of operation
-    The arguments of a call are in the server's memory from their arrival until the call ends. The number of threads bounds the arguments
-    of running calls; this machine bounds those of calls that have not begun. Arguments arrive in one of two ways:
-        unasked   the client sent them with the call, which it does up to a window (transport/calls_machine.py)
-        pulled    the client sent the call without its large parts, and keeps these until this machine lets them in
-    So a client that sends faster than the server works has to keep its arguments, and no other client suffers. Each way has bounds of
-    its own, so that the arguments pulled from one client never block small calls of another.
+    The arguments of a call are in the server's memory from their arrival until the call ends. The number of threads bounds the arguments of
+    running calls; this machine bounds the arguments of calls that have not begun. Arguments arrive in one of two ways:
+        unasked   the client sent the arguments with the call, which it does up to a window (transport/calls_machine.py)
+        pulled    the client sent the call without its large parts, and keeps these parts until this machine lets the call in, which means
+                  that the server requests them
+    So a client that sends faster than the server works has to keep its arguments, and no other client suffers. Unasked and pulled
+    arguments have separate bounds, so that the arguments pulled from one client never block small calls of another client.
 
 Promises, checked by tests/machines/test_admission.py and in simulation (tests/sim/test_rpc.py)
     P1  a call begins at most once, when all its arguments have arrived, and never after it was dropped
-    P2  between two calls of a client every other client with ready calls begins one; the calls of one client begin in their order
+    P2  between two calls of a client, one call of every other client with ready calls begins; the calls of one client begin in the order in
+        which they became ready
     P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of one client and `all_bytes_max` of all clients; a
         larger call is let in when no other call counts against the same bound
-    P4  clients have turns to be let in, the calls of one client are let in in their order, and as many are let in as fit
-    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client, or one call, and
-        `all_unasked_max` of all clients; the next call is refused, and the refusal names the bound
+    P4  clients have turns to have a call let in; the calls of one client are let in in the order in which they were announced, and as many
+        calls are let in as fit
+    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, or the
+        bytes of a single call; the next call is refused, and the refusal names the bound
     P6  no state is kept of a call that has begun or was dropped, or of a client that has disconnected
 
 Not here: threads and locks (handler_pool.py), what a call is and how its parts arrive (service.py, transport/transfers.py).
@@ -37,8 +40,8 @@ class _Backlog:
     """The calls of one client that have not begun.
 
     Attributes:
-      unasked, pulled: bytes of their arguments, by the way they arrived.
-      held: bytes counted for each call; the number is negative for pulled bytes.
+      unasked, pulled: bytes of the arguments of these calls, by the way in which they arrive.
+      held: counted bytes of each call; the number is negative for pulled bytes.
       outside: calls whose arguments are still with the client, each as (bytes, item).
       ready: calls that wait only for a thread, each with its item.
     """
@@ -57,11 +60,11 @@ class FairAdmission:
     """The calls of all clients that have not begun; the module's docstring has the rules.
 
     A call is identified by its client and a key. Its `item` is an object of the owner, which the methods return. A client is known from its
-    first call until it disconnects.
+    first call until the client disconnects.
 
     Attributes:
       count: number of calls that are ready.
-      unasked, pulled: bytes of arguments of all clients' calls that have not begun, by the way they arrived.
+      unasked, pulled: bytes of the arguments of all calls that have not begun, by the way in which they arrive.
       outside: the clients that still keep arguments of calls, in the order of their turns; it is empty most of the time.
     """
 
@@ -86,7 +89,7 @@ class FairAdmission:
     # -- how arguments come -----------------------------------------------------------------------------------------------
 
     def arrived(self, client: Hashable, key: Hashable, nbytes: int) -> str:
-        """Count a call whose client has sent the arguments with it. Return why the call is refused (P5); empty if it is accepted.
+        """Count a call whose client has sent the arguments with the call. Return why the call is refused (P5); empty if it is accepted.
 
         Args:
           nbytes: size of the arguments, which have arrived or are about to arrive.
@@ -104,19 +107,21 @@ class FairAdmission:
         return ""
 
     def announced(self, client: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """Note a call whose client keeps the arguments until they are let in."""
+        """Note a call whose client keeps the large arguments until `let_in` returns the call's item."""
         backlog = self._clients.setdefault(client, _Backlog())
         backlog.outside[key] = (nbytes, item)
         self.outside.setdefault(client, backlog)
 
     def let_in(self) -> Any | None:
-        """Return the item of the next call whose arguments may arrive, and count these; None if no call is let in now (P3, P4)."""
+        """Return the item of the next call whose arguments the server may request, and count these arguments. Return None if the bounds let
+        no call in now (P3, P4).
+        """
         for client, backlog in self.outside.items():
             key, (nbytes, item) = next(iter(backlog.outside.items()))
             if backlog.pulled and backlog.pulled + nbytes > self._client_bytes_max:
                 continue
             if self.pulled and self.pulled + nbytes > self._all_bytes_max:
-                return None  # if smaller calls of other clients were let in, they could overtake this one for ever
+                return None  # if smaller calls of other clients were let in, they could overtake this call for ever
             del backlog.outside[key]
             backlog.held[key] = -nbytes
             backlog.pulled += nbytes
@@ -140,7 +145,7 @@ class FairAdmission:
         self.count += 1
 
     def next(self) -> Any | None:
-        """Return the item of the call that begins now; None if no call is ready (P2)."""
+        """Return the item of the call that begins now, which is the turn of the next client (P2); None if no call is ready."""
         if not self._in_turn:
             return None
         client, backlog = self._in_turn.popitem(last=False)
@@ -155,7 +160,9 @@ class FairAdmission:
     # -- how they end otherwise -----------------------------------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
-        """Remove a call that will not begin here, or that has begun in a batch. Return whether it waited for a thread or to be let in."""
+        """Remove a call that will not begin by `next`, or that has begun in a batch. Return whether the call waited for a thread or to be
+        let in.
+        """
         backlog = self._clients.get(client)
         if backlog is None:
             return False
@@ -198,7 +205,7 @@ class FairAdmission:
         return calls
 
     def waiting(self, client: Hashable) -> list[Any]:
-        """Return the items of a client's calls that are ready."""
+        """Return the items of a client's calls that wait only for a thread."""
         backlog = self._clients.get(client)
         return [] if backlog is None else list(backlog.ready.values())
 
@@ -213,10 +220,10 @@ class FairAdmission:
 
 
 class StallDetector:
-    """Reports a stall once: all threads are busy, and no call ends while further calls wait.
+    """Reports once when all threads are busy, calls wait, and no call ends for STALL_S.
 
     Attributes:
-      deadline: when to call `look` again; None if that is not needed.
+      deadline: when to call `look` again; None while threads are free.
     """
 
     def __init__(self, limit_s: float = STALL_S) -> None:

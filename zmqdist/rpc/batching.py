@@ -6,7 +6,7 @@ Rules
     The function runs once for each batch, and one batch of a method runs at a time. The function must return arrays, in any structure,
     with as many rows as it received. If it returns anything else, every call of the batch ends with UNKNOWN. An exception becomes the
     error of every call.
-    A call whose caller no longer waits does not take part in the batch.
+    A call whose caller no longer waits is left out of the batch.
 
 Not here: which calls are joined, and when (batching_machine.py).
 """
@@ -32,7 +32,7 @@ from zmqdist.task_context import enter, leave
 
 
 class _WaitingCall:
-    """One waiting call, with its arguments as (tuple, dict) and its number of rows."""
+    """One call that waits for its batch, with its arguments as (tuple, dict) and their number of rows."""
 
     __slots__ = ("arguments", "call", "rows")
 
@@ -43,7 +43,7 @@ class _WaitingCall:
 
 
 def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
-    """Raise ValueError unless the calls of `method` can be batched with these bounds."""
+    """Check that the calls of `method` can be batched with these bounds. Raises ValueError."""
     if method.inline or method.streaming:
         raise ValueError(f"{method.name}: neither an inline method nor a generator function can be batched")
     is_number = isinstance(delay_ms, (int, float, np.integer, np.floating))
@@ -67,7 +67,9 @@ class Batched:
         self._one_at_a_time = threading.Lock()
 
     def called(self, call: PendingCall, *args: Any, **named: Any) -> None:
-        """Queue a call. Raises InvalidArgumentError if its arguments cannot be joined with those of other calls."""
+        """Queue a call of this method for a batch. Raises InvalidArgumentError if the call's arguments are not arrays with the same number
+        of rows.
+        """
         arguments = (args, named)
         rows: set[int] = set()
         kind = _kind(arguments, rows)
@@ -82,11 +84,11 @@ class Batched:
         self._run_next()
 
     def __len__(self) -> int:
-        """Return the number of calls that wait for others to join them, or for the batch before theirs. The loop calls this."""
+        """Return the number of calls that wait for other calls to join them, or for the batch before their batch. The loop calls this."""
         return len(self._batches)
 
     def close(self) -> None:
-        """Run all waiting calls at once, because the server stops."""
+        """Run all waiting calls without further delay, because the server stops."""
         for batch in self._batches.all():
             for waiting in batch:
                 waiting.call.begun()
@@ -131,7 +133,7 @@ class Batched:
             self._service.soon(self._ran)
 
     def _parts(self, result: Any, rows: list[int]) -> Iterator[Any]:
-        """Yield for each call its part of the joined result, as views."""
+        """Yield the part of the joined result that belongs to each call, as views."""
         total = sum(rows)
         leaves = nest.flatten(result)
         for leaf in leaves:
@@ -162,7 +164,9 @@ def _joined(calls: list[Any]) -> Any:
 
 
 def _kind(value: Any, rows: set[int]) -> Hashable:
-    """Return a key that is equal for two calls exactly if they can be joined. Add the row counts of all arrays to `rows`."""
+    """Return a key of a call's arguments. Two calls can be joined exactly if their keys are equal. Add the row counts of all arrays to
+    `rows`.
+    """
     if isinstance(value, np.ndarray) and value.ndim:
         rows.add(len(value))
         return value.dtype, value.shape[1:]

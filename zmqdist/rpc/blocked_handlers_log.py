@@ -21,7 +21,7 @@ class BlockedHandlersLog:
     """The warning for one pool of handler threads.
 
     Attributes:
-      deadline: when to call `look` again; None if no call is needed before the pool is full again.
+      deadline: when to call `look` again; None while the pool is not full.
     """
 
     def __init__(self, pool: HandlerPool) -> None:
@@ -30,7 +30,7 @@ class BlockedHandlersLog:
         self._detector = StallDetector()
 
     def look(self, now: float, where: str) -> float | None:
-        """Log the warning if it is due.
+        """Log a warning if all handler threads have been blocked for too long.
 
         Args:
           where: the name of the server in the log line.
@@ -56,6 +56,6 @@ class BlockedHandlersLog:
 
 
 def _name_of(fn: Callable[..., None], args: tuple[Any, ...]) -> str:
-    """Return the name of the method to which a piece of the pool's work belongs. The work is a batch or a call."""
+    """Return the name of the method that a piece of the pool's work runs. The work is a call or a batch of calls."""
     batched = getattr(fn, "__self__", None)
     return batched.name if isinstance(batched, Batched) else str(args[2].name)

@@ -2,10 +2,10 @@
 
 Rules
     `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number of threads may share a client.
-    A call that is made while no server is connected waits for one, until the call's deadline, and is sent when the server is back. A call
-    that was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
-    An error that the client itself can see (arguments of another structure, a value that cannot travel) is raised when the call is made;
-    every other error is the outcome of the call.
+    A call that is made while no server is connected waits for a server until the call's deadline, and is sent when a server is connected. A
+    call that was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
+    An error that the client itself can recognise (arguments of another structure, a value that cannot travel) is raised when the call is
+    made. Every other error is the outcome of the call.
 
 Not here: threads and the socket (transport/channel.py).
 """
@@ -50,14 +50,14 @@ def new_incarnation() -> int:
 class RpcClient:
     """A client of one server; `Client.create` makes it.
 
-    Close it with `close` or a with-statement. Both, and also garbage collection, end pending calls with CANCELLED.
+    Close it with `close` or a with-statement. Closing, and also garbage collection, ends unanswered calls with CANCELLED.
 
     The client has attributes for each method that the server had when the client was made, or at the last `refresh`. `m(*args, **kwargs)`
     returns a StatusOrResult; `m_blocking(*args, **kwargs)` waits and returns the value, or raises the error. If the method is a generator
     function, `m(*args, **kwargs)` returns a Stream. The keywords `timeout_in_ms` and `out` (as in `call`) are the client's own, so a
-    parameter of the method with such a name must be given by position. Arguments that cannot be right (an unknown keyword, another
-    structure than that of the signature) raise TypeError or ValueError before anything is sent. Use `call` for a method whose name is not
-    an identifier, or is an attribute of this class.
+    parameter of the method with such a name must be given by position. Arguments that cannot be right (an unknown keyword, a structure
+    other than that of the signature) raise TypeError or ValueError before the call is sent. Use `call` for a method whose name is not an
+    identifier, or is an attribute of this class.
 
     Attributes:
       address: "host:port" of the server.
@@ -77,23 +77,23 @@ class RpcClient:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> ZmqClient:
-        """Connect to a server and fetch its list of methods. Blocks until the server replies.
+        """Connect to a server and fetch its list of methods. This blocks until the server replies.
 
         Args:
           rpc_layer: "zmq".
           address: "host:port" or "zmq://host:port".
           name: the name of this client in logs; it need not be unique.
-          timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means no deadline: `create` then
-            waits without end, and logs for which server it waits.
+          timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means no deadline; `create` then
+            waits without limit, and logs for which server it waits.
           keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
 
         Returns:
-          A ZmqClient. The caller owns it and closes it.
+          A ZmqClient. The caller owns the client and closes it.
 
         Raises:
           ValueError: `rpc_layer` is not "zmq".
           InvalidArgumentError: `address` is not a valid address.
-          DeadlineExceededError: no server replied in time.
+          DeadlineExceededError: no server replied within `timeout_in_ms`.
           UnauthenticatedError: the server refused the key or token, or failed to prove its own identity.
           FailedPreconditionError: the server speaks another version of the protocol, or uses another kind of security.
         """
@@ -107,14 +107,14 @@ class RpcClient:
         raise NotImplementedError("made by Client.create")
 
     def snapshot(self) -> ClientSnapshot:
-        """Return the current figures; documented at ZmqClient."""
+        """Return the client's current figures; documented at ZmqClient."""
         raise NotImplementedError("made by Client.create")
 
 
 class ZmqClient(RpcClient):
     """The concrete class that `Client.create` returns.
 
-    If it is made directly and without `list_registered_methods`, it does not wait for the server.
+    If a program makes it directly and without `list_registered_methods`, the constructor does not wait for the server.
     """
 
     def __init__(
@@ -151,20 +151,20 @@ class ZmqClient(RpcClient):
     def call(
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
-        """Call a method by its name. Does not wait for the reply.
+        """Call a method by its name, without waiting for the reply.
 
         Args:
           method_name: the name under which the method is registered, dots included.
           args: None, one value, or any structure of values. Only the leaves are sent, from left to right.
-          output_specs: a structure of TensorSpec, into which the value is packed, as arrays. None: the value is the flat list of the leaves
-            that the function returned, or None if it returned nothing.
+          output_specs: a structure of TensorSpec, into which the returned leaves are packed, as arrays. Without it, the value is the flat
+            list of the leaves that the function returned, or None if the function returned nothing.
           timeout_in_ms: deadline of this call in milliseconds; 0 or less takes the client's default.
-          out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype. The value is then
-            `out` itself, and large replies are received without a copy. Do not touch `out` until the call has ended. If the reply does not
-            fit (InvalidArgumentError), `out` is unchanged; after any other error its content is undefined.
+          out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype. The value of the
+            call is then `out` itself, and large replies are received without a copy. Do not touch `out` until the call has ended. If the
+            reply does not fit (InvalidArgumentError), `out` is unchanged; after any other error its content is undefined.
 
         Returns:
-          A StatusOrResult for the outcome.
+          A StatusOrResult for the outcome of the call.
 
         Raises:
           InvalidArgumentError: a value in `args`, or the name, cannot travel; `out` cannot receive an array; or both `out` and
@@ -185,7 +185,7 @@ class ZmqClient(RpcClient):
         return StatusOrResult(self._channel, call, read)
 
     def stream(self, method_name: str, *args: Any, timeout_in_ms: int = 0) -> Stream:
-        """Call a generator function by its name, even if the client's list does not have it. Does not wait.
+        """Call a generator function by its name, without waiting. The client's list of methods need not contain the name.
 
         Args:
           timeout_in_ms: deadline of the whole stream in milliseconds; 0 or less takes the client's default.
@@ -200,10 +200,11 @@ class ZmqClient(RpcClient):
     def methods(self) -> dict[str, MethodInfo]:
         """Fetch the methods that the server has now, by name. Blocks, at most for the client's default deadline.
 
-        If the connection ends meanwhile, this asks once more, because a restarted server may listen at the address.
+        If the connection ends meanwhile, this requests the list once more, because a restarted server may listen at the address.
 
         Raises:
-          OpError: the error with which the call ended.
+          OpError: the error with which the call for the list ended.
+
         """
         due = due_after(0, self._timeout_in_ms)
         try:
@@ -218,7 +219,9 @@ class ZmqClient(RpcClient):
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
     def refresh(self) -> None:
-        """Fetch the list of methods again and update this client's attributes to match. Blocks and raises as `methods`."""
+        """Fetch the list of the server's methods again, and update this client's attributes to match. Blocks
+        and raises as `methods` does.
+        """
         methods = self.methods()
         offered: dict[str, Callable[..., Any]] = {}
         for name, info in methods.items():
@@ -230,20 +233,22 @@ class ZmqClient(RpcClient):
                 if not reserved and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
-        # New attributes are set before old ones are deleted: a method that remains must never be missing, as other threads may call it.
+        # New attributes are set before old attributes are deleted, because other threads may use remaining methods at any moment.
         for attribute, function in offered.items():
             setattr(self, attribute, function)
         for attribute in before - offered.keys():
             delattr(self, attribute)
 
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
-        """Return `m`, and also `m_blocking` unless `m` is a stream, for a method in the result of `methods`, whatever its name."""
+        """Return the functions `m` and, unless `m` is a stream, `m_blocking` for a method in the result of `methods`. The method may have
+        any name.
+        """
         return stubs(self._channel, info, self._timeout_in_ms)
 
     def snapshot(self) -> ClientSnapshot:
         """Return the client's current figures: calls, waiting threads, large arrays in flight, messages.
 
-        Cheap. Any thread may call it.
+        This is cheap, and any thread may call it.
 
         Raises:
           FailedPreconditionError: the client was made before a fork.
@@ -251,7 +256,7 @@ class ZmqClient(RpcClient):
         return self._channel.snapshot()
 
     def close(self) -> None:
-        """Close the connection; pending calls end with CANCELLED. Idempotent."""
+        """Close the connection. Unanswered calls end with CANCELLED. Idempotent."""
         self._channel.close()
 
     def __enter__(self) -> ZmqClient:

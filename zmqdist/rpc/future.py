@@ -16,9 +16,9 @@ from zmqdist.transport.channel import Channel
 class StatusOrResult:
     """The outcome of one call, which never changes. Any thread may call the methods, in any order and repeatedly.
 
-    Methods that wait do so until the call's own deadline. Without a deadline they wait until the server replies or its connection ends; if
-    no server is connected, they wait for one. Dropping the object does not cancel the call: the remote function still runs. `bool` of the
-    object is True even if the call ends with an error.
+    Methods that wait do so until the call's own deadline. Without a deadline they wait until the server replies or the connection ends; if
+    no server is connected, they wait for a server. Dropping the object does not cancel the call: the remote function still runs. `bool` of
+    the object is True even if the call ends with an error.
     """
 
     __slots__ = ("__weakref__", "_call", "_channel", "_read", "_value")
@@ -30,20 +30,20 @@ class StatusOrResult:
         self._value: tuple[Any] | None = None
 
     def is_ok(self) -> bool:
-        """Wait for the end of the call; return whether it returned a value."""
+        """Wait for the end of the call. Return whether the call ended with a value."""
         self._channel.wait(self._call)
         return self._call.code == 0
 
     def get_error(self) -> tuple[int, str]:
-        """Wait for the end of the call; return its error as (code, message), or (0, "") if it returned a value."""
+        """Wait for the end of the call. Return its error as (code, message), or (0, "") if the call ended with a value."""
         self._channel.wait(self._call)
         return self._call.code, self._call.message
 
     def get_value(self) -> Any:
-        """Wait for the end of the call and return its value: the same object each time.
+        """Wait for the end of the call, and return its value, which is the same object each time.
 
         Raises:
-          OpError: the call ended with an error; the class is the one of its code.
+          OpError: the call ended with an error; the code of the error decides the class.
           InvalidArgumentError: the value does not fit the `output_specs` of the call.
         """
         value = self._value
@@ -63,14 +63,17 @@ class StatusOrResult:
         return self._channel.cancel(self._call)
 
     def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
-        """Have `fn(self)` called once when the call has ended: in a thread of the client, or at once in the calling thread if it has ended.
+        """Have `fn(self)` called once when the call has ended, in a thread of the client. If the call has ended already, invoke `fn` at
+        once in this thread.
 
-        If `fn` raises in the client's thread, the exception is logged. Until `fn` has been called, the client is kept alive.
+        If `fn` raises in the client's thread, the exception is logged. The client cannot be collected until `fn` has been called.
         """
         self._channel.add_done_callback(self._call, lambda call: fn(self))
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting task is cancelled, so is the call."""
+        """Wait in any asyncio loop, and return the value as `get_value` does. If the waiting asyncio task is cancelled, the call is
+        cancelled, too.
+        """
         if self._value is None and not self._call.ended:
             yield from ended(self._channel, self._call).__await__()
         return self.get_value()
@@ -87,13 +90,13 @@ def is_sent(result: StatusOrResult) -> bool:
 
 
 def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:
-    """Return another outcome of the same call, whose value is `read(call, address)`."""
+    """Return another StatusOrResult of the same call, whose value is `read(call, address)`."""
     return StatusOrResult(result._channel, result._call, read)
 
 
 async def ended(channel: Channel, call: ClientCall) -> None:
-    """Wait in an asyncio loop until the call has ended. If the waiting task is cancelled, so is the call."""
-    import asyncio  # here, so that programs without asyncio do not load it
+    """Wait in an asyncio loop until the call has ended. If the waiting asyncio task is cancelled, cancel the call, too."""
+    import asyncio  # imported late, so that programs without asyncio do not load it
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
@@ -105,7 +108,7 @@ async def ended(channel: Channel, call: ClientCall) -> None:
     def notify(_: ClientCall) -> None:
         try:
             loop.call_soon_threadsafe(resolve)
-        except RuntimeError:  # the event loop has been closed, so no task waits any more
+        except RuntimeError:  # the event loop has been closed, so no asyncio task waits any more
             pass
 
     channel.add_done_callback(call, notify)
@@ -124,12 +127,12 @@ def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], An
 
 
 def as_returned(call: ClientCall, address: str) -> Any:
-    """Return the value in the structure that the function returned."""
+    """Return the value of a call in the structure that the remote function returned."""
     return payload.unpack(call.body, call.frames, address)
 
 
 def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
-    """Return the flat list of the value's leaves; None if the function returned nothing."""
+    """Return the flat list of the leaves of a call's value; None if the remote function returned nothing."""
     value = as_returned(call, address)
     return None if value is None else nest.flatten(value)
 

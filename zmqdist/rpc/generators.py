@@ -2,11 +2,11 @@
 
 Rules
     One thread runs a generator from its first line to its last, including `finally`.
-    Each item is packed as soon as the generator yields it, so that the generator may change it afterwards. Packed items wait for the
+    Each item is packed as soon as the generator yields it, so that the generator may change the item afterwards. Packed items wait for the
     client's next call. Meanwhile the generator continues, until STREAM_ITEMS_AHEAD items or STREAM_BYTES_AHEAD bytes wait.
-    A call for items gets its reply as soon as one item is packed. The reply has all packed items, up to the bounds of one message.
-    The server closes a generator at its next yield when the client closes the stream or disconnects, when the deadline passes, or when
-    the server stops.
+    The server replies to a call for items as soon as one item is packed. The reply has all packed items, up to the bounds of one message.
+    The server closes a generator at its next yield when the client closes the stream or disconnects, when the deadline passes, or when the
+    server stops.
     A generator that rarely yields can check `zmqdist.cancelled()`.
     A client has at most STREAMS_OF_PEER_MAX streams; a closed stream counts until its generator has ended.
 
@@ -55,7 +55,7 @@ class Generators:
         service.register_later(CLOSE, self._close)
 
     def __len__(self) -> int:
-        """Return the number of streams that a client has open, or whose generators still run."""
+        """Return the number of streams that are open at a client, or whose generators still run."""
         return len(self._running.union(*(streams.values() for streams in self._by_peer.values())))
 
     def peer_gone(self, peer: Peer) -> None:
@@ -64,7 +64,9 @@ class Generators:
             stream.close(errors.UNAVAILABLE, "its client has gone")
 
     def stop(self) -> list[threading.Thread]:
-        """Close all streams, so that their callers get UNAVAILABLE. Return the threads whose generators have not ended yet."""
+        """Close all streams, because the server stops; their unanswered calls end with UNAVAILABLE. Return the threads whose generators
+        still run.
+        """
         for stream in self._running:
             stream.close(errors.UNAVAILABLE, "the server has stopped")
         return [stream.thread for stream in self._running]
@@ -155,7 +157,9 @@ class _Stream:
     # -- in the loop ------------------------------------------------------------------------------------------------------
 
     def request_items(self, call: PendingCall) -> None:
-        """Reply to `call` as soon as an item is packed. Raises InvalidArgumentError if the previous call has no reply yet."""
+        """Reply to `call`, which requests items of this stream, as soon as an item is packed. Raises InvalidArgumentError if the previous
+        call has no reply yet.
+        """
         with self._condition:
             if self._pending is not None and self._pending.wanted():
                 raise InvalidArgumentError("the last call for items of this stream is unanswered")
@@ -163,7 +167,7 @@ class _Stream:
             self._reply()
 
     def close(self, code: int, message: str) -> None:
-        """Drop all items, and end the pending call, if there is one, with this error."""
+        """Close the stream: drop its packed items, and reply to an unanswered call for items with this error."""
         with self._condition:
             self._bodies, self._sources, self._bytes = [], [], 0
             self._end = (code, message)
@@ -191,7 +195,7 @@ class _Stream:
         self._service.soon(self._owner.ended, self)
 
     def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
-        """Run the generator until it ends or is closed; return (code, message) for that end."""
+        """Run the generator until it ends or the stream is closed. Return (code, message) of the generator's end."""
         generator = self._method.fn(*args, **named)
         args = named = None  # type: ignore[assignment]  # now only the generator refers to its arguments
         try:
@@ -210,7 +214,7 @@ class _Stream:
         return errors.DEADLINE_EXCEEDED, f"deadline passed while {self._method.name!r} streamed"
 
     def _wait_for_room(self) -> bool:
-        """Wait until the generator may produce another item. Return False if no item is wanted any more."""
+        """Wait until the generator may produce another item. Return False if the stream was closed or its deadline has passed."""
         with self._condition:
             while not self.over and (left_s := self._due - time.monotonic()) > 0:
                 if len(self._bodies) < STREAM_ITEMS_AHEAD and self._bytes < STREAM_BYTES_AHEAD:
@@ -231,7 +235,7 @@ class _Stream:
     # -- with `_condition` held ---------------------------------------------------------------------------------------------
 
     def _reply(self) -> None:
-        """Reply to the pending call, if there is one, and if items are packed or the stream has ended."""
+        """Reply to the unanswered call for items, if there is such a call and if items are packed or the stream has ended."""
         call = self._pending
         if call is None or not (self._bodies or self._end is not None) or self.over:
             return
@@ -249,7 +253,9 @@ class _Stream:
         self._condition.notify()
 
     def _fitting_count(self) -> int:
-        """Return how many of the packed items fit into one message: at least one, if there is any."""
+        """Return how many of the packed items to send in one message. At least one item is sent, even if it is larger than a message should
+        be.
+        """
         byte_count = parts = 0
         for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):
             byte_count += len(body)

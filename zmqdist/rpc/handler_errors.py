@@ -22,20 +22,20 @@ _CODES: Final = (
     (StopIteration, errors.OUT_OF_RANGE),
 )
 TRACEBACK: Final = "\n\nTraceback at the server:\n"
-"""Text between the class and message of an error and its traceback."""
+"""The text that separates the class and message of an error from the traceback."""
 
 _HERE: Final = os.path.dirname(__file__)
 
 
 def failed(id: int, error: BaseException) -> Reply:
-    """Return the error reply to call `id`. An OpError keeps its code and text. For another exception the class decides the code, and the
-    text consists of class, message and traceback.
+    """Return the reply to call `id` for an exception of its handler. An OpError keeps its code and text. For another exception, its class
+    decides the code, and the text consists of class, message and traceback.
     """
     return Reply(id, *code_and_message(error), b"")
 
 
 def no_room(id: int, reason: str) -> Reply:
-    """Return the error reply to call `id`, whose arguments exceed a bound. `reason` names that bound."""
+    """Return the error reply to call `id`, for whose arguments the server has no room. `reason` names the bound that they exceed."""
     message = f"{reason}: send fewer at a time, or wait for answers; the call was not carried out"
     return Reply(id, errors.RESOURCE_EXHAUSTED, message, b"")
 
@@ -46,39 +46,42 @@ def stopping() -> UnavailableError:
 
 
 def code_and_message(error: BaseException) -> tuple[int, str]:
-    """Return the code and the message of an error, for a Reply. The code is never OK. A message above ERROR_CHARS_MAX is shortened, and
-    says so.
+    """Return the code and the message of an error, for a Reply. The code is never OK. A message of more than ERROR_CHARS_MAX characters is
+    shortened, and the message says that it was.
 
-    Never raises. Call it only in a thread of zmqdist, because even a KeyboardInterrupt counts as an exception that the error's own code has
-    raised.
+    This never raises. Call it only in a thread of zmqdist, because it handles even a KeyboardInterrupt as an exception that the error's own
+    code has raised.
     """
     try:
         if isinstance(error, OpError):
             return _code(error), _encodable(_cut(_message(error), ERROR_CHARS_MAX))
         code = next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
         return code, _encodable(_text(error))
-    except BaseException:  # an attribute of the error has raised, or a text is not a str
+    except BaseException:  # an attribute of the error has raised an exception, or its text is not a str
         return errors.UNKNOWN, f"{_encodable(type(error).__name__)} (its text could not be made)"
 
 
 def _code(error: OpError) -> int:
-    """Return the error's code; UNKNOWN if it has no code, or the code OK, which would turn the error into a value."""
+    """Return the error's code. Return UNKNOWN if the error has no code, or has the code OK, which would turn the error into a value."""
     code = getattr(error, "error_code", getattr(error, "code", None))
     return int(code) if isinstance(code, int) and errors.OK < code <= errors.UNAUTHENTICATED else errors.UNKNOWN
 
 
 def _message(error: OpError) -> str:
-    message = getattr(error, "message", None)  # missing if a subclass does not call OpError's constructor
+    # the attribute is missing if a subclass does not call OpError's constructor
+    message = getattr(error, "message", None)
     return f"{type(error).__name__}: {', '.join(map(str, error.args))}" if message is None else str(message)
 
 
 def _encodable(text: str) -> str:
-    """Return `text` with undecodable bytes written as escapes, because file names in a message need not be UTF-8."""
+    """Return `text` with lone surrogates written as escapes, so that it can be encoded. File names in a message, which need not be UTF-8,
+    cause these.
+    """
     return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def _cut(text: str, most: int) -> str:
-    """Return `text`; if it is longer than `most` characters, leave out its middle."""
+    """Return `text`, without its middle if it is longer than `most` characters."""
     lacks = len(text) - most
     if lacks <= 0:
         return text
@@ -86,7 +89,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return class, message and traceback of an error. The traceback lacks the leading frames of this package."""
+    """Return class, message and traceback of an error as one text. The traceback omits the leading frames of this package."""
     try:
         head = f"{type(error).__name__}: {error}"
     except BaseException:  # `__str__` of the error has raised, for instance SystemExit

@@ -1,7 +1,8 @@
-"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and its owners have turns.
+"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and the owners of the work, which are
+clients, have turns.
 
 The threads are daemons, because a handler that never ends must not keep the process from ending. The pool does not use
-`concurrent.futures`, which joins its threads at exit, and makes a Future for each call that no code here would read.
+`concurrent.futures`, which joins its threads at exit, and makes a Future for each call that the pool does not need.
 
 Not here: which work begins next, and how many bytes may wait (admission_machine.py).
 """
@@ -21,31 +22,31 @@ from zmqdist.transport.memory_limits import usable_bytes
 log = logging.getLogger("zmqdist.rpc")
 
 SHARE: Final = 8
-"""The arguments of waiting calls take at most 1/SHARE of the usable memory, pulled and unasked arguments each."""
+"""Pulled arguments of waiting calls take at most 1/SHARE of the usable memory, and so do unasked arguments."""
 
 Work: TypeAlias = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 class HandlerPool:
-    """A bounded pool of threads.
+    """A bounded pool of threads for handlers.
 
-    One thread calls `submit` and `ready`, and never after `stop`. Any thread may call the other methods.
+    Only one thread may call `submit` and `ready`, and not after `stop`. Any thread may call the other methods.
 
     Attributes:
-      full: whether there was more work than threads when work was added last.
+      full: whether there was more unfinished work than `threads_max` when work was last added.
     """
 
     def __init__(self, name: str, threads_max: int, on_room: Callable[[], object] | None = None) -> None:
         """Create a pool without threads.
 
         Args:
-          on_room: called in a thread of the pool when work has begun while the arguments of another call wait to be let in.
+          on_room: called in a thread of the pool when work begins and the large arguments of another call wait to be let in.
         """
         self.full = False
         self._name = name
         self._threads_max = threads_max
         self._on_room = on_room
-        self._lock = threading.RLock()  # entering the Condition itself would take several times as long
+        self._lock = threading.RLock()  # entering the Condition instead of this lock would take several times as long
         self._quiet = threading.Condition(self._lock)
         share = usable_bytes() // SHARE
         self._admission = FairAdmission(
@@ -60,11 +61,13 @@ class HandlerPool:
     # -- adding work ---------------------------------------------------------------------------------------------------------
 
     def submit(self, fn: Callable[..., None], *args: Any) -> None:
-        """Have a thread call `fn(*args)`. All work that is submitted in this way has one owner, and begins in order."""
+        """Have a thread of the pool call `fn(*args)`. All work that is submitted in this way has one owner, and begins in the order of
+        submission.
+        """
         self.ready(None, object(), (fn, args))
 
     def ready(self, owner: Hashable, key: Hashable, work: Work, nbytes: int = 0) -> str:
-        """Have a thread run `work` when it is its owner's turn.
+        """Have a thread of the pool run `work` when it is the turn of `owner`.
 
         Args:
           nbytes: bytes that the work holds and that no earlier call of `arrived` has counted.
@@ -128,7 +131,7 @@ class HandlerPool:
             return calls
 
     def stop(self) -> None:
-        """Let the threads end when no work is left. Waiting work still runs, but no more work may be added."""
+        """Let the pool's threads end when no work is left. Waiting work still runs, but no more work may be added."""
         for _ in self._running:
             self._wake.put(False)
 
@@ -140,7 +143,7 @@ class HandlerPool:
             return self._admission.waiting(owner)
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Return four numbers: of pieces of waiting work, busy threads, threads, and threads at most."""
+        """Return four numbers: pieces of waiting work, busy threads, threads, and the largest number of threads."""
         with self._lock:
             return self._admission.count, self._busy, len(self._running), self._threads_max
 
@@ -150,7 +153,9 @@ class HandlerPool:
             return self._admission.unasked + self._admission.pulled
 
     def progress(self) -> tuple[bool, int, list[Work]]:
-        """Return whether there is more work than threads at most, how much work has ended since the start, and, if so, the running work."""
+        """Return whether there is more unfinished work than `threads_max`, how many pieces of work have ended since the start, and the list
+        of running work. The list is empty if the first item is False.
+        """
         with self._lock:
             full = self.unfinished > self._threads_max
             return full, self._ended, [work for work in self._running if work is not None] if full else []
@@ -161,7 +166,7 @@ class HandlerPool:
         return self._admission.count + self._busy
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all added work has ended, for `timeout_s` at most. Return whether it has."""
+        """Wait for at most `timeout_s` until all added work has ended. Return whether all has ended."""
         with self._lock:
             return self._quiet.wait_for(lambda: self.unfinished == 0, timeout_s)
 
@@ -192,6 +197,7 @@ class HandlerPool:
                 if admission.outside and self._on_room is not None:
                     self._on_room()
                 work[0](*work[1])
-            except BaseException:  # if this thread ended, the pool would have one thread less from now on
+            except BaseException:
+                # an exception must not end this thread, because the pool would have one thread less from now on
                 log.exception("a bug in zmqdist: the work of a handler thread raised")
             del work

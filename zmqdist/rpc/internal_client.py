@@ -1,6 +1,6 @@
-"""Calls between parts of zmqdist: a call by method name that keeps the structure of its arguments, and has a time as its deadline.
+"""Calls between parts of zmqdist. A call names its method, keeps the structure of its arguments, and has a point in time as its deadline.
 
-Users call `Client.call`, which flattens the arguments, or the client's attributes instead.
+Users call methods by the client's attributes, or by `Client.call`, which flattens the arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from zmqdist.transport.shm_pool import Block
 from zmqdist.transport.transfers import Source
 
 CONNECT_S: Final = 1.0
-"""Seconds in which the kernel of the server's host must accept or refuse a connection. If it does neither, the first call will fail."""
+"""Seconds for which `reach` waits until the kernel of the server's host accepts or refuses a connection. If the kernel does neither, the
+first call reports why.
+"""
 
 PROBE_AGAIN_S: Final = 0.25
 """Seconds between two probes of the port while `reach` waits for the first reply."""
@@ -50,9 +52,10 @@ def start(
 
     Args:
       due: when the caller stops waiting, on the clock of `time.monotonic`.
-      still: the caller promises that the arrays in `args` do not change before the call has ended, so that they need not be copied.
-      block: shared memory with the content of the one large array in `args`; its content must not change.
-      waits_for_server: if False, the call ends with UNAVAILABLE when no server is connected, or the connection ends before it was sent.
+      still: whether the caller promises that the arrays in `args` do not change before the call has ended. Then they are not copied.
+      block: shared memory with the content of the only large array in `args`. The content must not change.
+      waits_for_server: if False, the call ends with UNAVAILABLE if no server is connected, or if the connection ends before the call was
+        sent.
       out: as in `Client.call`.
 
     Raises:
@@ -65,7 +68,7 @@ def start(
 def packed(
     client: ZmqClient, args: tuple[Any, ...], *, still: bool = False, block: Block | None = None
 ) -> tuple[bytes, Sequence[Source]]:
-    """Return the arguments of a call, packed for `start_packed`. The parameters are those of `start`."""
+    """Return the arguments of a call in the packed form that `start_packed` takes. The parameters are those of `start`."""
     body, parts = payload.pack(args)
     if not parts:
         return body, ()
@@ -82,7 +85,7 @@ def start_packed(
     waits_for_server: bool = True,
     out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
-    """Call a method with arguments from `packed`. For the other arguments see `start`."""
+    """Call a method with arguments that `packed` has returned, without waiting for the reply. `start` describes the other parameters."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
     call.bounded = False
@@ -98,16 +101,16 @@ def start_packed(
 def reach(client: ZmqClient, due: float) -> None:
     """Wait until the server of a client has replied to a first small call.
 
-    The kernel accepts connections even for a busy process. So a port that refuses them means that the process has ended, and `reach` does
-    not wait for its next incarnation.
+    The kernel accepts connections even for a busy process. So a port that refuses connections means that the process has ended, and `reach`
+    does not wait for the server's next incarnation.
 
     Args:
       due: when to stop waiting, on the clock of `time.monotonic`.
 
     Raises:
       NotListeningError: the port refuses connections, at first or while this function waits for the reply.
-      DeadlineExceededError: no reply before `due`.
-      OpError: the error with which the call ended.
+      DeadlineExceededError: no reply arrived before `due`.
+      OpError: the error with which the first call ended.
     """
     _check_port(client.address, due)
     started, ended = start(client, SERVER_INFO, due=due), threading.Event()
@@ -121,7 +124,7 @@ def reach(client: ZmqClient, due: float) -> None:
 
 
 def _check_port(address: str, due: float) -> None:
-    """Raise NotListeningError if the port refuses connections. The first call reports any other cause, such as a slow network."""
+    """Raise NotListeningError if the port refuses connections. The first call reports any other fault, such as a slow network."""
     connect_s = max(0.0, min(CONNECT_S, due - time.monotonic()))
     if isinstance(connect_failure(address, connect_s), ConnectionRefusedError):
         raise NotListeningError(f"no process listens at {address}: the server has ended or has not started")

@@ -1,7 +1,7 @@
 """Calls over a connection that a loop already owns. With it, a worker calls its dispatcher without opening a second connection.
 
-All methods run in the loop. A call ends once: with its reply, or with UNAVAILABLE when the connection ends. Its arguments must fit into
-the header of a message, so large arrays cannot be sent.
+All methods run in the loop. A call ends once, either with its reply or, when the connection ends, with UNAVAILABLE. The arguments of a call
+must fit into the header of a message, so large arrays cannot be sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zmqdist.rpc import payload
 from zmqdist.transport.dealer import DealerConnection
 
 Then = Callable[[Any, OpError | None], None]
-"""Called with (value, None), or with (None, error)."""
+"""A function that is called with (value, None) or, if the call ended with an error, with (None, error)."""
 
 
 class LoopClient:
@@ -33,7 +33,7 @@ class LoopClient:
         return self._dealer.up
 
     def up(self, incarnation: int) -> None:
-        """Note that the connection is up, and which incarnation of the server it reaches."""
+        """Note that the connection to the server is up, and the incarnation of the server."""
         self._incarnation = incarnation
 
     def down(self) -> None:
@@ -43,7 +43,7 @@ class LoopClient:
             then(None, UnavailableError(f"the connection to {self._dealer.address} ended"))
 
     def call(self, method: str, args: tuple[Any, ...], then: Then) -> None:
-        """Call a method of the server, without a deadline. `then` is called with the outcome."""
+        """Call a method of the server, without a deadline. The loop calls `then` with the outcome."""
         body, parts = payload.pack(args)
         assert not parts, "arguments that do not fit into a header need a ZmqClient"
         number = next(self._numbers)

@@ -1,4 +1,4 @@
-"""The description of a server's methods, in the form in which it travels, and in the form that users see."""
+"""The descriptions of a server's methods, in the form in which they travel, and in the form that users see."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class MethodInfo:
 
     Attributes:
       name: the name to give to `Client.call`.
-      signature: the parameters. The server sends a default value as a text, or as `...` if the value has no short text. None if Python
-        cannot determine the parameters.
-      input_signature, output_signature: structures of TensorSpec (for a stream: of each item); None if the method has none.
-      streaming: the method is a generator function; calling it returns an iterator.
+      signature: the parameters; None if Python cannot determine them. Each default value is a text, `...` if the value has no short text.
+      input_signature: structure of TensorSpec for the arguments; None if the method has no input signature.
+      output_signature: structure of TensorSpec for the result, or for each item of a stream; None if the method has no output signature.
+      streaming: whether the method is a generator function, so that calling it returns an iterator.
       batch: whether calls of several clients are joined along axis 0 and run as one.
-      doc: the first line of its docstring.
+      doc: the first line of the function's docstring.
     """
 
     name: str
@@ -52,7 +52,7 @@ class MethodInfo:
         return f"{self.name}({', '.join(inputs)}){f' -> {output}' if output else ''}"
 
     def to_wire(self) -> list[Any]:
-        """Return the fields in the form in which they travel. Append new items."""
+        """Return the fields in the form in which they travel. The order is part of the protocol, so a new field is added at the end."""
         parameters = None
         if self.signature is not None:
             parameters = [
@@ -71,7 +71,7 @@ class MethodInfo:
 
 
 def decode_methods(listing: Any, peer: str) -> dict[str, MethodInfo]:
-    """Return the methods in a server's listing, by name. Raises WireError if `listing` is not a list of methods."""
+    """Return the methods in a server's reply to METHODS, by name. Raises WireError if `listing` is not a list of methods."""
     try:
         found = [_decode_method(*item[:7]) for item in listing]
     except (TypeError, ValueError, LookupError, AttributeError) as error:
@@ -108,7 +108,7 @@ def _decode_method(
 
 
 class Default(str):
-    """The text of a default value, as the server has sent it. Its `repr` has no quotes."""
+    """The text of a default value, as the server has sent it. Its `repr` has no quotes, so that a signature shows the value itself."""
 
     __slots__ = ()
 

@@ -2,8 +2,8 @@
 
 The body of a Call on the wire
     a tuple   the arguments, each with its structure
-    a dict    the arguments by name, and under "" the tuple of the positional ones
-    a list    the leaves of the arguments, as `Client.call` sends them; this module packs them into the structure of the signature
+    a dict    the arguments by name, and under "" the tuple of the positional arguments
+    a list    the leaves of the arguments, as `Client.call` sends them; this module packs the leaves into the structure of the signature
 
 Not here: when and in which thread a function runs (service.py).
 """
@@ -29,10 +29,10 @@ class Method:
     """One registered function.
 
     Attributes:
-      roles: roles that may call the method, besides `admin`; None: every authenticated peer.
-      later: whether it runs in the loop, takes a PendingCall before the arguments, and replies when it is ready.
-      streaming: whether it is a generator function, whose calls are streams (generators.py).
-      pooled: whether it runs in a thread of the server's pool, one call in each thread.
+      roles: roles that may call the method, besides `admin`; `None` means every authenticated peer.
+      later: whether the function runs in the loop, takes a PendingCall before the arguments, and replies by it at any later time.
+      streaming: whether the function is a generator function, whose calls are streams (generators.py).
+      pooled: whether each call runs in a thread of the server's pool.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class Method:
         """Call the function with the arguments in `body` and `frames`. The list `frames` is emptied."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
-            frames.clear()  # now only the handler refers to its arguments, so a result that contains them needs no copy
+            # from here on only the handler refers to its arguments, so a result that contains an argument needs no copy
+            frames.clear()
         if (
             type(arguments) is tuple
             and self.input_signature is None
             and self._parameters.problem(len(arguments)) is None
         ):
-            value = self.fn(*arguments)  # the most frequent case: there is no signature to check
+            value = self.fn(*arguments)  # the most frequent case: the method has no signature to check
         else:
             args, named = self.checked(arguments, peer)
             del arguments
@@ -78,7 +79,9 @@ class Method:
         return value if self.output_signature is None else self.result(value)
 
     def result(self, value: Any) -> Any:
-        """Return the function's result in the structure of its output signature, if it has one. Raises UnknownError if it does not fit."""
+        """Return the function's result in the structure of its output signature, if it has an output signature. Raises UnknownError if the
+        result does not fit.
+        """
         if self.output_signature is None:
             return value
         try:
@@ -89,14 +92,18 @@ class Method:
             ) from None
 
     def arguments(self, body: bytes, frames: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return the function's arguments, decoded from `body` and `frames`. Raises InvalidArgumentError if they do not fit."""
+        """Return the function's arguments, decoded from `body` and `frames`. Raises InvalidArgumentError if they do not fit the function or
+        its signature.
+        """
         arguments = payload.unpack(body, frames, peer)
         if frames:
             frames.clear()
         return self.checked(arguments, peer)
 
     def checked(self, arguments: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Return (positional arguments, arguments by name) of a decoded body. Raises InvalidArgumentError if they do not fit."""
+        """Return (positional arguments, arguments by name) of a decoded body. Raises InvalidArgumentError if they do not fit the function
+        or its signature.
+        """
         specs = self.input_signature
         named = _NONE
         try:

@@ -1,4 +1,4 @@
-"""The array of a caller that receives the reply to its call (`out=`)."""
+"""The array into which a caller wants the reply to its call to be written (`out=`)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from zmqdist.wire.safe import single_array_layout
 class OutputArray:
     """The caller's array: it provides the memory for a call's reply (transport/calls_machine.py) and reads the reply.
 
-    Chunks are received directly into the array; any other reply is copied into it once. No byte of it is written before the reply is
-    known to be one array of the same shape and dtype.
+    A reply that travels in chunks is received directly into the array. Any other reply is copied into it once. No byte of the array is
+    written before the header of the reply has shown that the reply is one array of the same shape and dtype.
     """
 
     def __init__(self, out: NDArray[Any]) -> None:
@@ -38,7 +38,7 @@ class OutputArray:
         self._bytes: NDArray[np.uint8] | None = None
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
-        """Return the memory for a reply that has this body, and parts of these sizes in bytes.
+        """Return the memory for the large parts of a reply with this body. `sizes` has the bytes of each part.
 
         Raises:
           InvalidArgumentError: the reply does not fit the array.
@@ -54,7 +54,9 @@ class OutputArray:
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
-        """Return the caller's array, which then contains the reply. Raises InvalidArgumentError if the reply does not fit."""
+        """Write the reply into the caller's array, unless its chunks were received in it, and return the array. Raises InvalidArgumentError
+        if the reply does not fit.
+        """
         if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:
             return self._out
         value = payload.unpack(call.body, call.frames, address)

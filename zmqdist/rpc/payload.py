@@ -20,7 +20,7 @@ from zmqdist.wire import safe
 def pack(value: Any) -> tuple[bytes, list[Any]]:
     """Return the body and the large parts of a value.
 
-    The parts may be views of the arrays in `value`: copy or send them before the arrays change.
+    The parts may be views of the arrays in `value`, so copy or send the parts before the arrays change.
 
     Raises:
       InvalidArgumentError: `value` contains an object that cannot travel; the message names the place and the allowed types.
@@ -32,7 +32,8 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
             arrays = nest.map_structure(_as_array, value)
             same = all(new is old for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True))
         except (TypeError, RecursionError):
-            raise error from None  # keys that cannot be sorted, or too deep a nesting; the text of `error` says so
+            # a dict has keys that cannot be sorted, or the nesting is too deep; the text of `error` says which
+            raise error from None
         if same:
             raise
         return safe.encode(arrays)

@@ -1,4 +1,4 @@
-"""A call to which its method replies later, without occupying a thread meanwhile.
+"""A call whose method replies later, without occupying a thread meanwhile.
 
 Not here: how such a method is registered, and when it runs (service.py).
 """
@@ -21,11 +21,11 @@ from zmqdist.transport.transfers import Source
 
 
 class PendingCall:
-    """A call that waits for its method's reply, which any thread may give. Only the first reply counts; until then the caller waits.
+    """A call that waits for its method's reply. Any thread may reply, and only the first reply is sent.
 
     Attributes:
-      peer: the caller's connection; `peer.role` is its role, `peer.hello.incarnation` its incarnation.
-      due: when the caller stops waiting, on the clock of `time.monotonic`; `inf` for never.
+      peer: the caller's connection; `peer.role` is the caller's role, `peer.hello.incarnation` the caller's incarnation.
+      due: when the caller stops waiting, on the clock of `time.monotonic`; `inf` if the call has no deadline.
     """
 
     __slots__ = ("_served", "_service", "due", "peer")
@@ -38,15 +38,17 @@ class PendingCall:
         served.on_dropped = partial(service.drop, served)
 
     def wanted(self) -> bool:
-        """Return whether the caller still waits."""
+        """Return whether the caller still waits for the reply."""
         return self._served.is_wanted(time.monotonic())
 
     def begun(self) -> None:
-        """Note that a batched call now runs, so that its arguments no longer count as waiting. The loop calls this."""
+        """Note that a batched call has begun to run, so that its arguments no longer count as waiting. The loop calls this."""
         self._service.begun(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:
-        """Have the loop call `fn` if the caller cancels or disconnects before the reply; not if the call's deadline passes."""
+        """Have the loop call `fn` if the caller cancels the call or disconnects before the reply. A deadline that passes does not cause
+        this.
+        """
         service, served = self._service, self._served
 
         def dropped() -> None:
@@ -56,7 +58,7 @@ class PendingCall:
         served.on_dropped = dropped
 
     def reply(self, value: Any) -> None:
-        """Reply with a value. Arrays in it are copied or frozen, so that later changes of them are not sent."""
+        """Reply with a value. Later changes of arrays in the value are not sent, because the arrays are copied unless they are frozen."""
         try:
             body, sources = pack_result([value], lends=self.peer.bulk is not None and self.peer.bulk.shares_memory)
         except BaseException as error:

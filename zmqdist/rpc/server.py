@@ -1,4 +1,4 @@
-"""An RPC server by itself: it owns its loop and its router, and serves the methods that the program registers."""
+"""A server for RPC alone. It owns its loop and its router, and serves the methods that the program registers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zmqdist.wire.hello import our_hello
 class RpcServer:
     """A server of methods; `Server.create` makes it.
 
-    Stop it with `stop` or a with-statement. If the program drops it without `stop`, it is stopped in the background.
+    Stop the server with `stop` or a with-statement. A server that the program drops without `stop` is stopped in the background.
     """
 
     @staticmethod
@@ -34,18 +34,18 @@ class RpcServer:
         token_file: str | os.PathLike[str] | None = None,
         threads_max: int = HANDLER_THREADS_MAX,
     ) -> ZmqServer:
-        """Return a server for `address` that does not listen yet: `start` opens the port. Does not block.
+        """Return a server for `address` that does not listen yet, because `start` opens the port. This does not block.
 
         Args:
           rpc_layer: "zmq".
           address: "host:port"; with port 0, `start` picks a free port.
           keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
           threads_max: how many calls may run at the same time, not counting inline methods and streams. Further calls wait, and the server
-            takes them from its clients in turn. Threads are started when they are needed. A handler that waits for another call of this
+            takes calls from its clients in turn. Threads are started when they are needed. A handler that waits for another call of this
             server occupies a thread meanwhile, so add one thread for each such handler.
 
         Returns:
-          A ZmqServer. The caller owns it.
+          A ZmqServer. The caller owns the server and stops it.
 
         Raises:
           ValueError: `rpc_layer` is not "zmq", or `threads_max` is less than 1.
@@ -64,7 +64,7 @@ class RpcServer:
         raise NotImplementedError("made by Server.create")
 
     def snapshot(self) -> ServerSnapshot:
-        """Return the current figures; documented at ZmqServer."""
+        """Return the server's current figures; documented at ZmqServer."""
         raise NotImplementedError("made by Server.create")
 
 
@@ -110,10 +110,10 @@ class ZmqServer(RpcServer):
         max_batch: int = 64,
         max_delay_ms: float = 1,
     ) -> None:
-        """Register `fn` as a method that every authenticated client may call. Call it before `start`.
+        """Register `fn` as a method that every authenticated client may call. Use this before `start`.
 
         The arguments and errors are those of `RpcService.register`. The function runs in this process, in several threads at the same time.
-        All its calls share the state that it captures, so guard that state with a lock.
+        All its runs share the state that `fn` captures, so guard that state with a lock.
         """
         self._service.register(
             name,
@@ -153,11 +153,11 @@ class ZmqServer(RpcServer):
         self._loop, self._address = loop, address
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Refuse new calls, wait for the running ones for `grace_s` seconds at most, send their replies and free the port. Idempotent.
+        """Refuse new calls, wait at most `grace_s` seconds for the running calls, send their replies and free the port. Idempotent.
 
         A handler that runs longer is not interrupted: its caller gets UNAVAILABLE, and its thread ends when the handler returns. Do not
-        call `stop` in a handler, because it would wait for that handler. In a forked child it does nothing, because the threads of the
-        server are in the parent.
+        call `stop` in a handler, because `stop` would wait for that handler. In a forked child, `stop` does nothing, because the threads of
+        the server are in the parent.
         """
         loop, self._loop = self._loop, None
         self._stopped = True
@@ -167,11 +167,11 @@ class ZmqServer(RpcServer):
     def snapshot(self) -> ServerSnapshot:
         """Return the server's current figures: clients, calls, threads, streams, large arrays in flight, messages.
 
-        Any thread may call this. It takes some microseconds of the server's loop, and less than one more for each client. All figures are
-        zero before `start`; after `stop` they are those of the moment of the stop.
+        Any thread may call this. It occupies the server's loop for some microseconds, and for less than a microsecond more for each client.
+        All figures are zero before `start`. After `stop` they describe the moment of the stop.
 
         Raises:
-          DeadlineExceededError: the loop did not reply within seconds, because an inline method blocks it.
+          DeadlineExceededError: the server's loop did not return the figures within 10 s, because an inline method blocks the loop.
           FailedPreconditionError: this is a forked child, and the server runs in its parent.
         """
         if not self._pid:
@@ -196,7 +196,7 @@ class ZmqServer(RpcServer):
 
 
 def _stop(service: RpcService, loop: Loop, grace_s: float, address: str) -> None:
-    # Clients that have read the Goodbye keep new calls for the next server at this address; without it, these calls would fail.
+    # Clients that have read this Goodbye hold new calls for the next server at this address. Without the Goodbye, these calls would fail.
     loop.run(service.say_goodbye, "the server stops")
     if not service.stop(grace_s):
         log.warning("rpc server %s stops although handlers still run after %.1f s", address, grace_s)

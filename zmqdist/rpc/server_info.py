@@ -1,4 +1,4 @@
-"""Two methods of every server, for `zmqdist doctor`: a report about the server (kind, version, clock), and an echo."""
+"""Two methods that every server has, for `zmqdist doctor`: a report about the server (kind, version, clock), and an echo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ECHO: Final = "zmqdist.echo"
 """SERVER_INFO and ECHO are the names of the two reserved methods."""
 
 ECHO_BYTES_MAX: Final = 65_536
-"""Bytes. So many fill several packets of any link, but do not keep a server busy."""
+"""Bytes. A payload of this size fills several packets of any link, but does not keep a server busy."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class ServerInfo:
     """The report of a server about itself.
 
     Attributes:
-      kind: "dispatcher", "worker", "rpc", "server-worker:0".
+      kind: the kind of server, such as "dispatcher", "worker", "rpc" or "server-worker:0".
       version: version of zmqdist.
-      protocol, python: (major, minor).
-      incarnation: of the server's process.
+      protocol, python: versions as (major, minor).
+      incarnation: incarnation of the server's process.
       time_s: the server's clock when it replied, in seconds since 1970.
     """
 
@@ -42,7 +42,9 @@ class ServerInfo:
 
 
 def describe_server(kind: str, incarnation: int) -> list[Any]:
-    """Return this process's report as a flat list. The order is part of the protocol, so a new item is added at the end."""
+    """Return the report of this process about itself as a flat list. The order is part of the protocol, so a
+    new item is added at the end.
+    """
     return [kind, __version__, *PROTOCOL, *sys.version_info[:2], os.getpid(), incarnation, time.time()]
 
 

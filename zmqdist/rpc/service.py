@@ -1,16 +1,16 @@
-"""The server's side of calls: a service runs registered methods for the peers of a router.
+"""The server's side of calls: a service runs the registered methods when the peers of a router call them.
 
 Rules
-    A handler that was registered inline runs in the loop; it must take microseconds only, because every peer waits meanwhile. Any other
-    handler runs in a thread of the pool. Calls have no order among each other, not even those of one client.
+    A handler that was registered inline runs in the loop. It must take microseconds only, because every peer waits meanwhile. Any other
+    handler runs in a thread of the pool. Calls may run in any order, even the calls of one client.
     An exception of a handler becomes the error of its call and has no other effect. An OpError keeps its code and its text; the class of
     any other exception decides the code, and the text has class and traceback.
     Values travel by the safe codec, and no code here unpickles anything.
-    A handler can check `zmqdist.cancelled()`: it is true when the caller has cancelled or disconnected, or when the deadline has
-    passed. Inline handlers are too short for that.
-    Calls that wait for a thread are taken from their clients in turn, and the bytes of their arguments are bounded
+    A handler can check `zmqdist.cancelled()`, which is true when the caller has cancelled the call or disconnected, or when the deadline
+    has passed. Inline handlers are too short for that.
+    Clients have turns with the calls that wait for a thread, and the bytes of the arguments of these calls are bounded
     (admission_machine.py). A call of an inline method, or of a method that replies later, begins at once. If a client holds arguments
-    back, the service requests them as soon as there is room for them.
+    back, the service requests these arguments as soon as there is room for them.
     The reply to a call that arrived alone leaves at once. Other replies without payload frames are collected during one turn of the
     loop, and leave as one message to each peer.
 
@@ -52,13 +52,13 @@ from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
-"""The reserved method that lists all other methods, in the form that method_list.py decodes."""
+"""Name of the reserved method that returns the list of all other methods, which method_list.py decodes."""
 
 UNREAD_S: Final = 0.5
-"""Seconds for which a stopping server waits for a client that has stopped reading its replies."""
+"""Seconds for which a stopping server waits while no client reads any bytes of its large replies."""
 
 SWEEP_S: Final = 0.1
-"""Seconds between two searches of one client's queue for expired calls. The queue may have 65,536 calls, so a search is not cheap."""
+"""Seconds between two searches of one client's queue for expired calls. A search is not cheap, because the queue may have 65,536 calls."""
 
 
 class _Submitted:
@@ -71,7 +71,7 @@ class _Submitted:
 
 
 class RpcService:
-    """The methods of one server. After `attach` a router passes calls to them. Other services may use the same router."""
+    """The methods of one server. After `attach`, a router passes its peers' calls to them. Other services may use the same router."""
 
     def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
         self.where = f"the {name} server of process {os.getpid()}"
@@ -107,19 +107,19 @@ class RpcService:
         """Register a function as a method.
 
         Args:
-          name: an identifier, or several joined by dots. `Client.call` reaches a method with dots, an attribute of a client does not.
+          name: an identifier, or several identifiers joined by dots. Clients reach a method with dots in its name only by `Client.call`.
           fn: a function made by `zmqdist.function`, or any callable. A generator function becomes a stream, and clients iterate over the
             items that it yields. If it has parameters `timeout_in_ms` or `out`, clients can give them by position only, because these
             keywords belong to the client.
-          input_signature: a structure of TensorSpec for each of the first parameters; it overrides the signature of `fn`. With a
-            signature arguments arrive as arrays, without one as they were sent.
+          input_signature: a structure of TensorSpec for each of the first parameters; it overrides the signature of `fn`. With a signature,
+            `fn` gets its arguments as arrays, without a signature as they were sent.
           output_signature: a structure of TensorSpec for the result, or for each item of a generator function.
           inline: run `fn` in the loop instead of a thread. Use it only for functions that take microseconds and never block.
           batch: join concurrent calls of all clients along axis 0 and run them as one call (batching.py). Each caller gets its rows of
             the result. One batch runs at a time.
           max_batch: largest number of rows in a batch. A full batch runs without delay; a call with more rows runs alone.
-          max_delay_ms: milliseconds for which a call waits for others to join it.
-          roles: roles that may call the method, besides `admin`; None: every authenticated peer.
+          max_delay_ms: milliseconds for which a call waits for other calls to join it.
+          roles: roles that may call the method, besides `admin`; `None` means every authenticated peer.
 
         Raises:
           FailedPreconditionError: the server has started.
@@ -154,7 +154,7 @@ class RpcService:
         self._add(Method(name, fn, roles=roles, later=True))
 
     def attach(self, router: Router, loop: Loop, incarnation: int) -> None:
-        """Begin to serve calls from a router. Call it before the router's loop starts, or in the loop's thread.
+        """Begin to serve the calls that a router receives. Call this before the router's loop starts, or in the loop's thread.
 
         Args:
           incarnation: the incarnation in the router's hello.
@@ -171,9 +171,9 @@ class RpcService:
         loop.at_end_of_turn(self._send_replies)
 
     def say_goodbye(self, reason: str) -> None:
-        """Announce to all clients that this server ends, and accept no new clients. The loop calls this.
+        """Send a Goodbye to all clients, because this server stops, and accept no new clients. The loop calls this.
 
-        Replies that are ready are sent before the announcement, because a client that reads the Goodbye counts its pending calls as lost.
+        Replies that are ready are sent before the Goodbye, so that each client reads them first.
         """
         self._send_replies()
         self._router.stopping = True
@@ -181,14 +181,13 @@ class RpcService:
             self._router.send(peer, Goodbye(reason))
 
     def stop(self, grace_s: float) -> bool:
-        """Refuse new calls and wait until the current ones are replied to. Call it from any thread but the loop's.
+        """Refuse new calls, and wait until the current calls have their replies. Any thread except the loop's may call this.
 
         Calls whose arguments have not all arrived are refused at once; calls that still wait for a thread are refused after
         `grace_s` seconds.
 
         Returns:
-          False if, after `grace_s`, some handlers were still running, or some replies were still being sent. Handlers cannot be
-            interrupted.
+          False if some handlers still ran, or some replies were still on the way, after `grace_s`. Handlers cannot be interrupted.
         """
         self._stopping = True
         if not self._attached:
@@ -207,15 +206,15 @@ class RpcService:
         return self._wait_sent(until) and idle and not any(thread.is_alive() for thread in streaming)
 
     def close(self) -> None:
-        """Refuse new calls, without waiting for the current ones. The loop calls this when it ends by itself."""
+        """Refuse new calls, without waiting for the current calls. The loop calls this when it ends without `stop`."""
         self._stopping = True
         self._generators.stop()
         self._pool.stop()
 
     def _wait_sent(self, until: float) -> bool:
-        """Wait until clients have received all large replies, but not for a client that has stopped reading (UNREAD_S).
+        """Wait until clients have received all large replies, or until no client has read any bytes of them for UNREAD_S.
 
-        Return False if `until` has passed before that.
+        Return False if `until` passes before that.
         """
         unsent, moved_at = self._loop.run(self._unsent_bytes), time.monotonic()
         while unsent and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
@@ -225,10 +224,11 @@ class RpcService:
         return not unsent or time.monotonic() < until
 
     def snapshot(self) -> ServerSnapshot:
-        """Return the current figures: zeros before `attach`, and the last ones after the loop has ended. Any thread may call this.
+        """Return the server's current figures. Before `attach` they are zeros; after the loop has ended they are the last figures. Any
+        thread may call this.
 
         Raises:
-          DeadlineExceededError: the loop did not reply within seconds, because an inline method blocks it.
+          DeadlineExceededError: the loop did not return the figures within 10 s, because an inline method blocks the loop.
         """
         if not self._attached:
             return ServerSnapshot()
@@ -283,9 +283,9 @@ class RpcService:
                 self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
-        """Run an inline method, or begin the call of another method. Return the reply, if it is ready."""
+        """Take an arrived call. Return the reply if the call is refused or its method is inline; else begin the call and return None."""
         method = self._methods.get(call.method)
-        # The fast path has one test for all reasons to refuse a call; the code below finds out which one holds.
+        # The fast path has one test for all reasons to refuse a call. The code in the branch finds out which reason holds.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
             reply = self._calls.stale_reply(call)
             if reply is not None:
@@ -321,7 +321,7 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Begin a call: run its method when all its arguments have arrived and it is the client's turn."""
+        """Begin a call. Its method runs when all arguments have arrived and, for a method of the pool, when it is the client's turn."""
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
@@ -353,7 +353,7 @@ class RpcService:
     def _submit(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any], nbytes: int = 0
     ) -> None:
-        """Queue the call for a thread. `nbytes` is the size of those arguments that were not counted before."""
+        """Queue the call for a thread of the pool. `nbytes` is the size of its arguments if they were not counted before."""
         work = (self._serve, (served, peer, method, body, frames))
         refused = self._pool.ready(peer, served, work, nbytes)
         if refused and self._drop_unwanted(peer):
@@ -364,9 +364,7 @@ class RpcService:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Drop the calls of a client that wait for a thread and are past their deadline, at most once in SWEEP_S. Return whether there
-        were any.
-        """
+        """Drop a client's calls that wait for a thread and are not wanted any more, once in SWEEP_S. Return whether any was dropped."""
         now = time.monotonic()
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
@@ -389,7 +387,7 @@ class RpcService:
                 self._finished(served, peer, None, ())
 
     def _receive(self, served: ServedCall, peer: Peer, method: Method, call: Call) -> None:
-        """Receive the large parts of a call. In shared memory, for instance, they have arrived already."""
+        """Receive the large parts of a call. Parts in shared memory have arrived already; parts in chunks arrive later."""
         arrived = partial(self._arrived, served, peer, method, call.body)
         try:
             frames = self._router.bulk_channel(peer).receive(call.id, call.parts, allocate_fresh, arrived)
@@ -430,7 +428,7 @@ class RpcService:
             self._finished(served, peer, None, ())
 
     def reply_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
-        """Send a reply if the call's caller still waits for it. Any thread may call this."""
+        """Have the loop send a reply, if the caller still waits for it. Any thread may call this."""
         self.soon(self._finished, served, peer, reply, sources)
 
     def soon(self, fn: Callable[..., object], *args: Any) -> None:
@@ -441,7 +439,7 @@ class RpcService:
             pass
 
     def submit(self, fn: Callable[..., None], *args: Any, refuse: Callable[[OpError], object] | None = None) -> None:
-        """Have a thread of the pool call `fn(*args)`; if the server stops first, the loop calls `refuse`. Call it in the loop."""
+        """Have a thread of the pool call `fn(*args)`. If the server stops first, the loop calls `refuse`. Only the loop may use this."""
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
@@ -454,14 +452,12 @@ class RpcService:
         self._calls.finished(served)
 
     def begun(self, served: ServedCall) -> None:
-        """Stop counting the arguments of a call as waiting, because the call has begun or ended. Call it in the loop."""
+        """Stop counting the arguments of a call as waiting, because the call has begun or ended. Only the loop may use this."""
         self._pool.dropped(served.peer, served)
         self._let_in()
 
     def _refuse(self, ready: bool) -> None:
-        """Reply UNAVAILABLE to calls that have not begun, because the server stops. With `ready`, this includes calls that wait only for a
-        thread.
-        """
+        """Reply UNAVAILABLE to calls whose arguments are missing; with `ready`, also to calls that wait only for a thread."""
         for peer, key, item in self._pool.cut_off(ready):
             if isinstance(key, ServedCall):
                 if not ready and item is not None:
@@ -500,12 +496,12 @@ class RpcService:
 
     @property
     def unsent(self) -> int:
-        """Bytes of large replies that have not reached their callers yet. Read it in the loop."""
+        """Bytes of large replies that have not reached their callers yet. Only the loop may read this."""
         return self._unsent_bytes()
 
     @property
     def idle(self) -> bool:
-        """Whether every call has its reply and every large reply has reached its caller. Read it in the loop."""
+        """Whether every call has its reply and every large reply has reached its caller. Only the loop may read this."""
         return not len(self._calls) and not self._unsent_bytes()
 
     def _unsent_bytes(self) -> int:
@@ -514,7 +510,8 @@ class RpcService:
     def allowed(self, peer: Peer, name: str) -> Method:
         """Return the method of this name, if this peer may call it.
 
-        Raises InvalidArgumentError, PermissionDeniedError, or UnavailableError while the server stops.
+        Raises InvalidArgumentError if there is no such method, PermissionDeniedError if the peer's role may not call it, and
+        UnavailableError while the server stops.
         """
         method = self._methods.get(name)
         if method is None:
@@ -546,7 +543,7 @@ class RpcService:
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
-        try:  # `reply_later` inlined, which saves two function calls on the hot path
+        try:  # this is `reply_later` written out, which saves two function calls on the hot path
             self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass
@@ -557,9 +554,7 @@ def _unwanted(served: ServedCall) -> bool:
 
 
 def _run_method(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
-    """Run a method and return its reply. Never raises, because an exception becomes the reply. The handler may keep and change its result
-    afterwards.
-    """
+    """Run a method and return its reply, which is an error if the method raises. The handler may keep and change its result afterwards."""
     try:
         box = [method.run(body, frames, peer.name)]
         body, sources = pack_result(box, lends=peer.bulk is not None and peer.bulk.shares_memory)

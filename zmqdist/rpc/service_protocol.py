@@ -14,7 +14,7 @@ from zmqdist.transport.transfers import Source
 
 
 class AnsweringService(Protocol):
-    """The part of RpcService that a method needs if it replies later. RpcService (service.py) documents each function."""
+    """The part of RpcService that methods which reply later need. RpcService (service.py) documents each function."""
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None: ...
 

@@ -3,11 +3,11 @@
 Rules
     A signature is a structure of TensorSpecs, with one item for each of the function's first parameters. Arguments for parameters that
     have a default may be left out. A parameter beyond the signature cannot be given.
-    A value fits if it has the lists, tuples and dicts of the signature down to the specs, and one array at each spec, in any form (a list
-    of numbers is an array, too).
-    A value with a dict where the signature has a list, for instance, causes a TypeError. A wrong number of items or wrong keys cause a
+    A value fits if it has the lists, tuples and dicts of the signature down to the specs, and an array in any form at each spec. A list of
+    numbers is such a form.
+    A value with a dict where the signature has a list, for instance, causes a TypeError. A wrong number of items, or wrong keys, causes a
     ValueError. Both errors name the place.
-    The client checks the structure only. The server checks dtype and shape as well, and its check is the one that counts.
+    The client checks only the structure. The server also checks dtype and shape, and only the server's check decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmqdist.specs import TensorSpec, convert
 
 
 def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: str) -> Any:
-    """Return `value` in the structure of `spec`, after `at_spec(part, spec)` was applied to each part that belongs to a TensorSpec.
+    """Return `value` in the structure of `spec`. Each part that belongs to a TensorSpec is replaced by `at_spec(part, spec)`.
 
     Raises:
       TypeError, ValueError: `value` has another structure; the message calls it `path`.
@@ -52,12 +52,14 @@ def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: 
 
 
 def is_flat(signature: Any) -> bool:
-    """Return whether each argument is one array, so that only their number needs a check."""
+    """Return whether a signature has one TensorSpec for each argument, so that the structure of arguments is right if their number is
+    right.
+    """
     return all(isinstance(spec, TensorSpec) for spec in signature)
 
 
 def convert_args(signature: Any, args: Any) -> list[Any]:
-    """Return the arguments of a call as arrays; their number must be that of the specs.
+    """Return the arguments of a call as arrays. There must be as many arguments as specs.
 
     Raises:
       TypeError, ValueError, InvalidArgumentError: an argument does not fit its spec.
@@ -66,7 +68,9 @@ def convert_args(signature: Any, args: Any) -> list[Any]:
 
 
 def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int]) -> list[Any]:
-    """Return as arrays the arguments that came as a flat list. Last ones may be missing if their positions are in `optional`."""
+    """Return the arguments that arrived as a flat list as arrays. The last arguments may be missing if their
+    positions are in `optional`.
+    """
     wanted = len(nest.flatten(signature))
     while len(leaves) < wanted and len(signature) - 1 in optional:
         signature = signature[:-1]
@@ -77,7 +81,7 @@ def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int])
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the parameters of a function, as Python determines them; None for some functions that are written in C."""
+    """Return the parameters of a function; None if Python cannot determine them, as for some functions that are written in C."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -88,7 +92,7 @@ class Parameters:
     """The parameters of a function, by position and by name. If Python cannot determine them, any arguments are accepted.
 
     Attributes:
-      signature: Python's own description; None if there is none.
+      signature: Python's own description of the parameters; None if Python cannot determine them.
       optional: positions of positional parameters that have a default.
       least, most: bounds on the number of positional arguments; `most` is None for a function with *args.
     """
@@ -113,15 +117,16 @@ class Parameters:
             self._names = {*self._places, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
 
     def problem(self, count: int) -> str | None:
-        """Return what is wrong with `count` positional arguments and no others; None if they fit."""
+        """Return why a call with `count` positional arguments and no other arguments is wrong; None if it is right."""
         if self.least <= count and (self.most is None or count <= self.most):
             return None
         return _wanted(self.least, self.most, count)
 
     def check_names(self, count: int, named: Mapping[str, Any]) -> None:
-        """Check the names of arguments that are given beside `count` positional ones. Raises TypeError for a wrong one."""
+        """Check the names of arguments that are given beside `count` positional arguments. Raises TypeError for a wrong name."""
         for name in named:
-            if not name or (self._names is not None and name not in self._names):  # "" has its own meaning (methods.py)
+            if not name or (self._names is not None and name not in self._names):
+                # the name "" marks the positional arguments in a body (methods.py)
                 raise _unexpected(name)
             if self._places.get(name, count) < count:
                 raise _twice(name)
@@ -129,7 +134,7 @@ class Parameters:
     def fit(
         self, specs: Any, args: Sequence[Any], named: Mapping[str, Any], at_spec: Callable[[Any, TensorSpec], Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return (positional arguments, arguments by name) in the structure of a signature, with `at_spec` as in the function `fit`.
+        """Return (positional arguments, arguments by name) in the structure of a signature. The function `fit` describes `at_spec`.
 
         Raises:
           TypeError, ValueError: an argument has another structure, is missing, or cannot be given.

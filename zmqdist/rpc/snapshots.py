@@ -1,11 +1,13 @@
-"""Snapshots of arguments and results: both are sent as they were at the call. A large part that its owner could still change is copied.
+"""Snapshots of arguments and results, so that they are sent as they were at the time of the call. A large part that its owner could still
+change is copied.
 
 Rules
-    A large part needs one copy in any case if it travels in shared memory, which the peer must be able to open: that copy is the snapshot.
-    A frozen array needs no copy.
+    If the peer can open this process's shared memory, a large part travels in shared memory. So it needs one copy in any case, unless the
+    array is frozen, and that copy is the snapshot.
     For any other peer a part is copied only if its owner could write to it before it is sent. This copy, too, is made in the pool of
     shared memory, because the pool's pages are mapped already.
-    While the caller of a blocking call waits, it cannot write. No code can write to a result to which no other reference exists.
+    The caller of a blocking call cannot write to its arguments while it waits. No code can write to a result to which no other reference
+    exists.
 
 Not here: small parts, which ZeroMQ copies when their message is sent.
 """
@@ -34,11 +36,12 @@ _GENERATOR: Final = (
 
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
-    """Return sources (transport/transfers.py) whose content will not change. Small parts are returned as they are.
+    """Return the large parts as sources (transport/transfers.py) whose content will not change. If the parts are small in all, return them
+    as they are.
 
     Args:
       parts: the large parts that `payload.pack` has returned.
-      lends: whether the peer can open this process's shared memory.
+      lends: whether the peer can open this process's shared memory, so that this process lends it the parts.
       still: whether the caller promises not to write to the parts until they have been sent.
     """
     if not is_large(parts):
@@ -69,10 +72,10 @@ def _copied(part: Any) -> Source:
 
 
 def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
-    """Return the value in `box` as a body and sources. The handler may keep and change the value afterwards.
+    """Return the value in `box`, packed as a body and sources. The handler may keep and change the value afterwards.
 
     Args:
-      box: a list of one item. No other reference to the list exists, so that `is_temporary` can recognise a temporary value.
+      box: a list whose only item is the value. No other code refers to the list, so that `is_temporary` can recognise a temporary value.
 
     Raises:
       InvalidArgumentError: as `payload.pack`.
@@ -94,18 +97,17 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
 # -- temporaries ------------------------------------------------------------------------------------------------------
 
 _ITEMS_MAX: Final = 64
-"""Number of items of the largest list, tuple or dict that is searched; the arrays in a larger one are always copied."""
+"""Number of items. A list, tuple or dict with more items is not searched for temporary arrays, so its arrays are always copied."""
 _ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
 
 
 def is_temporary(box: list[Any]) -> bool:
-    """Return whether the value in `box` has large arrays and no other reference to them exists, so that no code can write to them any more.
+    """Return whether the value in `box` has large arrays to which no other reference exists, so that no code can write to them any more.
 
     The value is one array, or one list, tuple or dict of arrays. Reference counts decide: an object that only its holder refers to has a
-    count of two, because the argument of `getrefcount` is a second reference. For the same reason this code reaches each object through
-    its holder, since a variable would count as well. An array over the memory of another array (as received arrays are) is temporary if
-    the other array has no further reference either. The result False is always safe, because it causes a copy. A raw pointer that C code
-    has kept cannot be detected.
+    count of two, because the argument of `getrefcount` is a second reference. A variable would be a further reference, so this code reaches
+    each object through its holder. An array over the memory of another array (as received arrays are) is temporary if the other array has
+    no further reference either. The result False is always safe, because it causes a copy. A raw pointer in C code cannot be detected.
     """
     kind = type(box[0])
     if kind is np.ndarray:
@@ -142,7 +144,9 @@ _ONE = 2
 
 
 def _works_here() -> bool:
-    """Return whether reference counts distinguish temporary from referenced values here. Other interpreters count in other ways."""
+    """Return whether reference counts distinguish temporary from referenced values on this interpreter. Other interpreters may count in
+    other ways.
+    """
     size = CHUNK_BYTES + 1
     referenced = np.empty(size, np.uint8)
     view = np.empty(size, np.uint8)
@@ -163,4 +167,6 @@ def _works_here() -> bool:
 
 if not _works_here():
     _ONE = -1
-"""`sys.getrefcount` of an object with one holder. It is -1 if counts are not reliable on this interpreter: then all values are copied."""
+"""The result of `sys.getrefcount` for an object with one holder. It is -1 if counts are not reliable on this interpreter, so that all
+values are copied.
+"""

@@ -2,10 +2,10 @@
 
 Theory of operation
     A stream consists of ordinary calls. `zmqdist.open` starts it and requests the first items; `zmqdist.next` requests more. Until the
-    stream ends, one of these calls is always in flight, because the client sends the next one as soon as it takes the reply to the one
-    before. So the server produces items while the client works on earlier ones; when the client falls behind, the server stops at a
-    window (limits.py).
-    A reply has all items that are ready: one if the generator is slow, hundreds if it is fast.
+    stream ends, one of these calls is always in flight, because the client sends the next call as soon as it takes the reply to the last
+    call. So the server produces items while the client works on earlier items. When the client falls behind, the server pauses the
+    generator at a window (limits.py).
+    A reply has all items that are ready: a single item if the generator is slow, hundreds if it is fast.
 
 Not here: the generator (generators.py).
 """
@@ -29,11 +29,13 @@ from zmqdist.transport.channel import Channel
 from zmqdist.wire.items import decode_items
 
 OPEN: Final = "zmqdist.open"
-"""Start a stream. Arguments: (number, method, arguments). The client chooses the number, which identifies the stream in later calls."""
+"""The method that starts a stream. Arguments: (number, method, arguments). The client chooses the number, which identifies the stream in
+later calls.
+"""
 NEXT: Final = "zmqdist.next"
-"""Request items. Argument: (number). The server replies when there is at least one item."""
+"""The method that requests items. Argument: (number). The server replies when at least one item is ready."""
 CLOSE: Final = "zmqdist.close"
-"""End the stream at the server. Argument: (number)."""
+"""The method that ends the stream at the server. Argument: (number)."""
 
 _numbers = itertools.count(1)
 
@@ -41,7 +43,7 @@ _numbers = itertools.count(1)
 class Stream:
     """The items of one call of a generator function, for `for item in stream` or `async for`. One thread at a time may use it.
 
-    Iteration ends as the generator does: normally, or with the exception that the generator raised after all its items. It raises
+    Iteration ends as the generator does: normally or, after all items, with the exception that the generator raised. Iteration raises
     UnavailableError if the connection has ended, and DeadlineExceededError if the deadline of the whole stream has passed. To stop early,
     call `close`, leave a `with` block, or drop the stream; each of these also closes the generator at the server.
     """
@@ -77,7 +79,7 @@ class Stream:
         while not self._ready and self._call is not None:
             try:
                 await ended(self._channel, self._call)
-            except BaseException:  # the task was cancelled, and `ended` has cancelled the call in flight
+            except BaseException:  # the asyncio task was cancelled, and `ended` has cancelled the call in flight
                 self.close()
                 raise
             self._take()
@@ -87,7 +89,7 @@ class Stream:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """End the stream, here and at the server. Items that the caller has not taken are lost. Idempotent."""
+        """End the stream at this client and at the server. Items that the caller has not taken are lost. Idempotent."""
         call, self._call = self._call, None
         self._ready.clear()
         self._failure = None
@@ -121,13 +123,13 @@ class Stream:
         raise StopIteration
 
     def _take(self) -> None:
-        """Take the items out of the reply, and request the next ones."""
+        """Take the items out of the last reply, and request the next items."""
         call = self._call
         assert call is not None
         self._call = None
         if call.code:
             self._failure = from_code(call.code, call.message.replace(repr(call.method), repr(self._method)))
-            if call.code != errors.UNAVAILABLE:  # the generator may still run and wait for the next call
+            if call.code != errors.UNAVAILABLE:  # the generator may still run, and would wait for the next call
                 _close(self._channel, call, self._number)
             return
         try:
@@ -153,7 +155,8 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
     close_call = _control_call(CLOSE, number, inf)
     try:
         channel.submit(close_call)
-        if close_call.code != errors.FAILED_PRECONDITION:  # else the channel is closed and has ended `call` already
+        if close_call.code != errors.FAILED_PRECONDITION:
+            # otherwise the channel is closed and has ended `call` already
             channel.cancel(call)
     except FailedPreconditionError:  # this is a forked child, and the stream belongs to the parent
         pass
@@ -161,5 +164,6 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
 
 def _control_call(method: str, number: int, due: float) -> ClientCall:
     call = ClientCall(method, payload.pack((number,))[0], (), due)
-    call.waits_for_server = False  # a call that waited would reach another incarnation, which does not know this stream
+    # a call that waited for a server would reach another incarnation, which does not know this stream
+    call.waits_for_server = False
     return call

@@ -1,6 +1,6 @@
-"""The attributes of a client for the methods of its server.
+"""The functions that a client has as attributes, for the methods of its server.
 
-The functions refer to the channel and not to the client, so that no reference cycle keeps a dropped client alive.
+These functions refer to the channel and not to the client, so that no reference cycle keeps a dropped client alive.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from zmqdist.transport.channel import Channel
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
-    """Return the deadline of a call that begins now, on the clock of `time.monotonic`; `inf` for none. NumPy's numbers are accepted.
+    """Return the deadline of a call that begins now, on the clock of `time.monotonic`; `inf` means no deadline.
 
     Args:
-      timeout_in_ms: milliseconds; 0 or less takes the default.
+      timeout_in_ms: milliseconds, which may be a NumPy number; 0 or less means `default_in_ms`.
       default_in_ms: milliseconds; 0 or less means no deadline.
 
     Raises:
@@ -36,13 +36,13 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
         if timeout_in_ms <= 0:
             timeout_in_ms = default_in_ms
         if timeout_in_ms > 0:
-            # `float`, because a sum with a float32 is too coarse for a clock.
+            # Converted to float, because a sum with a float32 would be too coarse for a clock.
             due = monotonic() + float(timeout_in_ms) / 1000
             return due if due < NEVER_S else inf
-    except (TypeError, ValueError):  # an array raises ValueError
+    except (TypeError, ValueError):  # `float` raises ValueError for an array
         text = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
         raise TypeError(text) from None
-    except OverflowError:  # an int that no float can represent
+    except OverflowError:  # the int is too large for a float
         return inf
     if timeout_in_ms != timeout_in_ms:
         raise ValueError("timeout_in_ms is a number of milliseconds, 0 for none, not NaN")
@@ -50,7 +50,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
 
 
 def check_name(name: str) -> None:
-    """Raise TypeError or InvalidArgumentError if `name` cannot be the name of a method."""
+    """Check that `name` can be the name of a method. Raises TypeError or InvalidArgumentError."""
     if not isinstance(name, str):
         raise TypeError(f"a method's name is a str, not {type(name).__name__}")
     if not name.isascii():
@@ -66,7 +66,9 @@ def packed_arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
-    """Return a function that raises TypeError or ValueError for arguments that must be wrong. A stub calls it before it sends anything."""
+    """Return a function that raises TypeError or ValueError for arguments that the server would refuse. A stub calls it before it sends the
+    call.
+    """
     parameters, specs = Parameters(info.signature), info.input_signature
 
     def check(args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -79,7 +81,9 @@ def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], N
 
 
 def _count(info: MethodInfo) -> int | None:
-    """Return the number of positional arguments that need no check if no other arguments are given; None: any number; -1: no number."""
+    """Return how many positional arguments need no check if they are the only arguments. `None` means any number, -1 means that every call
+    needs a check.
+    """
     specs = info.input_signature
     return None if specs is None else len(specs) if is_flat(specs) else -1
 
@@ -118,7 +122,8 @@ def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Ca
             call.allocate = output.room
         try:
             channel.call_and_wait(call)
-        except BaseException:  # Ctrl-C, or a user's signal handler: from here on the caller may change the arrays
+        except BaseException:
+            # Ctrl-C, or the exception of a user's signal handler, ends the wait, so that the caller may change the arrays now
             channel.cancel(call)
             raise
         return outcome(call, channel.address, read)

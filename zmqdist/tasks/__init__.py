@@ -1,1 +1,1 @@
-"""One task of a cluster: its server, the sessions that use it, and its exchanges with the other tasks."""
+"""One task of a cluster: its server, the sessions that use the server, and the exchanges with other tasks."""

@@ -1,27 +1,29 @@
-"""The decision of a group's leader whether all members are about to do the same operation together. No I/O.
+"""The decision of a group's leader whether all members are about to do the same collective operation. No I/O.
 
 Rule 1: each method is an event; it returns the verdicts (Agreed or Disagreed) that the leader must send to the members.
 Rule 2: one Agreements serves all groups whose leader is this task; the leader calls it under a lock.
 
 Theory of operation
     Each member announces its part in the next common operation: the kind, dtype, shape and options, and perhaps the value itself. The
-    announcements of one operation meet at a barrier (coordination/barriers_machine.py) that has the name of the group. When all have
-    arrived, the leader compares them, and sends one verdict to all members. A round ends early, for the members that have announced, when
-    one of them reaches its deadline, is cancelled, fails, or has ended. A member that announces later in that round gets the same error at
-    once.
+    announcements of one operation are one round of a barrier (coordination/barriers_machine.py) that has the name of the group. When all
+    announcements have arrived, the leader compares them, and sends one verdict to all members. A round fails early when a member reaches
+    its deadline, is cancelled, fails or has ended. The members that have announced then get an error, and a member that announces later in
+    that round gets the same error at once.
 
-    A member names the round that it means: the round after the last one whose end it knows, whatever the outcome. It passes None if it does
-    not know that number, as after an abort or after the loss of its leader, and 0 when it starts. With None it joins the current round; so
-    it does with 0, unless a round has failed without this member. So after a failure each member gets one error, wherever it was, and then
-    all are in step again; and a restarted leader or member goes on where the others are. A member that could not take part in a round
-    reports that with the round's number, so that a late report ends no other round.
+    Each announcement names the round that the member means: the round after the last round whose end the member knows, whatever the
+    outcome. The member passes None if it does not know that number, as after an abort or after the loss of its leader, and 0 when it
+    starts. With None it joins the current round. With 0 it also joins the current round, unless a round has failed without this member:
+    then it gets the error of that round. So after a failure each member gets one error, and then all members are in the same round again.
+    A restarted leader or member joins the round of the other members. A member that cannot take part in a round reports this with the
+    round's number, so that a late report ends no other round.
 
 Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.py
-    A1  all members get a verdict, or each gets an error, the same one for all that meet in the round; each member gets it once
+    A1  either all members of a round get the verdict, or each member gets an error, which is the same for all members that have announced
+        in the round; each member gets one reply
     A2  members agree only if all parts of their announcements that must be equal are equal
     A3  no announcement outlives its deadline, the end of a member, or an abort
-    A4  after a round that failed for whatever reason, the next one works (after an abort: once the group was reset)
-    A5  announcements of different rounds never meet, except those of members that have received an error
+    A4  after a round that failed for whatever reason, the next round works; after an abort, once the group was reset
+    A5  the leader never compares announcements of different rounds, except of members that have received an error
     A6  a failure that is reported late ends no later round than its own
 
 Not here: how a result is computed (collectives.py), and which tasks are up (watches_machine.py).
@@ -49,7 +51,7 @@ class Announcement:
       signature: a text with all parts that must be equal at all members.
       due: when the member stops waiting, in seconds on the leader's clock.
       load: any other data that the leader needs, such as the value.
-      failure: (code, message) if this member cannot take part; the round then fails with it. None if it can.
+      failure: (code, message) of the error with which the round fails, because this member cannot take part; None if it takes part.
       token: an object by which the leader replies to the member.
       group: name of the group; Agreements sets it.
     """
@@ -66,7 +68,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """All members of the round, listed by rank, are about to do the same operation. They continue with the next round."""
+    """The verdict that all members of the round, listed by rank, are about to do the same operation. They continue with the next round."""
 
     counter: int
     members: list[Announcement]
@@ -74,10 +76,10 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Disagreed:
-    """These members end their part in the round with an error.
+    """The verdict that these members end their part in the round with an error.
 
     Attributes:
-      counter: the round that has ended with the error; the members continue with the next one. None: its number is unknown.
+      counter: the round that has ended with the error; the members continue with the next round. None if the number is unknown.
     """
 
     members: list[Announcement]
@@ -99,12 +101,12 @@ class Agreements:
 
     @property
     def deadline(self) -> float:
-        """The latest time for the next `ticked`; `inf` for never."""
+        """The latest time for the next `ticked`; `inf` if no announcement has a deadline."""
         return self._barriers.deadline
 
     def waiting(self) -> dict[str, tuple[list[Task], list[Task]]]:
-        """Return the groups of which some members wait for the others, each with the members that have announced and those that have not,
-        by rank.
+        """Return the groups of which some members wait for the others. For each group, the value lists the members that have announced and
+        the members that have not, by rank.
         """
         missing = {name: self._barriers.missing(name) for name in self._barriers.open}
         return {
@@ -125,10 +127,10 @@ class Agreements:
         announcement.group = group
         task, tasks = members[announcement.rank], frozenset(members)
         if announcement.failure and announcement.counter and self._barriers.is_over(group, announcement.counter, task):
-            # A6: the round of this failure is over, and the failure must not end the next one.
+            # A6: the round of this failure is over, and the failure must not end the next round.
             return [Disagreed([announcement], *announcement.failure, announcement.counter)]
         owed = self._barriers.missed_failure(group, task)
-        # A6: a failure reported for a round that has failed without this member must not end the next one.
+        # A6: a failure that is reported for a round that has failed without this member must not end the next round.
         counter = 0 if owed and (announcement.counter == 0 or announcement.failure) else announcement.counter or None
         effects = self._barriers.arrived(
             announcement,
@@ -143,7 +145,7 @@ class Agreements:
         return self._verdicts(effects)
 
     def announcement_withdrawn(self, group: str, token: Any) -> list[Verdict]:
-        """Note that the caller that announced with this token does not wait any more: it was cancelled, or its process has ended."""
+        """Note that the caller that announced with this token does not wait any more, because it was cancelled or its process has ended."""
         for announcement in self._barriers.tickets(group):
             if isinstance(announcement, Announcement) and announcement.token is token:
                 name = task_name(self._members[group][announcement.rank])
@@ -152,7 +154,9 @@ class Agreements:
         return []
 
     def member_gone(self, task: Task, message: str) -> list[Verdict]:
-        """Note that a member has ended, so that its current round fails. The member's next incarnation has missed no round."""
+        """Note that a member has ended: fail the current round of each of its groups. The member's next incarnation does not get this
+        error.
+        """
         effects = self._barriers.task_failed(task, message, UNAVAILABLE)
         self._barriers.restarted(task)
         return self._verdicts(effects)
@@ -171,7 +175,7 @@ class Agreements:
         return [Disagreed(verdict.members, code, message) for verdict in verdicts]
 
     def reset(self, group: str) -> None:
-        """End an abort: the next announcement decides the number of the round. Without an abort, do nothing."""
+        """End an abort, after which the next announcement decides the number of the round. Without an abort, do nothing."""
         if self._aborted.pop(group, None) is not None:
             self._barriers.forgotten(group)
 
@@ -188,7 +192,7 @@ class Agreements:
             raise InvalidArgumentError(f"{text}, not {', '.join(map(task_name, members))}")
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
-        """Return one verdict for all callers of a round that end in the same way."""
+        """Return the verdicts for these effects of the barriers. Callers of a round that get the same outcome share one verdict."""
         ended: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
         for effect in effects:
             announcement = effect.ticket

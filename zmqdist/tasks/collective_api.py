@@ -1,9 +1,9 @@
-"""Collectives as users call them, with structures, dtypes, packs and objects. collectives.py moves the arrays.
+"""Collectives as users call them, on structures and objects. This module checks dtypes and packs arrays; collectives.py moves the arrays.
 
 Rules
     All members of a group call the same operations in the same order. The leader compares their parts. If they differ, all members get an
     InvalidArgumentError, whose text says what each member did, and the group continues with the next operation.
-    A member whose own arguments are invalid raises, and the other members get an error at once.
+    A member whose own arguments are invalid raises an error, and the other members get an error at once.
     Results have the same bits at every member. They are new arrays, which the caller owns, unless a docstring says otherwise.
 """
 
@@ -42,8 +42,8 @@ class Group:
     """A group of tasks that do collectives together, as one of its members sees it. `Server.group` makes it.
 
     Attributes:
-      name: name of the group. Groups of different names never meet, even if they have the same tasks.
-      tasks: the members by rank, as "worker:0". The first one is the leader, which compares the members' parts.
+      name: name of the group. Operations of groups with different names are independent, even if the groups have the same tasks.
+      tasks: the members by rank, as "worker:0". The first member is the leader, which compares the members' parts.
       rank: rank of this task.
     """
 
@@ -60,28 +60,31 @@ class Group:
         return len(self.tasks)
 
     def cancel(self, message: str = "cancelled by a member") -> None:
-        """Cancel the group's next operation: it ends with CancelledError at all other members. The operation after it works again.
+        """Cancel the group's next operation, which ends with CancelledError at all other members. The operation after that works again.
 
-        A member that cannot take part calls this in place of the operation, so that the others do not wait for it. Does not block.
+        A member that cannot take part calls this in place of the operation, so that the other members do not wait for it. This does not
+        block.
         """
         with self._collectives.own_wait, self._members.lock:
             text = f"{self.tasks[self.rank]}: {message}"
             self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(text))
 
     def abort(self, code: int, message: str) -> None:
-        """End the current operation at every member with this error, and each later one at once, until `reset`.
+        """End the current operation at every member with this error, and end each later operation at once, until `reset`.
 
         Args:
           code: one of zmqdist.errors, such as UNAVAILABLE.
 
         Raises:
-          UnavailableError: the leader cannot be reached.
+          UnavailableError: the group's leader cannot be reached.
         """
         with self._collectives.own_wait:
             self._collectives.abort(self._members, code, message)
 
     def reset(self) -> None:
-        """End an abort, so that the next operation of every member works again. One member calls it, once. Raises as `abort`."""
+        """End an abort, so that the next operation of every member works again. Only one member calls this, and only once. Raises as
+        `abort`.
+        """
         with self._collectives.own_wait:
             self._collectives.reset(self._members)
 
@@ -272,7 +275,7 @@ class _Operation:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Report an exception inside the context to the other members: the arguments of this member are invalid."""
+        """Report an exception inside the context to the other members, because it means that the arguments of this member are invalid."""
         try:
             yield
         except Exception as error:
@@ -286,7 +289,7 @@ class _Operation:
             raise InvalidArgumentError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
 
     def is_small(self, array: Array) -> bool:
-        """Return whether the array is small enough to travel with the announcement."""
+        """Return whether an array of this member is small enough to travel with the announcement."""
         return array.nbytes <= COLLECTIVE_INLINE_BYTES_MAX or self.size == 1
 
     def do(
@@ -295,11 +298,11 @@ class _Operation:
         contribution: tuple[Any, ...],
         exchange: Callable[[Any], tuple[Iterator[core.Schedule], Any]],
     ) -> Any:
-        """Announce the operation, and return its result. If the leader replies that the members must exchange pieces, exchange them.
+        """Announce the operation, and return its result. If the leader replies that the members must exchange pieces, exchange the pieces.
 
         Args:
           contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
-          exchange: makes the schedules and the result, from the details of all members by rank.
+          exchange: a function that makes the schedules and the arrays of the result from the details of all members by rank.
         """
         verdict = self._collectives.agree(self._members, signature, contribution, self._timeout_s)
         if verdict[0] == RESULT:
@@ -308,7 +311,7 @@ class _Operation:
         return self._collectives.exchange(self._members, counter, name, lambda: exchange(details), self._timeout_s)
 
     def reduce(self, signature: str, array: Array, op: str) -> Array:
-        """Return the reduction of one array of all members. Every member gets it."""
+        """Return the reduction of the arrays of all members, at every member."""
         out = np.empty_like(array)
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
@@ -328,12 +331,12 @@ class _Operation:
         return IndexedSlices(core.finished(total, op, self.size), np.concatenate(indices), slices.dense_shape)
 
     def gather(self, signature: str, kind: str, array: Array, axis: int, root: int) -> list[Array] | None:
-        """Return the arrays of all members, by rank. If `kind` is "gather", only the root gets them; other members get None."""
+        """Return the arrays of all members, by rank. If `kind` is "gather", only the root gets the arrays, and other members get None."""
 
         def exchange(details: Any) -> tuple[Iterator[core.Schedule], Any]:
             shapes = [(*array.shape[:axis], rows, *array.shape[axis + 1 :]) for rows in details]
             wanted = kind == "all_gather" or self.rank == root
-            # A member that receives nothing must still cut its part in step with the others, for which the lengths are enough.
+            # A member that receives no arrays needs their lengths, because all members must cut the parts in the same way.
             parts = [np.empty(shape, array.dtype) if wanted else _hollow(shape, array.dtype) for shape in shapes]
             parts[self.rank] = array
             flats = [part.reshape(-1) for part in parts]
@@ -365,12 +368,14 @@ class _Operation:
 
 
 def _op(op: Any) -> str:
-    """Return the name in collectives_machine.OPS of a ReduceOp, or of a name in any case. Raises ValueError if there is no such op."""
+    """Return the name that collectives_machine.OPS has for `op`, which is a ReduceOp or a name in upper or lower case. Raises ValueError if
+    there is no such op.
+    """
     return ReduceOp.of(op).value
 
 
 def _array(leaf: Any) -> Array:
-    """Return the leaf as an array in C order, the order in which arrays travel. Raises TypeError if it has Python objects."""
+    """Return a leaf as an array in C order, the order in which arrays travel. Raises TypeError if the leaf is no array of plain values."""
     array = np.asarray(leaf, order="C")
     if array.dtype.hasobject:
         raise TypeError(
@@ -380,7 +385,9 @@ def _array(leaf: Any) -> Array:
 
 
 def _gatherable(leaf: Any, axis: int) -> Array:
-    """Return the leaf as an array that has this axis. Raises ValueError, TypeError, or NotImplementedError for IndexedSlices."""
+    """Return a leaf as an array that has this axis. Raises ValueError if it has no such axis, TypeError for Python objects, and
+    NotImplementedError for IndexedSlices.
+    """
     if isinstance(leaf, IndexedSlices):
         raise NotImplementedError("IndexedSlices are reduced, not gathered")
     array = _array(leaf)
@@ -392,7 +399,9 @@ def _gatherable(leaf: Any, axis: int) -> Array:
 
 
 def _described(array: Array, axis: int | None = None) -> str:
-    """Return dtype and shape as a text for the signature, with `*` for the size along `axis`, in which members may differ."""
+    """Return dtype and shape of an array as a text for the signature. The text has `*` for the size along `axis`, in which members may
+    differ.
+    """
     sizes = ["*" if place == axis else str(size) for place, size in enumerate(array.shape)]
     return f"{array.dtype} ({', '.join(sizes)})"
 
@@ -421,12 +430,12 @@ def _allocated(leaf: Any) -> Any:
 
 
 def _hollow(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array of this size that occupies no memory. It stands for a part that this member does not receive."""
+    """Return an array of this size that occupies no memory, as a stand-in for a part that this member does not receive."""
     return np.broadcast_to(np.empty((), dtype), (prod(shape),))
 
 
 def _pickled(value: Any) -> Array:
-    """Return an object as one array of bytes: the number of its buffers, their sizes, and the buffers."""
+    """Return a pickled object as one array of bytes. The array has the number of the object's buffers, their sizes, and the buffers."""
     packed = trusted.pack(value)
     buffers = [packed] if isinstance(packed, bytes) else packed
     parts = [np.frombuffer(buffer, np.uint8) for buffer in buffers]

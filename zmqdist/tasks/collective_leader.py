@@ -1,6 +1,7 @@
-"""The leader's side of collectives: the task of rank 0 compares the announcements of all members and replies to each.
+"""The leader's side of collectives: the task of rank 0 compares the announcements of all members, and replies to each member.
 
-Small values travel with the announcements, and then the reply has the result. agreement_machine.py makes the comparison.
+If the members' values are small, they travel with the announcements, and the reply has the result. agreement_machine.py compares the
+announcements.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.transport.peer import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
-"""The kind of a reply; it follows the number of the round that has ended. After RESULT the value follows; after GO the name of the
-exchange, the details of all members and their incarnations; after FAILED code and message.
+"""The kind of a reply, which is the item after the number of the round that has ended. After RESULT follows the value. After GO follow the
+name of the exchange, the details of all members and their incarnations. After FAILED follow code and message.
 """
 
 
@@ -44,9 +45,9 @@ class Contribution:
 
     Attributes:
       incarnation: incarnation of the member.
-      kind, op, root: those of the operation.
+      kind, op, root: the kind of the operation, the name of its reduction, and the rank of its root.
       detail: data that the other members need, such as the number of rows.
-      value: the value in a tuple if it is small; None if it is large, or if this member has no value.
+      value: a tuple with the member's value if the value is small; None if it is large, or if this member has no value.
     """
 
     incarnation: int
@@ -92,13 +93,13 @@ class Leader:
         token: Any,
         peer: Peer | None = None,
     ) -> None:
-        """Process a member's announcement. The reply to `token` may be sent later.
+        """Process a member's announcement. The leader replies by `token`, perhaps later.
 
         Args:
-          counter: the round that the member means, or None: see agreement_machine.py.
+          counter: the round that the member means, or None, as agreement_machine.py explains.
           signature: a text with all parts that must be equal at all members; error texts contain it, too.
           token: an object with the methods `reply` and `fail`, as PendingCall has them.
-          peer: the connection of the announcement; None if this task itself announces.
+          peer: the connection on which the announcement arrived; None if this task itself announces.
         """
         if self._node.closed:
             raise self._stop_error(token)
@@ -134,7 +135,7 @@ class Leader:
             self._agreements.reset(group)
 
     def rows(self) -> tuple[GroupRow, ...]:
-        """Return the groups of which some members wait for the others."""
+        """Return the groups of this leader in which some members wait for the others."""
         with self._lock:
             waiting = self._agreements.waiting()
         return tuple(
@@ -151,7 +152,7 @@ class Leader:
         self._send_verdicts(verdicts)
 
     def _tick(self) -> None:
-        """End rounds that are overdue, and set the timer for the next deadline. Runs in the loop."""
+        """End the rounds whose deadline has passed, and set the timer for the next deadline. The loop calls this."""
         with self._lock:
             verdicts = self._agreements.ticked(monotonic())
             self._timer_at = self._agreements.deadline
@@ -168,15 +169,15 @@ class Leader:
             announcement.token.fail(self._stop_error(announcement.token))
 
     def _stop_error(self, token: Any) -> OpError:
-        """Return the error for an announcement while this task stops. For this task's own caller, its server was stopped; another member
-        has lost its leader.
+        """Return the error for an announcement while this task stops. This task's own caller learns that its server was stopped, and
+        another member that the leader of the group was stopped.
         """
         if not isinstance(token, PendingCall):
             return self._node.stopped
         return UnavailableError(f"{self._node.stopped.message}, which led this group")
 
     def announcement_withdrawn(self, group: str, token: Any) -> None:
-        """Note that the caller of the announcement with this token does not wait any more."""
+        """Note that the caller that announced with this token does not wait any more."""
         self._apply(self._agreements.announcement_withdrawn, group, token)
 
     def _send_verdicts(self, verdicts: list[Verdict]) -> None:
@@ -185,13 +186,13 @@ class Leader:
                 exchange = f"{self._node.incarnation:016x}.{next(self._exchanges)}"
                 try:
                     replies = replies_to([announcement.load for announcement in verdict.members], exchange)
-                except Exception as error:  # raised by NumPy, such as MemoryError
+                except Exception as error:  # NumPy has raised an error, such as MemoryError
                     for announcement in verdict.members:
                         announcement.token.fail(
                             error if isinstance(error, OpError) else InvalidArgumentError(str(error))
                         )
                     continue
-                # The leader's own reply is the last one, because its caller may change the value, which the replies to the others share.
+                # The leader's own caller gets its reply last, because it may change the value, which all replies share.
                 for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
                     announcement.token.reply((verdict.counter, *reply))
             else:
@@ -203,7 +204,9 @@ class Leader:
 
 
 def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tuple[Any, ...]]:
-    """Return the reply to each member when all are about to do the same operation: the result, or the instruction to exchange pieces."""
+    """Return the reply to each member when all members are about to do the same operation. A reply has the result, or the instruction to
+    exchange pieces.
+    """
     first = contributions[0]
     rooted = first.kind == "broadcast"
     if any(member.value is None for rank, member in enumerate(contributions) if not rooted or rank == first.root):
@@ -218,7 +221,7 @@ def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tup
 
 
 def results_of(first: Contribution, values: list[Any]) -> list[Any]:
-    """Return the result of each rank when the leader has all values; for a gather, the values themselves."""
+    """Return the result of each rank, because the leader has all values. The result of a gather is the list of values."""
     size = len(values)
     if first.kind == "all_reduce":
         return [core.folded(values, first.op)] * size

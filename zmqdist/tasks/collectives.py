@@ -2,15 +2,15 @@
 
 Theory of operation
     Each member announces its part to the leader (collective_leader.py). A small value travels with the announcement, and the leader's reply
-    is the result. If a value is large, the reply says that all members have announced, and they exchange pieces among themselves, as
-    collectives_machine.py schedules them. A piece is an argument of a call to another member; on one host large pieces travel through
+    has the result. If a value is large, the reply says that all members have announced. The members then exchange pieces with each other,
+    as collectives_machine.py schedules them. A piece is an argument of a call to another member; on one host large pieces travel through
     shared memory. A reduction writes a large piece into shared memory, if there is room (ring_schedules.py), and a member passes an arrived
-    piece on unchanged, so that neither is copied again for the next member.
+    piece on unchanged, so that no piece is copied again for the next member.
 
 Rules
-    A member that fails during an exchange reports it to all others, so that none waits for pieces that will not come. A member notices
-    the end of a process from which it awaits pieces, to which it sends or to which it announces: a call to a task that has gone fails, and
-    does not wait for the task's next incarnation.
+    A member that fails during an exchange reports the error to all other members, so that no member waits for pieces that will not arrive.
+    A member notices the end of each process to which it sends or announces, or from which it awaits pieces. A call to a task that has gone
+    fails, and does not wait for the task's next incarnation.
     Operations of one group run one after another, in the order of the calls at each member. Groups are independent of each other.
 
 Not here: the public methods, and the handling of structures and packs (collective_api.py).
@@ -53,21 +53,24 @@ from zmqdist.transport.shm_peer import lendable_block
 Array: TypeAlias = NDArray[Any]
 
 GRACE_S = 5.0
-"""Seconds that a member waits beyond the deadline of its announcement, because the leader then replies with the names of absent members."""
+"""Seconds that a member waits beyond the deadline of its announcement, because at the deadline the leader replies with the names of absent
+members.
+"""
 IN_FLIGHT_MAX = 2 * COLLECTIVE_WIDTH + 2
-"""Number of pieces that a member may have sent without a reply. With less than twice the width, members could deadlock."""
+"""Number of pieces that a member may have sent without a reply. With fewer than 2 * COLLECTIVE_WIDTH pieces, members could deadlock."""
 
 
 class GroupMembers:
     """A group as one of its members sees it.
 
     Attributes:
-      name: name of the group, the same at all members; operations of groups with different names never meet.
+      name: name of the group, equal at all members; operations of groups with different names are independent.
       tasks: the members by rank.
       rank: rank of this task.
-      counter: the round of the next operation; 0 for the first. None means the current round, because this member does not know its number.
-      unnumbered: an announcement of a failure that was sent while `counter` was None; its reply has the number of the round.
-      aborted: (code, message) if another member has aborted the current operation; else None.
+      counter: the round of the next operation; 0 for the first operation. `None` means the current round, whose number this member does not
+        know.
+      unnumbered: the outcome of an announcement of a failure that was sent while `counter` was None. It has the number of the round.
+      aborted: (code, message) if a member has aborted the current operation; else None.
       lock: the lock that a caller holds during an operation.
     """
 
@@ -91,7 +94,7 @@ class GroupMembers:
 
 
 class _LocalReply:
-    """The reply to the leader's own announcement. It has the methods of a call's outcome."""
+    """The reply to the leader's own announcement. It has the methods of StatusOrResult that Collectives uses."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -136,11 +139,11 @@ class Collectives:
 
     @property
     def unanswered(self) -> int:
-        """The number of this task's announcements and pieces that have no reply yet."""
+        """The number of announcements and pieces that this task has sent and that have no reply yet."""
         return len(self._calls)
 
     def led(self) -> tuple[GroupRow, ...]:
-        """Return the groups whose leader is this task, while some of their members wait for the others."""
+        """Return the groups whose leader is this task and in which some members wait for the others."""
         return self._leader.rows()
 
     # -- the announcement -------------------------------------------------------------------------------------------------
@@ -157,12 +160,12 @@ class Collectives:
 
         Args:
           contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
-          failure: the error for which this member cannot take part. It is announced, and this method does not wait for the verdict.
+          failure: the error because of which this member cannot take part. This method does not wait for the verdict about it.
 
         Returns:
-          (RESULT, value); or (GO, the next round, name of the exchange, the details of all members by rank); () if `failure` was announced.
+          (RESULT, value), or (GO, the next round, the name of the exchange, the details of all members by rank). After a `failure`, ().
         """
-        with self._lock:  # no member can be ahead of this one, so all pieces that are here belong to failed operations
+        with self._lock:  # no member can be ahead of this member, so all stored pieces belong to failed operations
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
@@ -187,7 +190,7 @@ class Collectives:
         else:
             due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
             reply = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:  # only the failure is announced, and no caller waits for the verdict
+        if failure is not None:  # this announces only the failure, and no caller waits for the verdict
             if counter is None:
                 group.unnumbered = reply
             else:
@@ -205,11 +208,11 @@ class Collectives:
                 raise from_code(value, *more)
             details, incarnations = more
             for task, incarnation in zip(group.tasks, incarnations, strict=True):
-                self._watches.heard_from(task, incarnation)  # the watch of this task may not have noticed a restart yet
+                self._watches.heard_from(task, incarnation)  # the watch of `task` may not have noticed a restart yet
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
-        except BaseException:  # also Ctrl-C: the leader then notifies the other members
+        except BaseException:  # also after Ctrl-C, the leader must notify the other members
             if isinstance(reply, _LocalReply):
                 self._leader.announcement_withdrawn(group.name, reply)
             else:
@@ -218,17 +221,17 @@ class Collectives:
 
     @staticmethod
     def _counter(group: GroupMembers) -> int | None:
-        """Return the round of the next operation.
+        """Return the round of the next operation; None if this member does not know it.
 
-        Waits for the leader's reply to a failure that was announced without a number. Otherwise, after an error, the leader could take the
-        second of two failures in a row for a late one, and end an operation to which neither belongs.
+        If this member has announced a failure without a number, wait for the leader's reply, which has the number. Without it, the leader
+        could mistake a second failure for a late report of the first, and end an operation to which neither failure belongs.
         """
         reply, group.unnumbered = group.unnumbered, None
         if reply is None:
             return group.counter
         try:
             return int(reply.get_value()[0]) + 1
-        except OpError:  # there is no current round, or the leader has gone
+        except OpError:  # the group has no current round, or the leader has gone
             return None
 
     def abort(self, group: GroupMembers, code: int, message: str) -> None:
@@ -246,7 +249,8 @@ class Collectives:
         else:
             self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
-            call.is_ok()  # an error means that the member cannot be reached, so it takes part in no operation
+            # waits for the reply; an error means that the member cannot be reached, so it takes part in no operation
+            call.is_ok()
 
     def reset(self, group: GroupMembers) -> None:
         """End an abort, so that the group's operations work again."""
@@ -265,7 +269,7 @@ class Collectives:
         begin: Callable[[], tuple[Iterator[Schedule], Any]],
         timeout_s: float,
     ) -> Any:
-        """Send and receive pieces until all schedules have ended, and return the result. A failure is reported to all members.
+        """Send and receive pieces until all schedules have ended, and return the result. If this fails, report the error to all members.
 
         Args:
           counter: the next round, if the exchange succeeds.
@@ -295,7 +299,8 @@ class Collectives:
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
-            if task != self._node.me and not self._node.closed:  # the others notice this task's stop themselves
+            if task != self._node.me and not self._node.closed:
+                # the other members notice the stop of this task themselves
                 due = monotonic() + GRACE_S
                 self._node.start(task, "collective.fail", group.name, name, code, message, due=due)
 
@@ -327,7 +332,7 @@ class Collectives:
                 call.cancel()
                 self._calls.pop(call, None)
             raise
-        while sent:  # this task may end after the operation, so it waits until its pieces have arrived
+        while sent:  # the program may end this task after the operation, so wait until its pieces have arrived
             self._outcome(sent.popleft(), box)
 
     def _send(
@@ -339,7 +344,9 @@ class Collectives:
         return self._call(name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block)
 
     def _call(self, exchange: str, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a member. The call is cancelled when that member has gone, or the exchange has failed. `_outcome` waits for the reply."""
+        """Call a method of a member, without waiting. The call is cancelled when that member has gone or the exchange has failed.
+        `_outcome` waits for the reply.
+        """
         self._watches.watch(task)
         call = self._node.start(task, method, *args, **how)
         self._calls[call] = exchange, task
@@ -363,7 +370,7 @@ class Collectives:
 
     def _end_calls(self, matches: Callable[[str, Task], bool]) -> None:
         for call, (exchange, task) in list(self._calls.items()):
-            if matches(exchange, task) and not call.done():  # a reply that came before the event counts
+            if matches(exchange, task) and not call.done():  # a reply that arrived before this event counts
                 call.cancel()
 
     def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
@@ -373,7 +380,7 @@ class Collectives:
         try:
             piece: Array = box.receive(key, due, partial(self._watches.gone_message, task)).letter
         except DeadlineExceededError:
-            if monotonic() < due:  # this is the error of another member, which has reported it to this one
+            if monotonic() < due:  # this is the error of another member, which has reported it to this member
                 raise
             text = f"no piece came from {task_name(task)} within {timeout_s} s, during the execution: all members had announced"
             raise DeadlineExceededError(text) from None
@@ -386,7 +393,7 @@ class Collectives:
             return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
-        if self._node.closed:  # for the sender this member has ended; and no piece may stay here
+        if self._node.closed:  # the sender is to see this member as ended, and no piece may be stored any more
             raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
         box.apply(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])

@@ -1,16 +1,17 @@
-"""Schedules of collectives: which piece of an array each member of a group sends to which member, in which order. No I/O.
+"""Schedules of collectives: which pieces of an array each member of a group sends to which members, in which order. No I/O.
 
 Rules
-    A schedule is a generator that runs at one member: it yields Steps, and the caller sends it the pieces that arrive. A piece is an array
-    that no member changes while it is in flight: `fold` returns a new array, and a member passes arrived pieces on unchanged.
-    `pipelined` interleaves several schedules, so that some pieces are in flight while another is reduced. All members interleave the same
-    schedules in the same way. So pieces from one member to another need no names, because their order identifies them.
+    A schedule is a generator that runs at one member. It yields Steps, and the caller passes the arrived pieces to its `send` method. A
+    piece is an array that no member changes while it is in flight: `fold` returns a new array, and a member passes arrived pieces on
+    unchanged.
+    `pipelined` interleaves several schedules, so that some pieces are in flight while another piece is reduced. All members interleave the
+    same schedules in the same way. So pieces from one member to another need no names, because their order identifies them.
 
 Theory of operation
-    In a ring each member sends 2 (n - 1) / n of the array, over one connection to its right neighbour, whatever n is. Chunk c of the array
-    starts at rank c + 1, and each member on its way adds its own values to it: ((x[c+1] + x[c+2]) + ...) + x[c]. The reduced chunk
-    arrives at rank c, and from there passes all members once more, unchanged. So every member has the same bits at the end, in whatever
-    order pieces arrive. Arrays that are small enough to be reduced by one member are reduced in the order of the ranks (`folded`).
+    In a ring of n members each member sends 2 (n - 1) / n of the array, over one connection to its right neighbour. Chunk c of the array
+    starts at rank c + 1, and each member on the way adds its own values: ((x[c+1] + x[c+2]) + ...) + x[c]. The reduced chunk arrives at
+    rank c, and from there passes all members once more, unchanged. So every member has the same bits at the end, in whatever order pieces
+    arrive. Arrays that are small enough to be reduced by one member are reduced in the order of the ranks (`folded`).
 
 Not here: the agreement on an operation (agreement_machine.py), the transport of pieces (collectives.py).
 """
@@ -30,9 +31,11 @@ from zmqdist.errors import InvalidArgumentError
 
 Array: TypeAlias = NDArray[Any]
 Fold: TypeAlias = Callable[[Array, Array, bool], Array]
-"""Function of (the arrived piece, this member's chunk, whether the reduction ends at this member) that returns the piece to pass on."""
+"""A function that reduces an arrived piece and this member's chunk to the piece to pass on. The third argument is whether the reduction
+ends at this member.
+"""
 Keep: TypeAlias = Callable[[int, Array], object]
-"""Function that is called with the rank of a piece of the result, and the piece."""
+"""A function that is called with the rank of a piece of the result, and with the piece."""
 
 OPS: Final = ("sum", "mean", "min", "max", "prod")
 _FOLDS: Final[dict[str, np.ufunc]] = {
@@ -55,9 +58,9 @@ def fold_of(op: str) -> np.ufunc:
 
 
 def reducible(array: Array, op: str) -> Array:
-    """Return the array in the dtype in which it is reduced: for the mean of whole numbers and bools float64, else its own dtype.
+    """Return the array in the dtype in which it is reduced: float64 for the mean of whole numbers and bools, else its own dtype.
 
-    So a sum of int8 wraps round, and a sum of bools is "any", their product "all".
+    So a sum of int8 wraps round; a sum of bools is "any" of them, and a product of bools is "all" of them.
 
     Raises:
       TypeError: the array has neither numbers nor bools.
@@ -68,14 +71,14 @@ def reducible(array: Array, op: str) -> Array:
 
 
 def finished(total: Array, op: str, size: int) -> Array:
-    """Return the result for a total of all members' values. For a mean, this divides `total` itself."""
+    """Return the result of a reduction from the total of all members' values. For a mean, this divides the array `total` in place."""
     if op == "mean":
         np.divide(total, size, out=total)
     return total
 
 
 def folded(arrays: Sequence[Array], op: str) -> Array:
-    """Return the reduction of the arrays, computed in this order, as a new array."""
+    """Return the reduction of the arrays, computed in their order, as a new array."""
     fold = fold_of(op)
     total = np.array(arrays[0])
     for array in arrays[1:]:
@@ -84,14 +87,14 @@ def folded(arrays: Sequence[Array], op: str) -> Array:
 
 
 def shares(count: int, size: int) -> list[slice]:
-    """Split `count` items into `size` consecutive parts whose lengths differ by at most one, the longer ones first."""
+    """Split `count` items into `size` consecutive parts whose lengths differ by at most one. The longer parts are first."""
     each, more = divmod(count, size)
     starts = [rank * each + min(rank, more) for rank in range(size + 1)]
     return [slice(*pair) for pair in itertools.pairwise(starts)]
 
 
 def packs(arrays: Sequence[Array | None], bytes_per_pack: int) -> list[list[int]]:
-    """Return the indices of the arrays that are reduced together: neighbours of one dtype, up to `bytes_per_pack` bytes.
+    """Group the arrays that are reduced together: neighbours of one dtype, about `bytes_per_pack` bytes together. Return their indices.
 
     Entries that are None are skipped. An array of `bytes_per_pack` bytes or more is reduced alone, so that it need not be copied.
     """
@@ -117,8 +120,8 @@ class Step:
     """The next step of one member.
 
     Attributes:
-      to: the rank to which the member sends `piece`, without waiting; None to send nothing.
-      source: the rank from which the member then expects a piece; None to receive nothing.
+      to: the rank to which the member sends `piece`, without waiting; None if it sends no piece.
+      source: the rank from which the member then expects a piece; None if it expects no piece.
     """
 
     to: int | None
@@ -130,7 +133,9 @@ Schedule: TypeAlias = Generator[Step, Any, Any]
 
 
 def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Schedule:
-    """Reduce chunk `rank` of all members; the generator returns the result. `chunks` are the chunks of this member, by rank."""
+    """Reduce chunk `rank` of all members. The generator returns the reduced chunk. `chunks` are the chunks of
+    this member's array, by rank.
+    """
     piece = chunks[(rank - 1) % size]
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
@@ -139,7 +144,7 @@ def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Sc
 
 
 def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
-    """Pass each member's piece to all members. `keep` is called for all pieces but this member's own."""
+    """Pass each member's piece around the ring to all members. `keep` is called for all pieces but this member's own."""
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
         keep((rank - step) % size, arrived)
@@ -149,7 +154,7 @@ def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
 def all_reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold, keep: Keep) -> Schedule:
     """Reduce all chunks, and pass the results to all members.
 
-    This member's own result is the last one that `fold` returns; `keep` gets the others.
+    The reduced chunk of this member's own rank is the last result of `fold`. `keep` is called with the reduced chunks of all other ranks.
     """
     piece = yield from reduce_ring(rank, size, chunks, fold)
     yield from gather_ring(rank, size, piece, keep)
@@ -183,7 +188,9 @@ def exchange(rank: int, size: int, pieces: Sequence[Array], keep: Keep) -> Sched
 
 
 def pipelined(schedules: Iterator[Schedule], width: int) -> Schedule:
-    """Interleave the steps of several schedules, of which `width` run at a time. Each Step that it yields either sends or receives."""
+    """Interleave the steps of several schedules, of which `width` run at a time. Each Step that this generator yields either sends or
+    receives.
+    """
     running: deque[tuple[Schedule, int | None]] = deque()
 
     def ahead(schedule: Schedule, arrived: Any) -> Schedule:

@@ -1,7 +1,7 @@
 """Functions that make a program a task of a cluster: `connect_to_cluster`, `connect_to_host`, `check_alive`.
 
-A program is in one cluster at a time, so connecting again leaves the previous cluster. Afterwards the program uses the Server that it gets,
-or a Session with it.
+A program is in one cluster at a time, so connecting again leaves the previous cluster. After connecting, the program uses the Server that
+it gets, or a Session with that server.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def connect_to_cluster(
     keys_dir: str | os.PathLike[str] | None = None,
     token_file: str | os.PathLike[str] | None = None,
 ) -> Server | None:
-    """Make this program a task of a cluster. Does not wait for any other task.
+    """Make this program a task of a cluster, without waiting for any other task.
 
     Args:
       cluster_spec_or_resolver: a ClusterSpec, or an object with `cluster_spec()` and `master()`, such as a cluster resolver.
       job_name, task_index: the task that this program is to be. If the cluster has no such task, the task is added on a free port of
         loopback: it can call the other tasks, but they do not know it.
       protocol, keys_dir, token_file: as for `Server`; by default `protocol` is the resolver's `rpc_layer`.
-      cluster_device_filters: which other tasks this one sees.
+      cluster_device_filters: filters that decide which other tasks this task sees.
 
     Returns:
-      The server of this task, which serves until it is stopped or the program connects again. None if a resolver's master is "" or
-      "local": then there is no cluster, and nothing was changed.
+      The server of this task, which serves until it is stopped or the program connects again. None if a resolver's master is "" or "local",
+      which means that there is no cluster; then nothing was changed.
 
     Raises:
       ValueError: the first argument is neither a ClusterSpec nor a resolver.
-      Any error of `Server`; then this program is in no cluster.
+      Any error of `Server`: this program is then in no cluster.
     """
     spec, layer = _cluster(cluster_spec_or_resolver)
     if spec is None:
@@ -70,7 +70,9 @@ def connect_to_cluster(
 
 
 def disconnect() -> None:
-    """Leave the cluster to which this program is connected, if any: stop its server at once, and abandon the calls that it runs."""
+    """Leave the cluster to which this program is connected, if any: stop this program's server at once, and abandon the calls that the
+    server runs.
+    """
     global _connected
     with _lock:
         previous, _connected = _connected, None
@@ -90,7 +92,7 @@ def connect_to_host(
     Args:
       remote_host: "host:port", or a list of addresses; a leading "zmq://" is accepted.
 
-    Returns and raises as `connect_to_cluster`. Also raises ValueError if there is no address, or a malformed one.
+    Returns and raises as `connect_to_cluster`. Also raises ValueError if there is no address, or an address is malformed.
     """
     if not remote_host:
         raise ValueError("connect_to_host needs at least one address, as 127.0.0.1:5050")
@@ -104,7 +106,7 @@ def connect_to_host(
 
 
 def check_alive(name: str) -> bool:
-    """Return whether a task replies. It must belong to the cluster to which this program is connected.
+    """Return whether a task replies. The task must belong to the cluster to which this program is connected.
 
     Args:
       name: the full name, "/job:NAME/replica:0/task:N".
@@ -126,7 +128,7 @@ def check_alive(name: str) -> bool:
 
 
 def _cluster(source: Any) -> tuple[ClusterSpec | None, str | None]:
-    """Return the cluster (None for no cluster), and the rpc_layer of a resolver."""
+    """Return the cluster that `source` describes, or None for no cluster, and the `rpc_layer` if `source` is a resolver."""
     if isinstance(source, ClusterSpec):
         return source, None
     if not (callable(getattr(source, "cluster_spec", None)) and callable(getattr(source, "master", None))):

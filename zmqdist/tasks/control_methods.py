@@ -1,4 +1,4 @@
-"""Methods that a task has besides those of its sessions: the identity of the task, and its stop. Only peers that may send code use them.
+"""Methods by which a client learns the identity of a task and stops it. Only peers that may send code may call them.
 
 "server.shutdown" stops every task of the cluster that is up. The task that serves this call stops last.
 """
@@ -21,7 +21,7 @@ from zmqdist.tasks.node import TASKS, Node, grace_s
 
 
 class ControlMethods:
-    """The methods of one server. `server` is a weak reference, so that the program can drop the server."""
+    """The control methods of one server. `server` is a weak reference, so that the program can drop the server."""
 
     def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
         self._node = node
@@ -40,14 +40,14 @@ class ControlMethods:
         }
 
     def _stop(self, grace: float) -> None:
-        """Stop the server in a thread of its own, so that the reply is sent first."""
+        """Stop the server in another thread, so that the reply is sent first."""
         limit_s, server = grace_s(grace), self._server()
         if server is not None:
             name = "zmqdist-server-stop"
             threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
 
     def _shutdown(self, call: PendingCall, grace: float) -> None:
-        """Stop all tasks that are up, and reply with their names."""
+        """Stop all tasks of the cluster that are up, and reply with their names."""
         name = "zmqdist-server-shutdown"
         threading.Thread(target=self._shut_down, args=(call, grace_s(grace)), name=name, daemon=True).start()
 
@@ -69,4 +69,4 @@ class ControlMethods:
         except BaseException as error:
             call.fail(error)
         with contextlib.suppress(FailedPreconditionError):  # the loop has ended already
-            node.loop.call_soon(self._stop, limit_s)  # by the loop, so that the reply is sent before the stop
+            node.loop.call_soon(self._stop, limit_s)  # the loop does this, so that the reply is sent before the stop

@@ -3,8 +3,8 @@
 A task registers with the leader when it first uses a barrier or a key, because a server contacts no other task by itself, and one process
 may have a hundred servers.
 
-The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Evaluators and dispatchers are not members: barriers
-do not wait for them. But they can use the keys and the states of tasks.
+The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Barriers do not wait for evaluators and dispatchers,
+but these can use the keys and the states of tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NON_MEMBER_JOBS: Final = ("evaluator", "dispatcher")
 
 
 class TaskCoordination:
-    """Coordination for one server. It must be made before the server's node serves.
+    """Barriers, keys and states of tasks for one server. Make this object before the server's node serves.
 
     Attributes:
       leads: whether this task is the leader, which keeps barriers and keys for the cluster.
@@ -55,7 +55,7 @@ class TaskCoordination:
 
     @property
     def client(self) -> CoordinationClient:
-        """The client of this task, which connects at its first use.
+        """The client by which this task uses barriers and keys. It connects to the leader at its first use.
 
         Raises:
           FailedPreconditionError: the server was stopped, or has not been started.
@@ -85,7 +85,7 @@ class TaskCoordination:
             return None
         try:
             return self._service.snapshot()
-        except FailedPreconditionError:  # the loop has ended since the check above
+        except FailedPreconditionError:  # the loop has ended after the check above
             return None
 
     def _end_waits(self) -> None:

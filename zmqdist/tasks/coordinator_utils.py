@@ -16,7 +16,7 @@ __all__ = ["RepeatedTimer", "start_server"]
 
 
 def start_server(cluster_resolver: ClusterResolver, protocol: str | None = None) -> None:
-    """Serve the worker or ps that a resolver names. Blocks until another process stops the server
+    """Serve the worker or ps that a resolver names. This blocks until another process stops the server
     (`strategy.close(shutdown_cluster=True)`).
 
     The program's signal handlers stay in place: Ctrl-C stops the server, and this function raises KeyboardInterrupt.

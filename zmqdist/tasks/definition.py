@@ -29,11 +29,11 @@ def effective(
     protocol: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> ServerDef:
-    """Return the ServerDef that the arguments of a server describe. It is always a copy.
+    """Return the ServerDef that the arguments of a server describe. The result is always a copy.
 
     Raises:
       TypeError: `source` has none of these types, or `config` is not a dict.
-      ValueError: the cluster has no job; or it has several jobs or tasks and the arguments do not name one; or ClusterSpec refuses it.
+      ValueError: the cluster has no job, or several jobs or tasks of which the arguments name none, or ClusterSpec refuses it.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: there is no such protocol.
     """
@@ -65,7 +65,9 @@ def _the_only(question: str, known: list[Any]) -> Any:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `old` with the entries of `new` added or replaced, also inside nested dicts. The result shares no object with them."""
+    """Return a copy of `old` in which the entries of `new` are added or replaced, also inside nested dicts. The result shares no object
+    with `old` or `new`.
+    """
     both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
@@ -77,7 +79,7 @@ def written_address(definition: ServerDef) -> str:
     """Return the "host:port" of the task as it is written in the cluster; an empty host means localhost.
 
     Raises:
-      InvalidArgumentError: it is not an address; the text says what is wrong with the port or the host.
+      InvalidArgumentError: the cluster has no valid address for the task; the text says what is wrong with the port or the host.
     """
     address = definition.own_address()
     address = f"localhost{address}" if address.startswith(":") else address
@@ -92,8 +94,8 @@ def written_address(definition: ServerDef) -> str:
 def address_to_bind(address: str, host: str | None) -> str:
     """Return the address to listen on, for a task whose address in the cluster is `address`.
 
-    `host` overrides the host. By default the server listens on the host as written, if that is an address of this host. If it is not (a
-    name that only other hosts resolve, or the address of a load balancer), the server listens on all interfaces.
+    `host` overrides the host in `address`. By default the server listens on the host in `address`, if this is an address of this host.
+    Otherwise (a name that only other hosts can look up, or the address of a load balancer) the server listens on all interfaces.
     """
     written, port = split(address)
     if host is None:

@@ -1,4 +1,4 @@
-"""Watches of other tasks: the calls, connections and callbacks around the decisions of watches_machine.py."""
+"""Watches of other tasks. This module makes the calls and runs the callbacks that watches_machine.py decides on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHOD = "zmqdist.watch"
 
 
 class Watches:
-    """The watches of one task. From any thread."""
+    """The watches by which one task notices whether other tasks are up. Any thread may call the methods."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -35,22 +35,23 @@ class Watches:
         node.router.on_gone.append(self._connection_ended)
 
     def listen(self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
-        """Register callbacks for each new incarnation of a watched task, and for its end.
+        """Register a callback for each new incarnation of a watched task, and one for the end of a watched task.
 
-        They run in threads of zmqdist. Call this method before `Node.serve`.
+        The callbacks run in threads of zmqdist. Call `listen` before `Node.serve`.
         """
         self._on_incarnation.append(on_incarnation)
         self._on_gone.append(on_gone)
 
     def watch(self, task: Task) -> None:
-        """Watch a task from now on. Does not block.
+        """Watch a task from now on. This does not block.
 
         Raises:
           FailedPreconditionError: this task's server was stopped.
         """
-        if self._machine.is_watched(task):  # without the lock, because each wait for a task comes here
+        if self._machine.is_watched(task):
+            # checked without the lock first, because each wait for a task calls this method
             return
-        self._node.client(task)  # raises once this server was stopped
+        self._node.client(task)  # raises if this server was stopped
         with self._lock:
             effects = self._machine.watched(task, self._node.spec.task_address(*task))
         self._perform(effects)
@@ -66,20 +67,21 @@ class Watches:
         return rows
 
     def gone_message(self, task: Task) -> str:
-        """Return the error text for a task that has gone; "" for one that is up or was never seen."""
+        """Return the error text for a task that has gone; "" for a task that is up or was never seen."""
         return self._machine.gone_message(task)
 
     def heard_from(self, task: Task, incarnation: int, peer: Peer | None = None) -> None:
         """Note that a message of this incarnation of a task has arrived.
 
         Args:
-          peer: the connection of the message, if it came from the task itself; None if another task passes it on.
+          peer: the connection on which the message arrived from the task itself; None if another task has passed on what it has heard.
         """
-        with self._lock:  # a peer is marked as gone before `_connection_ended` runs, so one of the two sees the end
+        with self._lock:
+            # the router marks a peer as gone before `_connection_ended` runs, so this check or that method notices the end
             self._machine.heard_from(task, incarnation, None if peer is None else not peer.gone)
 
     def _connection_ended(self, peer: Peer) -> None:
-        if self._node.closed:  # peers disconnect because this task stops, not because they end
+        if self._node.closed:  # the peers disconnect because this task stops, not because they have ended
             return
         if peer.role != "worker" or peer.hello is None:
             return
@@ -92,7 +94,9 @@ class Watches:
             self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Serve the watch of another task. If that task knows the current incarnation, its call gets no reply until this process ends."""
+        """Serve the watch of another task. If that task knows this task's current incarnation, its call gets no reply, so that it ends with
+        this process. Otherwise reply with the incarnation.
+        """
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)
 
@@ -100,7 +104,7 @@ class Watches:
         for effect in effects:
             match effect:
                 case WatchTask(task, incarnation):
-                    # A watch of a known incarnation must not wait for a server: it would wait for the next one, and miss this one's end.
+                    # A watch of a known incarnation that waited for a server would reach the next incarnation, and miss this end.
                     self._call(task, incarnation, not incarnation, self._watch_ended)
                 case ProbeTask(task):
                     self._call(task, 0, False, self._probe_ended)
@@ -113,13 +117,15 @@ class Watches:
                         gone(task, message)
 
     def _call(self, task: Task, incarnation: int, waits_for_server: bool, then: Callable[..., object]) -> None:
-        with suppress(OpError):  # this task's server was stopped; the last states of the other tasks stay
+        with suppress(OpError):
+            # this task's server was stopped, so the last states of the other tasks stay as they are
             call = self._node.start(task, METHOD, incarnation, waits_for_server=waits_for_server)
             call.add_done_callback(partial(then, task))
 
     def _watch_ended(self, task: Task, result: StatusOrResult) -> None:
         code, message = result.get_error()
-        if self._node.closed:  # the stop of this task's server ended the watch, which says nothing about the task
+        if self._node.closed:
+            # the stop of this task's server has ended the watch, which shows nothing about the watched task
             return
         incarnation = result.get_value() if code == OK else 0
         with self._lock:

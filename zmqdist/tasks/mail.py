@@ -3,10 +3,11 @@
 Rules
     `send` takes a snapshot of the value, and does not block. Each value is received once. Values that one sender sends under one tag are
     received in the order of sending, whatever their sizes.
-    A value that has arrived stays in the receiver's mailbox until it is received. A sender that knows of the arrival may end.
-    When a sender ends, the calls that wait for it end with UNAVAILABLE. A value of its next incarnation is never taken for an earlier one.
+    A value that has arrived stays in the receiver's mailbox until `recv` takes it. A sender that knows of the arrival may end.
+    When a sender ends, each `recv` that waits for it ends with UNAVAILABLE. A `recv` that waits for one incarnation of a sender never gets
+    a value of another incarnation.
 
-Not here: which waiting call gets which message (mailbox_machine.py), and which tasks are up (watches_machine.py).
+Not here: which waiting `recv` gets which message (mailbox_machine.py), and which tasks are up (watches_machine.py).
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ class LockedMailbox:
             wake(event(*args))
 
     def check(self) -> None:
-        """Raise the OpError with which the mailbox was aborted, if it was."""
+        """Raise the OpError with which the mailbox was aborted, if it was aborted."""
         with self.lock:
             self.box.check()
 
     def receive(self, key: Key, due: float, gone_message: Callable[[], str]) -> Wait:
-        """Wait for the next message under a key. Return the wait, whose `letter` is the message.
+        """Wait for the next message under a key. Return the Wait, whose `letter` is the message.
 
         Args:
           due: when to stop waiting, on the clock of `time.monotonic`; `inf` waits without a limit, and logs the sender's name at intervals.
-          gone_message: function that returns the error text if the sender is known to have gone, else "".
+          gone_message: function that returns the error text if the sender has gone, as far as this task has noticed, else "".
 
         Raises:
           OpError: the error with which the wait ended.
@@ -155,7 +156,9 @@ class Mail:
             return self._out.setdefault(task, (Outbox(), threading.Lock()))
 
     def _arrived(self, task: Task, number: int, result: StatusOrResult) -> None:
-        """Note that a message has arrived, or never will. In the second case the messages behind it must not wait for it."""
+        """Process the receiver's reply to a message that this task has sent, or the error of the call. After an error, have the receiver
+        skip the message, so that later messages do not wait for it.
+        """
         out, lock = self._out_to(task)
         code, _ = result.get_error()
         held = 0 if code else result.get_value() or 0
@@ -165,7 +168,7 @@ class Mail:
             self._have_skipped(task, *skip)
 
     def _have_skipped(self, task: Task, number: int, skip: int) -> None:
-        # FailedPreconditionError: this server was stopped, so it sends no more of the messages behind this one.
+        # FailedPreconditionError means that this server was stopped, so that it sends no more messages.
         with suppress(FailedPreconditionError):
             result = self._node.start(task, "mail.skip", self._me, self._node.incarnation, skip)
             result.add_done_callback(partial(self._skipped, task, number, skip))
@@ -218,7 +221,9 @@ class Mail:
         return out
 
     def _put(self, text: str, number: int, low: int, after: int, value: Any) -> int | None:
-        """Store a message. Reply with this task's incarnation if the message is held until the one before it had its turn, else None."""
+        """Store a message. Return this task's incarnation if the mailbox holds the message until the message before it has had its turn,
+        else None.
+        """
         key = Key.parse(text)
         if key.target != self._me:
             raise InvalidArgumentError(f"this is {self._me}, not {key.target}: the address has another task now")
@@ -226,7 +231,8 @@ class Mail:
             ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
             held = after != 0 and self._in.box.holds(key.source, number, after)
             wake(ended)
-        if refusal is not None and refusal.error_code == CANCELLED:  # this task stops: its senders see it end
+        if refusal is not None and refusal.error_code == CANCELLED:
+            # this task stops, and its senders are to see it as ended
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
@@ -248,7 +254,7 @@ class Mail:
 
 
 class _LocalChannel:
-    """The channel of a StatusOrResult whose call has ended in this process."""
+    """A stand-in for the channel of a StatusOrResult, for a message that a task sends to itself. The call has ended already."""
 
     address = "this task"
 
@@ -280,20 +286,20 @@ def _checked(tag: str) -> str:
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise InvalidArgumentError unless `timeout` is None or a number of seconds, 0 or more."""
+    """Check that `timeout` is None or a number of seconds, 0 or more. Raises InvalidArgumentError."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
         text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
         raise InvalidArgumentError(text)
 
 
 def check_out(out: Any) -> None:
-    """Raise InvalidArgumentError unless `out` is None or an array into which a value can be received."""
+    """Check that `out` is None or an array into which a value can be received. Raises InvalidArgumentError."""
     if out is not None and not (isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject):
         raise InvalidArgumentError("out: wanted a writable NumPy array without Python objects")
 
 
 def misfit(value: Any, out: NDArray[Any]) -> str:
-    """Return why a value cannot be received into `out`; "" if it can."""
+    """Return why a value cannot be received into the array `out`; "" if it can be."""
     if not isinstance(value, np.ndarray):
         return f"a {type(value).__name__} was sent, not one array, as `out` needs"
     if (value.dtype, value.shape) != (out.dtype, out.shape):

@@ -1,32 +1,34 @@
-"""Messages from task to task: which ones are kept, which wait gets which message, and in which order. No I/O.
+"""Messages from task to task: which messages a mailbox stores, which wait gets which message, and in which order. No I/O.
 
-A `letter` is a message: a value that was sent, with the data that the runtime adds to it. This module never looks into it.
+In names, a `letter` is a message: a value that was sent, with the data that the runtime adds. This module never looks into a message.
 
 Rule 1: a method is an event (past tense) or a query. An event returns the waits that have ended, whose threads the runtime must wake.
 Rule 2: a mailbox belongs to one runtime, which calls it under a lock.
 
 Theory of operation
-    A key names one channel: sender, incarnation of the sender, receiver, tag. Of each sender one incarnation is current. When the mailbox
-    learns of another incarnation, it drops the messages of the old one and ends the waits for it. Until then those messages stay, so that
-    a task may send and end.
+    A key names one channel: sender, incarnation of the sender, receiver, tag. One incarnation of each sender is current. When the mailbox
+    learns of a new incarnation of a sender, it drops the messages of the old incarnation and ends the waits for that incarnation. Until
+    then the messages stay, so that a task may send a message and end.
 
     Messages of one channel may overtake each other on the way, because a large message travels in pieces. So the sender numbers its
-    messages to each receiver. While an earlier message of the channel is in flight, a message also has the number of the one sent right
-    before it (`after`), and the mailbox holds the message until that one has had its turn. A message that its sender has given up counts
-    as having had its turn. `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a
-    message that cannot arrive.
-    For the sender, a message is in flight until the sender knows that it has had its turn. The mailbox may hold a message behind one that
-    was given up, or whose turn was at an earlier incarnation of the receiver. Then the sender has the missing message skipped, but only
-    when no message before it is in flight. So a message that is sent next under this tag never overtakes them.
+    messages to each receiver. A message has its turn when the mailbox puts it in the order of its channel. While an earlier message of the
+    channel is in flight, a new message also has the number of the message that was sent right before it (`after`), and the mailbox holds
+    the new message until the message before it has had its turn. A message that its sender has given up counts as having had its turn.
+    The number `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a message that
+    cannot arrive.
+    For the sender, a message is in flight until the sender knows that the message has had its turn. The mailbox may hold a message behind
+    a message that was given up, or that had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
+    missing message, but only when no message before the missing message is in flight. So the next message of this channel never overtakes
+    earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message is given to one wait, once: the messages of a channel in the order of sending, to its waits in the order of calls
-    P2  no message of one incarnation of a sender is given to a wait for another incarnation
-    P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by the abort
-    P4  after an abort every send and every wait ends with the abort's status, and no earlier wait is left
+    P1  each message ends one wait, once; the messages of a channel, in the order of sending, end its waits, in the order of their beginning
+    P2  no message of one incarnation of a sender ends a wait for another incarnation
+    P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
+    P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
     P5  the mailbox refuses a message beyond `items_max` messages or `bytes_max` bytes, and its sender gets an error; a message that a
         receiver puts back is never refused
-    P6  of messages and waits that have ended, only a few numbers for each sender are kept
+    P6  the mailbox keeps only a few numbers for each sender about messages and waits that have ended
 
 Not here: how a message travels (mail.py), and which tasks are up (watches_machine.py).
 """
@@ -53,18 +55,18 @@ from zmqdist.errors import (
 _Place: TypeAlias = tuple[str, str, str]
 
 PAST_INCARNATIONS_MAX = 16
-"""Number of earlier incarnations of a sender that are remembered, so that their late messages are refused."""
+"""Number of earlier incarnations of a sender that a mailbox remembers, so that it refuses their late messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The name of one channel. As a text it consists of the parts, joined by semicolons, with the incarnation as 16 hexadecimal digits.
+    """The name of one channel. Its text form has the five fields, joined by semicolons, with the incarnation as 16 hexadecimal digits.
 
     Attributes:
       source, target: names of the sending and the receiving task.
-      incarnation: incarnation of the source; in a wait, 0 means the current one.
+      incarnation: incarnation of the sending task; in a wait, 0 means the current incarnation.
       tag: any text without a semicolon.
-      frame: "frame:iteration" of a loop in TensorFlow; always 0:0 in zmqdist.
+      frame: in TensorFlow the "frame:iteration" of a loop; always 0:0 in zmqdist.
     """
 
     source: str
@@ -95,9 +97,9 @@ class Wait:
 
     Attributes:
       key: key of the channel.
-      incarnation: the sender's incarnation for which it waits; 0 while none is known.
-      due: when it ends at the latest, in seconds on the runtime's clock.
-      ended: whether it has ended; then `letter` is the message, or `code` (not 0) and `message` are an error.
+      incarnation: the sender's incarnation whose message the receiver waits for; 0 while no incarnation is known.
+      due: when the wait ends at the latest, in seconds on the runtime's clock.
+      ended: whether the wait has ended. Then `letter` is the message, unless `code` is not 0: then `code` and `message` are an error.
       wake: a function that only the runtime sets and calls.
     """
 
@@ -127,9 +129,9 @@ class _Source:
     *Invariant*: no number in `seen` is below `low`.
 
     Attributes:
-      incarnation: the sender's current incarnation; 0 if none is known.
-      low, seen: the messages that have had their turn: all numbers below `low`, and those in `seen`.
-      held: messages that wait for another one, by the number of that one.
+      incarnation: the sender's current incarnation; 0 if no incarnation is known.
+      low, seen: all messages with numbers below `low`, and with the numbers in `seen`, have had their turn.
+      held: messages that wait for the turn of another message, by the number of that other message.
     """
 
     __slots__ = ("held", "incarnation", "low", "past", "seen")
@@ -149,13 +151,13 @@ class _Source:
 
 
 class Mailbox:
-    """The messages for one task.
+    """The messages that have arrived for one task, and the waits for them.
 
     *Invariant*: a channel has messages or waits, never both.
 
     Attributes:
       deadline: the latest time for the next `ticked`; `inf` if no wait has a deadline.
-      items, nbytes: number and size of the messages in the mailbox, including held ones.
+      items, nbytes: number and size of the messages in the mailbox, including held messages.
     """
 
     def __init__(self, items_max: float = inf, bytes_max: float = inf) -> None:
@@ -179,16 +181,16 @@ class Mailbox:
         Args:
           number: the sender's number for the message, from 1; 0 if messages cannot overtake each other.
           low: every message with a lower number has arrived or was given up.
-          after: the number of the message right before this one in the channel; 0 if that one was not in flight.
+          after: the number of the message right before this message in the channel; 0 if that message was not in flight.
 
         Returns:
-          The waits that have ended, and the error if the message was refused: the status of the abort, RESOURCE_EXHAUSTED (P5), or
+          The waits that have ended, and the error if the mailbox refuses the message: the error of the abort, RESOURCE_EXHAUSTED (P5), or
           UNAVAILABLE for a message of an earlier incarnation of its sender.
         """
         if self._status is not None:
             return [], from_code(*self._status)
         source = self._source(key.source)
-        if key.incarnation in source.past:  # P2
+        if key.incarnation in source.past:  # a late message of an earlier incarnation (P2)
             return [], UnavailableError(f"{key.source} was restarted after it had sent this message")
         ended = self.incarnation_seen(key.source, key.incarnation)
         ended += self._given_up(source, low)
@@ -209,24 +211,24 @@ class Mailbox:
         return [*ended, *self._settled(source, number)], None
 
     def holds(self, source: str, number: int, after: int) -> bool:
-        """Return whether this message is held until the one before it has had its turn."""
+        """Return whether the mailbox holds this message until the message before it has had its turn."""
         held = self._source(source).held.get(after)
         return held is not None and held[0] == number
 
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
-        """Note that neither this message nor any before it will arrive: deliver the messages that are held behind it."""
+        """Note that neither this message nor any message before it will arrive, and deliver the messages that are held behind it."""
         known = self._source(source)
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
             return ended
-        # The mailbox may hold this message if the reply that said so was lost. Then its turn comes before that of the messages behind it.
+        # If the reply to the sender was lost, the mailbox may hold this message, which then has its turn before the messages behind it.
         behind = {held[0]: after for after, held in known.held.items()}
         while number in behind:
             number = behind[number]
         return [*ended, *self._settled(known, number)]
 
     def returned(self, wait: Wait) -> list[Wait]:
-        """Make a message the first of its channel again, because its receiver could not take it."""
+        """Put the message of an ended wait back as the first message of its channel, because its receiver could not take it."""
         place = _place(wait.key)
         if self._status is not None or self._source(wait.key.source).incarnation != wait.incarnation:
             return []
@@ -264,7 +266,7 @@ class Mailbox:
         return wait
 
     def cancelled(self, wait: Wait, code: int = CANCELLED, message: str = "the wait was cancelled") -> bool:
-        """Note that a receiver does not wait any more. Return False if the wait had ended before; then it may have a message."""
+        """End a wait, because its receiver does not wait any more. Return False if the wait had ended before, perhaps with a message."""
         if wait.ended:
             return False
         place = _place(wait.key)
@@ -290,7 +292,9 @@ class Mailbox:
     # -- senders ----------------------------------------------------------------------------------------------------------
 
     def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
-        """Note that the runtime has learned of an incarnation of a sender. It becomes the current one, unless it is known as a past one."""
+        """Note that the runtime has learned of an incarnation of a sender. This becomes the current incarnation, unless the mailbox knows
+        it as a past incarnation.
+        """
         source = self._source(name)
         if source.incarnation == incarnation or incarnation in source.past:
             return []
@@ -309,7 +313,7 @@ class Mailbox:
         return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
     def sender_gone(self, name: str, message: str) -> list[Wait]:
-        """Note that a sender has ended and sends no more. Its messages stay until the mailbox learns of its next incarnation."""
+        """End the waits for a sender that has ended. The sender's messages stay until the mailbox learns of its next incarnation."""
         return self._ended(name, UNAVAILABLE, message)
 
     def aborted(self, code: int, message: str) -> list[Wait]:
@@ -335,7 +339,7 @@ class Mailbox:
         return len(self._letters.keys() | self._waits.keys())
 
     def check(self) -> None:
-        """Raise the status of the abort as an OpError, if there was an abort."""
+        """Raise the error of the abort, if the mailbox was aborted."""
         if self._status is not None:
             raise from_code(*self._status)
 
@@ -348,7 +352,7 @@ class Mailbox:
         return source
 
     def _is_full(self, nbytes: int) -> bool:
-        """Return whether P5 refuses a message of this size; an empty mailbox accepts any message."""
+        """Return whether the mailbox is too full for a message of this size (P5). An empty mailbox accepts any message."""
         return self.items > 0 and (self.items >= self._items_max or self.nbytes + nbytes > self._bytes_max)
 
     def _count(self, items: int, nbytes: int) -> None:
@@ -381,7 +385,7 @@ class Mailbox:
         return ended
 
     def _settled(self, source: _Source, number: int) -> list[Wait]:
-        """Note that a message has had its turn: deliver the message behind it, and so on."""
+        """Note that a message has had its turn, and deliver all messages that were held behind it."""
         ended: list[Wait] = []
         settled = [number] if number else []
         while settled:
@@ -406,7 +410,7 @@ class Mailbox:
 
 
 def _place(key: Key) -> _Place:
-    """Return the channel without the sender's incarnation, because only one incarnation is current at a time."""
+    """Return the channel of a key without the sender's incarnation, because only one incarnation is current at a time."""
     return key.source, key.target, key.tag
 
 
@@ -423,20 +427,24 @@ class Outbox:
     def __init__(self) -> None:
         self._number = 0
         self._in_flight: dict[int, tuple[str, int]] = {}
-        """By number of the message: its tag, and the message of this tag that was sent right before it, if that was in flight; else 0."""
+        """For each number of a message: its tag, and the number of the message of this tag that was sent right before it, 0 if that message
+        was not in flight.
+        """
         self._last: dict[str, tuple[int, int]] = {}
-        """By tag: how many messages are in flight, and the number of the last one."""
+        """For each tag: how many messages are in flight, and the number of the last of them."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """Messages with a reply (number, failed, held), by the number of the message before each, which is still in flight."""
+        """Messages that have a reply, each as (number, failed, held), by the number of the message before
+        them, which is still in flight.
+        """
         self._held_at: dict[int, int] = {}
-        """By number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
+        """For each number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
 
     @property
     def unconfirmed(self) -> int:
         return len(self._in_flight)
 
     def numbers(self, tag: str) -> tuple[int, int, int]:
-        """Return `number`, `low` and `after` of the next message. They take effect when `sent` is called with them."""
+        """Return `number`, `low` and `after` of the next message. Call `sent` when the message was sent with these numbers."""
         number = self._number + 1
         return number, next(iter(self._in_flight), number), self._last.get(tag, (0, 0))[1]
 
@@ -451,11 +459,11 @@ class Outbox:
 
         Args:
           failed: whether the send ended with an error.
-          held: 0 if the message has had its turn. Otherwise the receiver holds it until the message before it has had its turn, and this is
-            the incarnation of that receiver.
+          held: 0 if the message has had its turn; otherwise the incarnation of the receiver, which holds the message until the message
+            before it has had its turn.
 
         Returns:
-          None, or (number, skip): the runtime must ask the receiver to skip the message `skip`, and then call `skipped(number)`.
+          (number, skip) if the runtime must ask the receiver to skip the message `skip`, and then call `skipped(number)`; else None.
         """
         _, after = self._in_flight[number]
         if (failed or held) and after in self._in_flight:
@@ -464,16 +472,18 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """Note that the receiver has skipped the message that `ended` returned together with this number. Returns as `ended`."""
+        """Note that the receiver has skipped the message that `ended` returned together with this number. Return the same as `ended`."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
-        """Have the message before a held one skipped. The held one then has its turn at the receiver's incarnation `held`, and no other."""
+        """Have the receiver skip the message `before`. The held message `number` then has its turn, but only at the receiver's incarnation
+        `held`.
+        """
         self._held_at[number] = held
         return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
-        """Note that a message has had its turn, and with it the messages that waited only for it."""
+        """Note that a message has had its turn, and with it the messages that waited only for this message."""
         while True:
             tag, _ = self._in_flight[number]
             count, last = self._last[tag]

@@ -1,10 +1,10 @@
 """Named values of a task: arrays, grouped in containers.
 
 Rules
-    An assignment stores a copy, and a read returns a copy, so no later write to an array changes the copy of another owner.
+    An assignment stores a copy, and a read returns a copy, so that no later write to an array changes the copy of another owner.
     A variable has the dtype and shape of the assigned array; the next assignment may change both.
-    A container is only a name under which several variables can be cleared at once. The name "" means the task's default container, whose
-    name is that of the task's job.
+    A container is only a name under which several variables can be cleared at once. The name "" means the task's default container, which
+    has the name of the task's job.
 
 Not here: which session sees which variables (sessions.py).
 """
@@ -23,7 +23,9 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 class Variables:
-    """The variables of one task that one isolated session sees, or all other sessions together. Any thread may call the methods."""
+    """Named variables of one task: those of one isolated session, or those that all other sessions share. Any
+    thread may call the methods.
+    """
 
     def __init__(self, task: str, default_container: str) -> None:
         self._task = task
@@ -47,7 +49,7 @@ class Variables:
         return _copied(self.stored(name, container))
 
     def stored(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """Return the stored array itself; the caller must not write to it. Raises as `read`."""
+        """Return the stored array of a variable, without a copy. The caller must not write to it. Raises as `read`."""
         key = self._key(name, container)
         with self._lock:
             array = self._values.get(key)
@@ -67,7 +69,7 @@ class Variables:
         return {name: TensorSpec(array.shape, array.dtype) for name, array in found}
 
     def clear(self, containers: Sequence[str] = ()) -> None:
-        """Remove the variables of these containers; if no name is given, remove all variables."""
+        """Remove the variables of these containers; without names, remove all variables."""
         wanted = {container or self._default for container in containers}
         with self._lock:
             self._values = {key: array for key, array in self._values.items() if wanted and key[0] not in wanted}
@@ -79,11 +81,13 @@ class Variables:
 
 
 def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
-    """Return a value as an array that a variable can hold; it may be a copy. Raises InvalidArgumentError if there is no such array."""
+    """Return a value as an array that a variable can hold, perhaps a copy. Raises InvalidArgumentError if
+    NumPy cannot make such an array.
+    """
     try:
         array = np.asarray(value)
         problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
-    except ValueError as error:  # for instance rows of different lengths
+    except ValueError as error:  # for instance because rows have different lengths
         problem = str(error)
     if problem:
         text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
@@ -92,7 +96,9 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a copy, for large arrays in reused memory, because large variables are assigned again and again."""
+    """Return a copy of an array. The copy of a large array uses memory of earlier arrays, because large variables are assigned again and
+    again.
+    """
     copy: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, memory_for(array.nbytes))
     np.copyto(copy, array)
     return copy

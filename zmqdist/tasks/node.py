@@ -1,4 +1,4 @@
-"""The part of a task's server that all other parts use: its port, the methods behind it, and its connections to the other tasks."""
+"""The part of a task's server that all other parts use: the port, the methods behind the port, and the connections to the other tasks."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
 A_YEAR_S = 3.2e7
-"""Seconds. The longest grace, because threads cannot wait for an infinite time."""
+"""Seconds. The longest grace of a stop, because threads cannot wait for an infinite time."""
 
 TASKS = frozenset({"worker", "submit"})
-"""Roles of the peers that may call the methods which the tasks of a cluster have for each other."""
+"""Roles that a peer needs to call the methods which the tasks of a cluster have for each other."""
 
 
 def task_named(name: Any, me: Task) -> Task | None:
@@ -47,8 +47,8 @@ def task_named(name: Any, me: Task) -> Task | None:
 
     Args:
       name: "worker:1", ("worker", 1), or the name of a device ("/job:worker/task:1").
-      me: the task that completes a device's name: its job is used if the name has none, and its index if the job is the same. If the name
-        has another job and no index, the index is 0.
+      me: the task that completes the name of a device. A name without a job means this task's job. A name without an index means this
+        task's index if the job is this task's job, else index 0.
     """
     if isinstance(name, tuple) and len(name) == 2 and isinstance(name[0], str) and type(name[1]) is int:
         return name
@@ -83,11 +83,11 @@ ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, Unavail
 
 
 class _OwnWait:
-    """The context for all waits of this task's callers, in any number of threads: it turns the effects of the server's stop into one error.
+    """The context in which this task's callers wait, in any number of threads. It replaces each error that the server's stop causes by one.
 
-    The stop of a server ends its connections, its watches and its part in groups and barriers. Each of these raises an error of its own,
-    which reads as if another task had gone, or as if this task had been restarted (ABORTED: the other tasks notice its end and are then
-    contacted again). When this task stops, the caller gets `Node.stopped` instead, whichever of these errors arrives first.
+    The stop of a server ends its connections, its watches and its part in groups and barriers. Each of these ends raises an error of its
+    own, which reads as if another task had gone or, with ABORTED, as if this task had been restarted. When this task stops, the caller gets
+    `Node.stopped` instead, whichever of these errors arrives first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -102,21 +102,21 @@ class _OwnWait:
 
 
 class Node:
-    """One task with its port.
+    """The port of one task, the methods behind it, and the connections to the other tasks.
 
     Attributes:
-      me: name of this task.
-      spec: the cluster, with this task's address as it is written there.
+      me: this task as (job, index).
+      spec: the cluster, with this task's address as the user has written it.
       address: "host:port", with the host as it is written in the cluster and the port that was bound.
       service: the methods behind the port; the other parts register theirs before `serve`.
       loop, router: loop and router of the port; the loop runs nothing before `serve`.
-      incarnation: incarnation of this process, as its hello has it.
+      incarnation: incarnation of this process, which its hello contains.
       credentials: the places of this task's keys and token.
-      on_stop: functions that `close` calls first. In them each part ends the waits of this task with the error `stopped`. The other tasks
-        do not know of the stop yet, so none of them can reply with an error that blames a third task.
+      on_stop: functions that `close` calls first, in which each part of the server ends the waits of this task with the error `stopped`.
+        The other tasks do not know of the stop yet, so no task can reply with an error that blames a third task.
       on_close: functions that `close` calls next, with the time (`time.monotonic`) until which running work may go on. The port is still
         open.
-      own_wait: the context for all waits of a caller of this task; `_OwnWait` explains it.
+      own_wait: the context in which callers of this task wait; `_OwnWait` explains it.
     """
 
     def __init__(
@@ -131,7 +131,8 @@ class Node:
         """Bind the port on `bind_host`, by default on the host of `address` (definition.address_to_bind).
 
         Args:
-          listener: the descriptor of a TCP socket that listens already; it is used in place of binding, and the node owns it from then on.
+          listener: the descriptor of a TCP socket that listens already. The node serves it in place of binding a port, and owns it from
+            then on.
 
         Raises:
           UnknownError: the port is in use, or cannot be bound.
@@ -180,7 +181,7 @@ class Node:
 
     @property
     def stopped(self) -> CancelledError:
-        """The error that ends the waits of this task's callers when it stops."""
+        """The error that ends the waits of this task's callers when this task stops."""
         return CancelledError(f"the server of {task_name(self.me)} was stopped")
 
     def serve(self) -> None:
@@ -207,9 +208,9 @@ class Node:
         return [(job, index) for job in self.spec.jobs for index in self.spec.task_indices(job)]
 
     def client(self, task: Task) -> ZmqClient:
-        """Return the connection to a task, which the first call makes. Does not block. Any thread may call this.
+        """Return the client for a task; make it on first use. This does not block. Any thread may call it.
 
-        Its calls wait for that task to appear, up to their deadlines, and end with UNAVAILABLE when the task ends.
+        RPC calls of this client wait for the task to appear, up to their deadlines, and end with UNAVAILABLE when the task ends.
         """
         with self._lock:
             if self._closed:
@@ -222,36 +223,37 @@ class Node:
             return client
 
     def is_connected(self, task: Task) -> bool:
-        """Return whether this task is connected to another one that, as far as this side has read, has not said goodbye."""
+        """Return whether this task has a connection to another task on which no Goodbye has been read."""
         with self._lock:
             client = self._clients.get(task)
         return client is not None and client.snapshot().connected
 
     def connections(self) -> tuple[list[Task], int]:
-        """Return the tasks to which this task has a connection, and the number of calls in flight over these connections."""
+        """Return the tasks to which this task has opened a connection, and the number of calls in flight over these connections."""
         with self._lock:
             clients = dict(self._clients)
         return sorted(clients), sum(client.snapshot().calls for client in clients.values())
 
     def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
-        """Call a method of a task without waiting. `args` are sent as they are now. rpc/internal_client.py documents the keywords."""
+        """Call a method of a task without waiting. Later changes of `args` are not sent. rpc/internal_client.py documents the keywords."""
         return internal_client.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return those of `tasks` that listen now. It may take a second, so do not call it in the loop."""
+        """Return those of `tasks` that listen now. This may take seconds, so do not call it in the loop."""
         addresses = {task: self.address if task == self.me else self.spec.task_address(*task) for task in tasks}
         found = listening(addresses)
         return [task for task in addresses if task in found]
 
     @property
     def other_tasks(self) -> list[Task]:
-        """All tasks but this one."""
+        """All tasks of the cluster except this task."""
         return [task for task in self.tasks if task != self.me]
 
     def close(self, grace_s: float) -> None:
-        """Wait for running calls for `grace_s` at most and reply to them; then free the port and close all connections. Idempotent.
+        """Wait at most `grace_s` for running calls and reply to them; then free the port and close all connections. Idempotent.
 
-        Calls that arrive meanwhile wait for the next server at this address. Do not call it in the loop, nor in a method of the service.
+        Calls that clients make meanwhile wait for the next server at this address. Do not call `close` in the loop, nor in a method of the
+        service.
         """
         with self._lock:
             if self._closed:

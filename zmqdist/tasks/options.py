@@ -1,8 +1,8 @@
 """The options in the `config` of a server or a session.
 
-Some known options have no effect: they belong to TensorFlow's ConfigProto and concern its graphs, thread pools and devices, which zmqdist
-does not have. A session computes the same results with and without them. Every other unknown option is
-refused, because its user expects an effect.
+Some options of TensorFlow's ConfigProto are known but have no effect, because they concern graphs, thread pools and devices, which zmqdist
+does not have. A session computes the same results with and without them. Every unknown option is refused, because its user expects an
+effect.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ _ELSEWHERE: Final = {
     "cluster_def": "a session works on the cluster of its target: start the servers with that cluster",
     "device_filters": "a task sees the tasks that the `cluster_device_filters` of its ServerDef let through",
 }
-"""Options of TensorFlow that would change what a session does. The text says how to set the same in zmqdist."""
+"""Options of TensorFlow that would change what a session does, each with a text that says how to achieve this in zmqdist."""
 
 
 def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list[str]:
-    """Raise InvalidArgumentError for options that zmqdist does not have, except the inert ones.
+    """Check the options in a config, and return the inert options.
 
     Args:
-      known: OF_SERVERS or OF_SESSIONS.
+      known: the options that have an effect, OF_SERVERS or OF_SESSIONS.
       whose: "server" or "session", for the text of the error.
 
     Returns:
       The inert options in `config`, sorted.
 
     Raises:
-      InvalidArgumentError: an option is unknown; the text names it, and the right way to set it.
+      InvalidArgumentError: an option is unknown; the text names the option, and says what to do instead.
     """
     for name in config:
         if name in known or name in INERT:

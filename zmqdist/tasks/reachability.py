@@ -1,4 +1,6 @@
-"""The method by which `zmqdist doctor` finds out which other tasks a task can reach: only the task itself can try its connections."""
+"""The method by which `zmqdist doctor` finds out which other tasks a task can reach, because only the task
+itself can test its connections.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from zmqdist.transport import port_probe
 
 REACH: Final = "server.reach"
 REACH_S_MAX: Final = 30.0
-"""Seconds. A caller's longest time-out, because the method occupies a thread of the task meanwhile."""
+"""Seconds. The longest time-out that a caller may set, because the method occupies a thread of the task meanwhile."""
 
 AT_A_TIME: Final = 16
 
@@ -27,14 +29,14 @@ class ReachabilityProbe:
         node.service.register(REACH, self.try_all, roles=TASKS)
 
     def try_all(self, timeout_s: float) -> list[str]:
-        """Connect to every other task, and request a report about itself.
+        """Connect to every other task, and request the report of that task about itself.
 
         Returns:
-          For each task three items of one flat list: its name, its address, and the problem ("" for none).
+          One flat list with three items for each task: its name, its address, and the problem, which is "" if the task was reached.
 
         Raises:
           InvalidArgumentError: `timeout_s` is not a number of seconds up to REACH_S_MAX.
-          UnavailableError: this task is stopped meanwhile.
+          UnavailableError: this task was stopped meanwhile.
         """
         if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
             raise InvalidArgumentError(f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
@@ -51,7 +53,8 @@ class ReachabilityProbe:
         address = self._node.spec.task_address(*task)
         try:
             code, message = self._node.start(task, SERVER_INFO, due=time.monotonic() + timeout_s).get_error()
-            if code and self._node.closed:  # this task's stop ended the call, which shows nothing about the other one
+            if code and self._node.closed:
+                # this task's stop has ended the call, which shows nothing about the other task
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message

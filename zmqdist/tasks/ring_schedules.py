@@ -1,7 +1,7 @@
-"""Schedules for arrays that are too large to be reduced by one member: they cut arrays into pieces, and write results to given arrays.
+"""Schedules for arrays that are too large for one member to reduce. They cut arrays into pieces, and write results to given arrays.
 
-Each function yields one schedule for each piece of the largest part. All members cut in the same way. When the schedules have ended, the
-result also includes this member's own values.
+Each function yields one schedule for each piece of the largest part. All members cut their arrays in the same way. When the schedules have
+ended, the result also includes this member's own values.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ Array: TypeAlias = NDArray[Any]
 
 
 def _cuts(parts: Sequence[Array]) -> Iterator[slice]:
-    """Return slices that cut the largest part into pieces; in the other parts some slices are shorter or empty."""
+    """Return slices that cut the largest part into pieces. For smaller parts, some of these slices are shorter or empty."""
     count = max(len(part) for part in parts)
     step = max(1, COLLECTIVE_PIECE_BYTES // max(1, parts[0].itemsize))
     return (slice(start, start + step) for start in range(0, count, step))
 
 
 def _room(like: Array) -> Array:
-    """Return an uninitialized array of this length and dtype: in shared memory, if there is room, so that it can be lent without a copy."""
+    """Return an uninitialized array of this length and dtype. It is in shared memory, if there is room, so that it can be lent without a
+    copy.
+    """
     pool = this_pool() if like.nbytes > CHUNK_BYTES else None
     block = None if pool is None else pool.allocate(like.nbytes)
     return np.empty_like(like) if block is None else block.array().view(like.dtype)
@@ -65,7 +67,7 @@ def reduce_scatter(rank: int, size: int, parts: Sequence[Array], out: Array, op:
 
 
 def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy part i of rank i into part i of every member."""
+    """Copy the part of the member of rank i into part i of every member, for each i."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -75,7 +77,7 @@ def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedul
 
 
 def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy part i of rank i into part i of the root. The other members need only their own part."""
+    """Copy the part of the member of rank i into part i of the root, for each i. The other members need only their own part."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -95,7 +97,7 @@ def broadcast(rank: int, size: int, root: int, flat: Array) -> Iterator[Schedule
 
 
 def all_to_all(rank: int, size: int, parts: Sequence[Array], out: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy part `rank` of rank i into part i of `out`."""
+    """Copy part `rank` of the array of the member of rank i into part i of `out`, for each i."""
     np.copyto(out[rank], parts[rank])
     for cut in _cuts(parts):
 

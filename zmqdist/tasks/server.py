@@ -1,7 +1,7 @@
 """`zmqdist.Server`: one task of one job of a cluster.
 
-A Server is assembled from a Node (its port, and its connections to the other tasks) and from parts, one file each, which register their
-methods at that port before it serves. This file has the public methods, which only call the parts.
+A Server consists of a Node (its port, and its connections to the other tasks) and of parts, each in a file of its own. The parts register
+their methods with the node before the node serves. This file has the public methods, which only call the parts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Server:
     """One task of a cluster, which serves in the background.
 
     The constructor binds the port, even with `start=False`. The server contacts no other task until a method needs one, so the tasks of a
-    cluster may start in any order. Call `stop()`, or use the server in a with-statement. If the program drops the last reference to it, the
-    server stops in the background.
+    cluster may start in any order. Call `stop()`, or use the server in a with-statement. If the program drops the last reference to the
+    server, the server stops in the background.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class Server:
         Args:
           server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for ClusterSpec. The task, protocol and
             config of a ServerDef are used for arguments that are left out.
-          job_name, task_index: the task that this server is. Both may be left out if the cluster has only one. Port 0 in the task's address
-            binds a free port, which other programs can learn only by `target`.
+          job_name, task_index: the task that this server is. Both may be left out if the cluster has only one task. Port 0 in the task's
+            address binds a free port, which only `target` shows.
           protocol: "zmq", the default.
           config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
             a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
           start: whether to serve at once; otherwise call `start()`.
-          bind_host: the host to listen on; by default that of the cluster if it is an address of this host, otherwise all interfaces.
-          listener: the descriptor of a TCP socket that listens already; it is used in place of binding, so that no other process can take
-            the port first. The server then owns it.
+          bind_host: the host to listen on; by default the host in the task's address if this host has it, otherwise all interfaces.
+          listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
+            process can take the port first.
           keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
-          insecure: if there are no keys, accept any peer.
+          insecure: if there are no keys, accept every peer.
 
         Raises:
           TypeError: the first argument does not describe a cluster, or `config` is not a dict.
@@ -115,7 +115,7 @@ class Server:
             self._sessions = Sessions(self._node, self._definition, weak_self)
             WorkerRole(self._node, self._definition.default_session_config)
             self._coordination = TaskCoordination(self._node, self._definition.default_session_config)
-        except BaseException:  # free the port, so that the caller can try again, for instance with a corrected config
+        except BaseException:  # frees the port, so that the caller can try again, for instance with a corrected config
             _close(self._node, self._stopped, 0.0)
             raise
         if start:
@@ -133,7 +133,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        """ "host:port": `target` without the scheme."""
+        """ "host:port", which is `target` without the scheme."""
         return self._node.address
 
     @property
@@ -161,7 +161,7 @@ class Server:
     def check_alive(self, task: str | tuple[str, int]) -> bool:
         """Return whether a task replies now.
 
-        If it does not, this blocks for up to TASK_PROBE_S.
+        If the task does not reply, this blocks for up to TASK_PROBE_S.
 
         Args:
           task: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0".
@@ -183,7 +183,7 @@ class Server:
     def snapshot(self) -> TaskSnapshot:
         """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.
 
-        Cheap. Any thread may call it, except in a method that runs in the loop of this server.
+        This is cheap. Any thread may call it, except in a method that runs in the loop of this server.
         """
         node, operations = self._node, self._operations.collectives
         items, nbytes, waits = self._mail.counts()
@@ -219,7 +219,8 @@ class Server:
         Only functions that `Session.run` runs may call this.
 
         Raises:
-          FailedPreconditionError: the caller is no such function. A thread that such a function has started is none, either.
+          FailedPreconditionError: `Session.run` does not run the caller. This includes a thread that a function of `Session.run` has
+            started.
         """
         server: Server | None = current_server()
         if server is None:
@@ -228,16 +229,18 @@ class Server:
 
     @property
     def variables(self) -> Variables:
-        """The named variables of this task: in a function of an isolated session those of the session, elsewhere the shared ones."""
+        """The named variables of this task. In a function of an isolated session these are the session's own variables, elsewhere the
+        shared variables.
+        """
         return current_variables(self._sessions)
 
     # -- with the other tasks ----------------------------------------------------------------------------------------------
 
     @property
     def coordination(self) -> CoordinationClient:
-        """Coordination with the other tasks of the cluster. `barrier`, `kv` and `task_states` are shortcuts to its most used parts.
+        """The CoordinationClient of this task. `barrier`, `kv` and `task_states` are shortcuts to its most used parts.
 
-        The first use connects to the leader.
+        The first use connects to the leader of the cluster.
 
         Raises:
           FailedPreconditionError: this server was stopped, or not started yet.
@@ -245,7 +248,7 @@ class Server:
         return self._coordination.client
 
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
-        """Wait until all tasks have called the barrier of this name. `CoordinationClient.barrier` documents it."""
+        """Wait until all tasks have reached the barrier of this name. `CoordinationClient.barrier` documents the arguments."""
         self._coordination.client.barrier(name, timeout, tasks)
 
     @property
@@ -263,7 +266,7 @@ class Server:
         """Serve in the background. A second call does nothing.
 
         Raises:
-          FailedPreconditionError: the server was stopped, or joined before it was started.
+          FailedPreconditionError: the server was stopped, or `join` was called before `start`.
         """
         with self._life_lock:
             if self._stopped.is_set():
@@ -288,12 +291,12 @@ class Server:
         return self._stopped.wait(timeout)
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop: refuse new calls, wait for the running ones and reply to them, free the port. Idempotent.
+        """Stop the server: refuse new calls, wait for the running calls and reply to them, and free the port. Idempotent.
 
-        A function that runs on this server must not call this, because it would wait for itself; it calls `Session.stop_task`.
+        A function that runs on this server must not call `stop`, because it would wait for itself. It can call `Session.stop_task`.
 
         Args:
-          grace: seconds for which running calls may go on; None: GRACE_S. After that their callers get UNAVAILABLE.
+          grace: seconds for which running calls may go on; `None` means GRACE_S. After that their callers get UNAVAILABLE.
 
         Raises:
           InvalidArgumentError: `grace` is not a number of seconds, 0 or more; the server has not been stopped.
@@ -305,18 +308,19 @@ class Server:
     # -- messages (mail.py) ------------------------------------------------------------------------------------------------
 
     def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
-        """Send a value to a task of the cluster, which may be this one. Does not block.
+        """Send a value to a task of the cluster, which may be this task. This does not block.
 
         Args:
-          value: numbers, texts, arrays, and lists, tuples and dicts of them. It is sent as it is now, and the caller may change it at once.
+          value: numbers, texts, arrays, and lists, tuples and dicts of them. The caller may change the value afterwards, because a snapshot
+            of it is sent.
           dst: "worker:1" or ("worker", 1). The task need not have started yet.
           tag: any text without semicolons. The receiver passes the same text to `recv`.
-          timeout: seconds for which the message waits for the task to appear; None: without a limit.
+          timeout: seconds for which the message waits for the task to appear; `None` means without a limit.
 
         Returns:
-          The outcome. Its get_value() returns None when the message is in the receiver's mailbox. It raises UnavailableError if that task
-          has ended, DeadlineExceededError after `timeout`, or ResourceExhaustedError if the receiver's mailbox is full. If the sender ends
-          before it has the outcome, the message may be lost.
+          The outcome. Its `get_value()` returns None when the message is in the receiver's mailbox. `get_value()` raises UnavailableError
+          if the receiving task has ended, DeadlineExceededError after `timeout`, or ResourceExhaustedError if the receiver's mailbox is
+          full. If the sender ends before it has the outcome, the message may be lost.
 
         Raises:
           InvalidArgumentError: there is no such task, the tag is not valid, or the value has a type that cannot be sent.
@@ -325,24 +329,24 @@ class Server:
         return self._mail.send(value, dst, tag, timeout)
 
     def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
-        """Wait for the next value that a task sends to this one under a tag.
+        """Wait for the next value that a task sends to this task under a tag.
 
-        Values of one sender under one tag arrive in the order of sending. If the sender has not started yet, this waits for it.
+        Values of one sender under one tag arrive in the order of sending. If the sender has not started yet, this waits for the sender.
 
         Args:
           src: "worker:1" or ("worker", 1).
           tag: as in `send`.
           timeout: seconds to wait; None waits without a limit, and logs the name of the sender at intervals.
-          out: a writable array. The value must be one array of its shape and dtype; it is copied into `out`, and `out` is returned.
+          out: a writable array. The value must be one array of the same shape and dtype. It is copied into `out`, and `out` is returned.
 
         Returns:
-          The value, which the caller owns. An array from a task on this host has not been copied.
+          The value, which the caller owns. A large array from a task on this host has not been copied.
 
         Raises:
-          UnavailableError: that task has ended or cannot be reached, and has left no value under this tag.
-          DeadlineExceededError: no value arrived in time.
+          UnavailableError: the sending task has ended or cannot be reached, and has left no value under this tag.
+          DeadlineExceededError: no value arrived within `timeout`.
           CancelledError: this server was stopped.
-          InvalidArgumentError: there is no such task; or the value does not fit `out`, and then the next `recv` gets it.
+          InvalidArgumentError: there is no such task, or the value does not fit `out`. In the second case the next `recv` gets the value.
         """
         return self._mail.recv(src, tag, timeout, out)
 
@@ -352,7 +356,7 @@ class Server:
         """Return the group of these tasks, for collectives.
 
         Args:
-          tasks: the members in the order of their ranks; all members must pass the same list. None: all tasks of this task's job.
+          tasks: the members in the order of their ranks; all members must pass the same list. `None` means all tasks of this task's job.
           name: operations of groups with different names are independent; by default the name is the list of tasks.
 
         Raises:
@@ -372,26 +376,27 @@ class Server:
     ) -> Any:
         """Reduce the values of all members, and return the result, which has the same bits at every member.
 
-        All members of the group must call it. It blocks until they have.
+        All members of the group must call this method, which blocks until all have called it.
 
         Args:
           x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and dtypes at all members. IndexedSlices may
             differ in the number of rows, and the result has the rows of all members.
-          op: "sum", "mean" (of whole numbers: as float64), "min", "max", "prod", or a ReduceOp.
-          group: tasks by rank, or the result of `group`; None: all tasks of this task's job.
-          timeout: seconds to wait for the other members, and for each piece of a large value; None: limits.COLLECTIVE_TIMEOUT_S; math.inf:
-            without a limit.
-          options: `bytes_per_pack`; and `timeout_seconds`, which is used if `timeout` is None.
+          op: "sum", "mean", "min", "max", "prod", or a ReduceOp. The mean of whole numbers is a float64.
+          group: tasks by rank, or the result of `group`; `None` means all tasks of this task's job.
+          timeout: seconds to wait for the other members, and again for each piece of a large value. `None` means
+            limits.COLLECTIVE_TIMEOUT_S, and math.inf means without a limit.
+          options: CommunicationOptions with `bytes_per_pack`, and with `timeout_seconds`, which is used if `timeout` is None.
 
         Returns:
-          A structure like `x`. The arrays are new, and the caller owns them.
+          A structure like `x`. Its arrays are new, and the caller owns them.
 
         Raises:
-          InvalidArgumentError: the members' values or operations differ; all members raise it. The next collective works.
+          InvalidArgumentError: the members' values or operations differ. All members raise this error, and the next collective works.
           DeadlineExceededError: members were absent; the text names them.
           UnavailableError: a member has ended; the text names it.
           CancelledError: a member has cancelled its part, or this server was stopped.
-          TypeError, ValueError: `x` has neither numbers nor bools; there is no such op.
+          TypeError: `x` has values that are neither numbers nor bools.
+          ValueError: there is no such op.
         """
         if options is None:
             return self._operations.all_reduce(x, op, group, timeout)
@@ -403,7 +408,7 @@ class Server:
     ) -> NDArray[Any]:
         """Reduce the arrays of all members, and return this rank's part of the result: a range of rows of the first axis.
 
-        If the rows cannot be divided evenly, each of the first ranks gets one more. In all else it works as `all_reduce`.
+        If the rows cannot be divided evenly, each of the first ranks gets one row more. Arguments and errors are those of `all_reduce`.
         """
         return self._operations.reduce_scatter(x, op, group, timeout)
 
@@ -429,15 +434,16 @@ class Server:
         """Return the value of the member of rank `root` at every member.
 
         Args:
-          x: at the root: an array, or any structure that `send` takes. The other members' values are ignored.
+          x: at the root an array, or any structure that `send` takes. The other members' values are ignored.
 
         Raises:
-          OpError: as for `all_reduce`; also InvalidArgumentError for a rank that does not exist.
+          InvalidArgumentError: `root` is not a rank of the group.
+          OpError: as for `all_reduce`.
         """
         return self._operations.broadcast(x, root, group, timeout)
 
     def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
-        """Send item i of the first axis of `x` to rank i. Item i of the result is the one that rank i has sent to this member.
+        """Send item i of the first axis of `x` to rank i, for each i. Item i of the result is the item that rank i has sent to this member.
 
         `x` must have one item for each member. Raises as `all_reduce`.
         """
@@ -446,11 +452,13 @@ class Server:
     def broadcast_object(
         self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
     ) -> Any:
-        """Return the object of the member of rank `root` at every member. It may be any object that can be pickled; else as `broadcast`."""
+        """Return the object of the member of rank `root` at every member. The object must be picklable. The other arguments, and the
+        errors, are those of `broadcast`.
+        """
         return self._operations.broadcast_object(value, root, group, timeout)
 
     def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all members, by rank, at every member. Each must be picklable. Raises as `all_reduce`."""
+        """Return the objects of all members, by rank, at every member. Each object must be picklable. Raises as `all_reduce`."""
         return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:

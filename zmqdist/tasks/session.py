@@ -2,10 +2,10 @@
 
 Rules
     A session calls no task before its first operation. An operation waits for the target, which reports the tasks of the cluster, and for
-    the task on which it acts, but for no other. Its time-out covers both waits, to the millisecond.
+    the task on which the operation acts, but for no other task. The time-out of the operation covers both waits.
     A session calls each task directly. If a task ends, the operations in flight to it end with UNAVAILABLE; no operation is sent twice.
-    Arguments, values and the variables that a function captures are snapshots. They are pickled, so a task runs code that its client sends:
-    tasks accept sessions only from peers that may send code.
+    Arguments, values and the variables that a function captures are snapshots. They are pickled, so that a task runs code that its client
+    sends. So tasks accept sessions only from peers that may send code.
 
 Not here: the tasks' side (sessions.py).
 """
@@ -54,7 +54,7 @@ from zmqdist.wire.functions import FunctionCache
 
 _SCHEME: Final = "zmq"
 _LONG_MS: Final = 1e12
-"""Milliseconds. A time-out of so many or more counts as none."""
+"""Milliseconds. A time-out of this length or longer counts as no time-out."""
 _CLOSING_S: Final = 0.5
 """Seconds for which `close` waits for the replies of the tasks."""
 
@@ -66,9 +66,9 @@ class TaskInfo:
     Attributes:
       task: name of the task, such as "worker:0".
       address: "host:port".
-      device: the canonical name of its device, "/job:worker/replica:0/task:0/device:CPU:0".
+      device: the canonical name of the task's device, "/job:worker/replica:0/task:0/device:CPU:0".
       state: "up" or "missing".
-      incarnation: incarnation of its process; 0 while the task is missing.
+      incarnation: incarnation of the task's process; 0 while the task is missing.
     """
 
     task: str
@@ -90,7 +90,7 @@ class _Connection:
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The target's reply to "session.open": its cluster, device filters and config."""
+    """The target's reply to "session.open": the cluster, device filters and config of the target."""
 
     me: Task
     addresses: dict[Task, str]
@@ -128,19 +128,19 @@ class Session:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Make a session. Does not block.
+        """Make a session. This does not block.
 
         Args:
           target: "zmq://host:port" of any task, as in `Server.target`, or the Server itself.
-          config: `isolate_session_state`: the session has variables of its own, which are freed with it. `operation_timeout_in_ms`: the
-            default time-out of each operation; 0 for none. Both override the config of the server. TensorFlow's options for graphs,
-            threads and devices have no effect and cause a warning.
+          config: a dict of options. With `isolate_session_state` the session has variables of its own, which are freed with the session.
+            `operation_timeout_in_ms` is the default time-out of each operation; 0 means no time-out. Both options override the config of
+            the server. TensorFlow's options for graphs, threads and devices have no effect and cause a warning.
           keys_dir, token_file: as in `zmqdist.transport.security`.
 
         Raises:
           NotFoundError: `target` is not the target of a task.
           InvalidArgumentError: `config` is not a dict, has an unknown option, or a time-out that is not a number.
-          FailedPreconditionError: the target needs keys, and there are none.
+          FailedPreconditionError: the target needs keys, and no keys are given.
         """
         address, self._credentials = _place(target, keys_dir, token_file)
         self._config = _checked(config)
@@ -163,14 +163,14 @@ class Session:
         no caller waits for the function any more. A long function should poll it, because a thread cannot be stopped from outside.
 
         Args:
-          timeout_in_ms: time-out of the whole operation; 0: that of the config, or none.
-          task: the task that runs the function: "ps:1", ("ps", 1) or "/job:ps/task:1"; None: the target.
+          timeout_in_ms: time-out of the whole operation; 0 means the time-out in the config, or no time-out.
+          task: the task that runs the function: "ps:1", ("ps", 1) or "/job:ps/task:1". `None` means the target.
 
         Raises:
-          Exception: the exception of the function, with the remote traceback as its cause. It has the same class if that can be pickled;
-            else it is an UnknownError.
-          InvalidArgumentError: there is no such task, or an object cannot be pickled; the text says which.
-          DeadlineExceededError: the time-out has passed; the text names a task that was missing. The function may continue to run.
+          Exception: the exception of the function, with the remote traceback as its cause. If the exception cannot be pickled, an
+            UnknownError is raised in its place.
+          InvalidArgumentError: there is no such task, or an object cannot be pickled; the text names the object.
+          DeadlineExceededError: the time-out has passed; if a task was missing, the text names that task. The function may continue to run.
           UnavailableError: the task has ended meanwhile; the function may have run.
           CancelledError: this session was closed meanwhile.
           AbortedError: the target was reset, or the task was restarted.
@@ -190,7 +190,8 @@ class Session:
 
         Args:
           value: anything that NumPy can turn into an array of numbers or text.
-          container: a name by which `reset` can clear the variable; "": the task's default container, which has the name of its job.
+          container: a name by which `reset` can clear the variable; "" means the task's default container, which has the name of the task's
+            job.
           task, timeout_in_ms: as in `run`.
 
         Raises:
@@ -210,12 +211,14 @@ class Session:
         return self._call_task(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
 
     def variables(self, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> dict[str, TensorSpec]:
-        """Return shape and dtype of each variable in a container, by name. Arguments as for `assign`, errors as for `run`."""
+        """Return shape and dtype of each variable in a container, by name. The arguments are those of
+        `assign`, the errors those of `run`.
+        """
         found = self._call_task("variables", task, timeout_in_ms, "session.variables", container)
         return dict(found)
 
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
-        """Return every task of the cluster, and whether it is up. Waits only for the target."""
+        """Return every task of the cluster with its state. This waits only for the target."""
         cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
         up = listening(cluster.addresses)
         due = time.monotonic() + TASK_PROBE_S
@@ -228,7 +231,9 @@ class Session:
         return found
 
     def stop_task(self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0) -> None:
-        """Stop the server of a task, as `Server.stop(grace)` does. Returns when the task has the request, before it has stopped."""
+        """Stop the server of a task, as `Server.stop(grace)` does. This returns when the task has received the request, before the task has
+        stopped.
+        """
         connection = self._reach(task, due := self._due(timeout_in_ms), "stop_task")
         self._wait(connection, "stop_task", due, "server.stop", grace_s(grace))
 
@@ -251,12 +256,12 @@ class Session:
         """Clear containers on all tasks of the target's cluster that are up, and end every session with this target.
 
         Args:
-          containers: names of the containers; None or empty: all containers.
+          containers: names of the containers; None or an empty list means all containers.
           config: `operation_timeout_in_ms`, which is used if `timeout_in_ms` is 0.
 
         Raises:
           NotFoundError: `target` is not the target of a task.
-          DeadlineExceededError: no server replied in time.
+          DeadlineExceededError: the target did not reply within the time-out.
           UnavailableError: a task could not be reached; the text names it.
         """
         address, credentials = _place(target, keys_dir, token_file)
@@ -271,7 +276,9 @@ class Session:
                 raise DeadlineExceededError(text) from None
 
     def close(self) -> None:
-        """Close the session: pending operations end with CancelledError, and the variables of an isolated session are freed. Idempotent."""
+        """Close the session. Operations under way end with CancelledError, and the variables of an isolated
+        session are freed. Idempotent.
+        """
         with self._lock:
             if self._closed:
                 return
@@ -288,7 +295,7 @@ class Session:
             each.client.close()
 
     def snapshot(self) -> SessionSnapshot:
-        """Return an immutable record of this moment: pending operations and connections. Does not call any task."""
+        """Return an immutable record of this moment: operations under way and connections. This calls no task."""
         with self._lock:
             connections = [self._master, *self._other_connections.values()]
         names = tuple(each.name for each in connections if each.opened)
@@ -314,7 +321,7 @@ class Session:
         return _due(timeout_in_ms, config)
 
     def _reach(self, task: Any, due: float, operation: str) -> _Connection:
-        """Return the connection to a task, as soon as the task has opened this session."""
+        """Wait until a task has opened this session, and return the connection to the task."""
         cluster = self._get_cluster(due, operation)
         if task is None:
             return self._master
@@ -365,7 +372,7 @@ class Session:
             with self._lock:
                 if not self._closed:
                     self._pending.add(result)
-            if self._closed:  # `close` has run between the check and the lock, and has not seen this call
+            if self._closed:  # `close` has run between the check and the lock, so it has not cancelled this call
                 result.cancel()
             return result.get_value()
         except OpError as error:
@@ -375,9 +382,9 @@ class Session:
             result.cancel()  # after Ctrl-C no caller waits for the call; a call that has ended is not affected
 
     def _fail(self, error: OpError, connection: _Connection, operation: str) -> NoReturn:
-        """Raise `error` again, with the names of task and operation that the user knows."""
+        """Raise the error of a call with a text that names the operation and the task as the user knows them."""
         name = connection.name
-        # FAILED_PRECONDITION: the client was closed before the call was made.
+        # FAILED_PRECONDITION means that the client was closed before the call was made.
         if self._closed and error.error_code in (CANCELLED, FAILED_PRECONDITION):
             raise CancelledError(f"{operation} on {name}: the session was closed (Session.close)") from None
         if isinstance(error, UnavailableError):
@@ -403,7 +410,7 @@ def _missing(operation: str, connection: _Connection) -> str:
 
 
 def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
-    """Return the "host:port" of a target, and the places of the keys and the token for it."""
+    """Return the "host:port" of a target, and the places of the keys and of the token with which to connect."""
     credentials = getattr(target, "credentials", None)
     text = target if isinstance(target, str) else getattr(target, "target", None)
     scheme, separator, address = text.rpartition("://") if isinstance(text, str) else ("", "", "")
@@ -433,7 +440,9 @@ def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
-    """Return the deadline of an operation that begins now, by its own time-out, or by that of the config if it has none."""
+    """Return the deadline of an operation that begins now. If the operation has no time-out of its own, the
+    time-out in the config applies.
+    """
     limit_s = min(_limit_s(timeout_in_ms), inf if timeout_in_ms > 0 else _limit_s(config.get(options.TIMEOUT, 0)))
     return time.monotonic() + limit_s
 

@@ -1,14 +1,15 @@
-"""The sessions of a task: the functions that it runs for its clients, the variables that it keeps for them, and resets.
+"""The sessions of a task: the functions that the task runs for clients, the variables that it holds for them, and resets.
 
 Rules
-    A session is a number that its client has drawn. A task learns of a session when the client first uses that task. The session's master
-    is the task that the client has as its target.
-    A session sees the variables that all sessions share. An isolated session sees its own, which are freed when it is closed or lost.
+    A session is identified by a random number of its client. A task learns of a session when the client first uses that task. The session's
+    master is the task that the client has as its target.
+    A session sees the variables that all sessions share. An isolated session sees only its own variables, which are freed when the session
+    is closed or lost.
     A container is a named group of variables. A client requests a reset from one task. That task clears containers of its shared variables,
-    and has each other task that is up and visible to it do the same. It also ends every session of which it is the master: pending and
-    later requests of the session fail with ABORTED, even at a task that the session has not used before.
-    Functions run in threads of a pool, many at the same time, because one may wait for the effect of another. Python cannot stop a thread
-    from outside, so `zmqdist.cancelled()` becomes true in a function whose caller has gone.
+    and has each other task that is up and visible to it do the same. It also ends every session of which it is the master. Then running and
+    later requests of that session fail with ABORTED, even at a task that the session has not used before.
+    Functions run in threads of a pool, many at the same time, because one function may wait for the effect of another function. Python
+    cannot stop a thread from outside, so `zmqdist.cancelled()` becomes true in a function whose caller has gone.
     The methods accept pickles only from peers whose role may send code.
 
 Only the loop uses the tables of sessions; threads of the pool do the work that may take time.
@@ -51,19 +52,21 @@ from zmqdist.transport.peer import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1
-"""The first item of the reply to "session.run". After VALUE follow the parts of a packed value, after RAISED a packed error."""
+"""The first item of the reply to "session.run". After VALUE follow the parts of a packed value, and after RAISED follows a packed error."""
 
 _of_thread = threading.local()
 
 
 def current_server() -> Any:
-    """Return the server that runs the calling function for a session; None if no server does."""
+    """Return the server that runs the calling function for a session; None if no session runs the function."""
     sessions: Sessions | None = getattr(_of_thread, "sessions", None)
     return None if sessions is None else sessions.server()
 
 
 def current_variables(of: Sessions) -> Variables:
-    """Return the variables of a server that the calling function sees: those that all sessions share, if this server does not run it."""
+    """Return the variables of a server that the calling function sees. If this server does not run the function, return the variables that
+    all sessions share.
+    """
     return _of_thread.variables if getattr(_of_thread, "sessions", None) is of else of.shared
 
 
@@ -71,9 +74,9 @@ class _Session:
     """One session at this task.
 
     Attributes:
-      ended: the reason why requests of this session fail; "" while they do not fail.
+      ended: the reason why requests of this session fail, because the session has ended; "" while it has not ended.
       peer: the connection through which the session was used last.
-      running: calls of the session that have no reply yet.
+      running: RPC calls of the session that have no reply yet.
     """
 
     def __init__(self, variables: Variables, is_master: bool) -> None:
@@ -85,7 +88,7 @@ class _Session:
 
 
 class Sessions:
-    """The sessions of one server. `server` is a weak reference to it.
+    """The sessions of one server. `server` is a weak reference to this server.
 
     Attributes:
       shared: the variables of all sessions that are not isolated.
@@ -100,7 +103,9 @@ class Sessions:
         self._sessions: dict[int, _Session] = {}
         self._used_by: dict[Peer, set[int]] = {}
         self._ended: OrderedDict[int, str] = OrderedDict()
-        """The reason for each session that a reset has ended before it used this task; for the last SESSIONS_MAX of them."""
+        """The reason for the end of each session that a reset has ended before the session used this task. The dict has the last
+        SESSIONS_MAX of them.
+        """
         self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
         self._functions_lock = threading.Lock()
         self._pool = HandlerPool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
@@ -119,7 +124,9 @@ class Sessions:
         node.on_close.append(self.stop)
 
     def stop(self, until: float) -> None:
-        """Refuse new requests, wait for the running ones until `until` (on `time.monotonic`), and then ask them to end."""
+        """Refuse new requests, and wait for the running requests until `until` (on `time.monotonic`). Then fail them, and ask their
+        functions to end.
+        """
         self._stopping = True
         self._pool.wait_idle(max(0.0, until - time.monotonic()))
         try:
@@ -128,17 +135,19 @@ class Sessions:
             self._over = True
 
     def _give_up(self) -> None:
-        """Fail the running calls. A function that was asked to end may return anything, and its value must not be taken for a result."""
+        """Fail the running calls, and then ask their functions to end. A function that was asked to end may return anything, so its value
+        must not become the reply.
+        """
         text = f"{self._name} was stopped, and this operation had not ended within the grace; it may continue there"
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))
-        # The flag is set after the calls have failed: a function that sees it may return, and its value must not become the reply.
+        # The flag that asks functions to end is set after the calls have failed, because a function that sees the flag may return at once.
         self._over = True
         self._pool.stop()
 
     def figures(self) -> tuple[int, int, int, int]:
-        """Return four numbers: of sessions, sessions that a reset ended before they used this task, cached functions, and running calls."""
+        """Return four counts: sessions, sessions that a reset ended before they used this task, cached functions, and running calls."""
         return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
 
     # -- sessions, in the loop ---------------------------------------------------------------------------------------------
@@ -157,7 +166,7 @@ class Sessions:
         call.reply([list(self._node.me), self._addresses(), self._filters(), config])
 
     def _addresses(self) -> dict[str, dict[int, str]]:
-        """Return the addresses of the cluster's tasks. This task's address has the port that was bound."""
+        """Return the addresses of the cluster's tasks. The address of this task has the port that was bound."""
         spec = self._node.spec
         found = {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
         found[self._node.me[0]][self._node.me[1]] = self._node.address
@@ -175,7 +184,7 @@ class Sessions:
             raise AbortedError(text)
         if known.ended:
             raise AbortedError(known.ended)
-        if known.peer is not peer:  # the session has reconnected, so cancel the timer after which it would be lost
+        if known.peer is not peer:  # the session has reconnected: cancel the timer that would end the session as lost
             known.peer = peer
             self._used_by.setdefault(peer, set()).add(session)
             self._node.loop.set_timer(("session", session), None, self._check_serving)  # None cancels the timer
@@ -212,7 +221,7 @@ class Sessions:
     # -- resets ------------------------------------------------------------------------------------------------------------
 
     def _reset(self, call: PendingCall, containers: list[str]) -> None:
-        """Clear containers on all tasks, and end the sessions whose master is this task."""
+        """Clear containers on all tasks that are up, and end the sessions whose master is this task."""
         self._check_serving()
         mine = [number for number, session in self._sessions.items() if session.is_master]
         reason = f"Session.reset was called at {self._name} since this session began: make a new one"
@@ -220,7 +229,9 @@ class Sessions:
         self._pool.submit(self._clear_others, call, containers, mine, reason)
 
     def _clear_others(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
-        """Have the other tasks clear their containers, and reply to the caller of the reset. Runs in a thread of the pool."""
+        """Have the other tasks clear their containers, and then reply to the client that has requested the reset. This runs in a thread of
+        the pool.
+        """
         try:
             due = min(call.due, time.monotonic() + GRACE_S)
             filters = self._definition.cluster_device_filters
@@ -281,7 +292,9 @@ class Sessions:
         call.reply(self._use(session, call.peer).variables.specs(container))
 
     def _copy(self, session: _Session, call: PendingCall, array: Any, act: Callable[[], None]) -> None:
-        """Call `act` in the loop for a small array, because a copy takes no longer than passing it to a thread; else in the pool."""
+        """Call `act`, which copies an array. For a small array call it in the loop, because the copy takes no longer than handing it to a
+        thread; else in the pool.
+        """
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()
         else:
@@ -291,7 +304,7 @@ class Sessions:
 
     def _run(self, call: PendingCall, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
         known = self._use(session, call.peer)
-        # `_call` empties the list, so that no stack frame keeps a large argument alive while the function runs.
+        # `_call` empties this list, so that no stack frame keeps a large argument alive while the function runs.
         box = list(parts)
         self._begin(known, call, lambda: self._call(known, call, function, is_constant, box))
 
@@ -330,7 +343,9 @@ class Sessions:
         call.reply(reply)
 
     def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
-        """Return the function with the large arrays that it captures. If it captures nothing mutable, it is unpickled once and kept."""
+        """Return the unpickled function, with the large arrays that it captures. A function that captures no mutable objects is unpickled
+        once and then cached.
+        """
         pickled = function[0]
         if not is_constant or len(pickled) > INLINE_BYTES_MAX:
             return unpacked(function)  # type: ignore[no-any-return]
@@ -348,12 +363,12 @@ class Sessions:
 
 
 def sendable(packed: trusted.Packed) -> list[Any]:
-    """Return the result of `trusted.pack` in a form that the safe codec takes: the pickle, and each large buffer as an array of bytes."""
+    """Return the result of `trusted.pack` in a form that the safe codec accepts: the pickle, and each large buffer as an array of bytes."""
     if isinstance(packed, bytes):
         return [packed]
     return [packed[0], *(np.frombuffer(part, np.uint8) for part in packed[1:])]
 
 
 def unpacked(parts: list[Any]) -> Any:
-    """Return the object that `sendable` has prepared at the other side. Its arrays use the memory in which they arrived."""
+    """Return the object that the peer has packed with `sendable`. The object's arrays use the memory in which they arrived."""
     return trusted.unpack(parts[0]) if len(parts) == 1 else trusted.unpack_parts(parts)

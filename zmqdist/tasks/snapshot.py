@@ -1,4 +1,4 @@
-"""The results of `Server.snapshot` and `Session.snapshot`: figures of one moment, for operators of a cluster and for tests.
+"""The results of `Server.snapshot` and `Session.snapshot`: figures of one moment, for people who run a cluster and for tests.
 
 A snapshot is cheap, and any thread can take one. Its parts are read one after another, so they may be some microseconds apart.
 """
@@ -13,12 +13,12 @@ from zmqdist.coordination.snapshot import KeeperSnapshot
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group of which this task is the leader, while some of its members wait for the others.
+    """A group of which this task is the leader and in which some members wait for the others.
 
     Attributes:
       name: name of the group.
       arrived: members that have announced the next operation, by rank.
-      missing: members that have not announced it, by rank.
+      missing: members that have not announced the next operation, by rank.
     """
 
     name: str
@@ -28,13 +28,13 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class WatchRow:
-    """Another task that this task watches, because it has waited for it before.
+    """A watched task: another task for which this task has waited at least once.
 
     Attributes:
-      task: name of the other task.
-      state: "unseen" (this task has never heard from the other one), "up" or "gone".
-      incarnation: the last incarnation of the other task that this one has seen; 0 for none.
-      message: how the other task ended; "" unless it has gone.
+      task: name of the watched task.
+      state: "unseen" (this task has never heard from the watched task), "up" or "gone".
+      incarnation: the last incarnation of the watched task that this task has seen; 0 if it has seen no incarnation.
+      message: how the watched task ended; "" unless the state is "gone".
     """
 
     task: str
@@ -52,18 +52,18 @@ class TaskSnapshot:
       incarnation: incarnation of this process, as other tasks know it.
       mail_items, mail_bytes: messages that have arrived in this task's mailbox and were not received yet.
       mail_waits: calls of `recv` that wait.
-      mail_unconfirmed: messages that this task has sent and that, as far as it knows, may still be on their way.
-      groups: the groups of which this task is the leader and whose members wait for each other.
-      collective_calls: announcements and pieces of arrays that this task has sent to others, and that have no reply yet.
+      mail_unconfirmed: messages that this task has sent and that, as far as this task knows, may still be on the way.
+      groups: the groups of which this task is the leader and in which some members wait for the others.
+      collective_calls: announcements and pieces of arrays that this task has sent to other tasks and that have no reply yet.
       watched: the tasks that this task watches, by name.
-      connections: tasks to which it has opened a connection, by name.
-      calls: number of calls in flight over those connections; each watch of a task is one call.
+      connections: tasks to which this task has opened a connection, by name.
+      calls: number of calls in flight over these connections; each watch of a task is one call.
       keeper: the barriers, keys and states of all tasks if this task is the leader of the cluster; else None.
       sessions: number of sessions that have used this task, and that are neither closed nor lost.
-      sessions_refused: number of sessions that a reset has ended before they used this task, and that it remembers in order to refuse them.
-      functions_cached: number of sessions' functions that are kept for their next run.
+      sessions_refused: number of sessions that a reset has ended before they used this task, and that this task remembers to refuse them.
+      functions_cached: number of unpickled functions of sessions that are cached for their next run.
       functions_running: number of functions and copies of variables for which sessions wait.
-      faults: number of exceptions that callbacks of the loop have raised. Each is a bug of zmqdist, and the log has its traceback.
+      faults: number of exceptions that callbacks of the loop have raised. Each exception is a bug of zmqdist, and its traceback is logged.
     """
 
     task: str
@@ -92,8 +92,8 @@ class SessionSnapshot:
 
     Attributes:
       pending: number of operations that wait for a task.
-      connections: tasks that the session has used, by name; the address stands for a name that is not known yet.
-      functions_pickled: number of times a function was pickled. A function that captures nothing mutable is pickled once.
+      connections: tasks that the session has used, by name, or by address while the name is not known.
+      functions_pickled: number of times that a function was pickled. A function that captures no mutable objects is pickled once.
     """
 
     pending: int

@@ -1,18 +1,19 @@
-"""Which of the watched tasks are up, as far as this task has noticed. No I/O.
+"""The decision which of the watched tasks are up, as far as this task has noticed. No I/O.
 
 Theory of operation
-    A task is watched from the first time that this task waits for it. The watch is a call without a reply: it ends with the process at the
-    other end, when the connection ends or ZeroMQ's heartbeats stop. The first watch of a task carries no incarnation and waits for a
-    server, because the task may not have started yet; the task replies with its incarnation, and the next watch carries that one.
-    A task may end before its first watch has shown its incarnation. Then the end of its own connection to this task shows that it was up.
+    This task watches another task from the first time that it waits for that task. A watch is a call that carries the
+    incarnation of the watched task. It gets no reply, so it fails when that incarnation ends, because then the connection ends or ZeroMQ's
+    heartbeats stop. The first watch, and each watch after such an end, carries no incarnation and waits for a server, because the task may
+    not have started yet. The task replies to it with its incarnation, which the next watch carries.
+    A task may end before it has replied to the first watch. Then the end of its own connection to this task shows that it was up.
 
 Promises, checked by tests/sim/simulations/watches.py
-    W1  each watched task has one watch in flight, unless this task's server was stopped or the task has refused the watch
-    W2  a task whose seen incarnation has ended counts as gone until another incarnation replies to a watch or sends a message, which
+    W1  each watched task has one watch in flight, unless this task's server was stopped or the watched task has refused the watch
+    W2  a task whose seen incarnation has ended counts as gone until another incarnation of it replies to a watch or sends a message, which
         another task may pass on
     W3  a late message of an incarnation of which this task has noticed the end does not make the task up again
     W4  a task is reported as gone only after its process or a connection between the two tasks has ended
-    W5  without further faults each watched task that runs is up in its current incarnation
+    W5  without further faults each watched task that runs counts as up in its current incarnation
 
 Not here: the calls themselves (liveness.py), and what the end of a task means for groups and messages (collectives.py, mail.py).
 """
@@ -27,12 +28,14 @@ from zmqdist.coordination.replies import Task, task_name
 from zmqdist.errors import OK, UNAVAILABLE
 
 ENDED_KEPT: Final = 8
-"""Ended incarnations of a task that are remembered. A message of an earlier one would have been on its way for as many restarts."""
+"""Number of ended incarnations of a task that this task remembers, so that their late messages do not count. A message of an older
+incarnation would have been on its way for as many restarts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTask:
-    """Send a watch to a task. `incarnation` is the one that this task knows; 0: none, so the call waits for a server to appear."""
+    """Send a watch to a task. `incarnation` is the incarnation that this task knows. If it is 0, the call waits for a server to appear."""
 
     task: Task
     incarnation: int
@@ -40,7 +43,7 @@ class WatchTask:
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """Call a task over the present connection. The call must fail with that connection instead of waiting for the next one."""
+    """Call a task over the present connection. The call must fail with this connection instead of waiting for the next connection."""
 
     task: Task
 
@@ -65,18 +68,18 @@ WatchEffect: TypeAlias = WatchTask | ProbeTask | ReportSeen | ReportGone
 
 
 class WatchedTasks:
-    """The watched tasks of one task; the module's docstring has the rules. Each method is one event."""
+    """The tasks that one task watches; the module's docstring has the rules. Each method is an event or a query."""
 
     def __init__(self, me: Task) -> None:
         self._me = me
         self._addresses: dict[Task, str] = {}
         self._incarnations: dict[Task, int] = {}
-        """The incarnation that last replied to a watch. It stays known after its end."""
+        """The incarnation of each task that last replied to a watch. It stays in this dict after its end."""
         self._last_speaker: dict[Task, int] = {}
-        """The incarnation that last sent a message over a connection of its own."""
+        """The incarnation of each task that last sent a message over a connection of its own."""
         self._gone_messages: dict[Task, str] = {}
         self._ended: dict[Task, deque[int]] = {}
-        """The last incarnations of which this task has noticed the end."""
+        """The last incarnations of each task of which this task has noticed the end."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -84,65 +87,68 @@ class WatchedTasks:
         return sorted(self._addresses)
 
     def is_watched(self, task: Task) -> bool:
-        """Return whether this task needs no watch: it is watched already, or it is the task that watches."""
+        """Return whether `task` needs no new watch, because it is watched already or is the watching task itself."""
         return task == self._me or task in self._addresses
 
     def incarnation(self, task: Task) -> int:
-        """Return the incarnation that last replied to a watch, also after its end; 0 for none."""
+        """Return the incarnation of a task that last replied to a watch, also after its end; 0 if no incarnation has replied."""
         return self._incarnations.get(task, 0)
 
     def gone_message(self, task: Task) -> str:
-        """Return the error text for a task that has gone; "" for one that is up or was never seen."""
+        """Return the error text for a task that has gone; "" for a task that is up or was never seen."""
         return self._gone_messages.get(task, "")
 
     # -- events -----------------------------------------------------------------------------------------------------------
 
     def watched(self, task: Task, address: str) -> list[WatchEffect]:
-        """This task waits for another one, which is watched from now on."""
+        """Note that this task waits for another task, which is watched from now on."""
         if self.is_watched(task):
             return []
         self._addresses[task] = address
         return [WatchTask(task, 0)]
 
     def heard_from(self, task: Task, incarnation: int, connected: bool | None) -> None:
-        """A message of this incarnation of a task has arrived, so the task is up, even if its watch has not noticed yet.
+        """Note that a message of this incarnation of a task has arrived, so that the task is up, even if its watch has not shown this yet.
 
         Args:
-          connected: whether the connection that carried the message is still open; None: another task has passed the message on.
+          connected: whether the connection that carried the message is still open; None if another task has passed the message on.
         """
         if connected is None:
-            # The task that passed it on has heard from this incarnation directly, and reports its end. Only an end that this task has
-            # noticed itself counts for more.
+            # The task that passed the message on will report the end of this incarnation, from which it has heard directly.
+            # Only an end that this task itself has noticed counts for more.
             ended = incarnation in self._ended.get(task, ())
         elif connected:
             self._last_speaker[task] = incarnation
             ended = incarnation == self._incarnations.get(task)
         else:
-            ended = True  # `connection_ended` has come, or is about to
+            ended = True  # `connection_ended` was called for this end, or is about to be called
         if not ended and self._gone_messages.pop(task, ""):
-            # Until the new incarnation replies to the watch, the end of its connection to this task shows its end (connection_ended).
+            # Until the new incarnation replies to the watch, only the end of its connection to this task shows its end (connection_ended).
             self._incarnations.pop(task, None)
 
     def connection_ended(self, task: Task, connected: bool) -> list[WatchEffect]:
-        """The connection of a task to this one has ended.
+        """Note that the connection of another task to this task has ended.
 
         Args:
-          connected: whether this task is connected to the other one. Then that connection decides, after the replies that the task sent
-            before its end.
+          connected: whether this task has a connection to the other task. If so, that connection decides whether the other task has ended,
+            after it has delivered the replies that the other task sent before its end.
         """
-        if task not in self._addresses or task in self._incarnations:  # once it has replied, its watch shows its end
+        if task not in self._addresses or task in self._incarnations:
+            # the other task has replied to a watch, so the next watch shows its end
             return []
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
-        """A probe has ended. A reply shows that the watch, which was sent before, has arrived, so the watch shows the end of the task."""
+        """Note that a probe has ended. A reply shows that the watch, which was sent before the probe, has arrived, so that the watch will
+        show the end of the task.
+        """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 
     def watch_ended(self, task: Task, code: int, message: str, incarnation: int) -> list[WatchEffect]:
-        """The watch of a task has ended.
+        """Note that the watch of a task has ended.
 
         Args:
-          code, message: OK with the incarnation of the task, or the error of the call.
+          code, message: OK if the task has replied with `incarnation`, or the error of the call.
         """
         if code == OK:
             if (before := self._incarnations.get(task, incarnation)) != incarnation:
@@ -150,11 +156,11 @@ class WatchedTasks:
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
-        # This holds for a first watch, too: a call that is lost in flight had reached the task.
+        # This also holds for a first watch, because a call that was lost in flight had been sent to a task that was up.
         effects = self._gone(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]
-        del self._addresses[task]  # it has refused the watch; the next wait for it sends another one
+        del self._addresses[task]  # the task has refused the watch; the next wait for the task sends another watch
         return effects
 
     def _gone(self, task: Task, code: int, message: str) -> list[WatchEffect]:

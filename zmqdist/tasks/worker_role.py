@@ -1,15 +1,16 @@
-"""The worker in a task's server: when a coordinator invites the task, the task starts a WorkerServer beside its other parts.
+"""The worker in a task's server: when a coordinator invites the task, the task starts a WorkerServer in its process.
 
 A coordinator (training/worker_recruiter.py) has its own dispatcher, and recruits tasks whose servers were started without any knowledge of
-it. It sends each task the dispatcher's address, and the index under which the worker must register.
+that dispatcher. It sends each task an invitation: the dispatcher's address, and the index under which the worker must register.
 
 Rules
     A task works for one program at a time. The program may have several dispatchers, because it may have several strategies.
-    While a dispatcher of the current program is in contact, an invitation of another program is refused, with the address of the current
-    dispatcher. If none is in contact, or if the invitation names the same dispatcher, the new program takes over. Its workers start without
-    any state of the previous ones, so that a restarted coordinator begins clean.
-    An invitation that was accepted before has no further effect, so a coordinator that is in doubt can repeat it.
-    The worker ends when its dispatcher has been away for the orphan limit in the invitation, and when its server ends.
+    While a dispatcher of the current program is in contact, the task refuses an invitation of another program, with an error that has the
+    address of the current dispatcher. If no dispatcher of the current program is in contact, or if the invitation names the current
+    dispatcher, the new program takes over. Its workers start without any state of earlier workers, so that a restarted coordinator begins
+    clean.
+    An invitation that was accepted before has no further effect, so a coordinator that is in doubt can repeat the invitation.
+    The worker ends when its dispatcher has been away for the orphan limit in the invitation, or when the task's server stops.
 
 Not here: the worker itself (scheduling/worker/runtime.py).
 """
@@ -34,13 +35,15 @@ if TYPE_CHECKING:
     from zmqdist.scheduling.worker.runtime import WorkerServer
 
 INVITE: Final = "zmqdist.worker.invite"
-"""Arguments: address of the dispatcher, index of the worker, slots, number of the program, orphan limit in seconds."""
+"""The method for invitations. Arguments: address of the dispatcher, index of the worker, slots, number of the program, orphan limit in
+seconds.
+"""
 
 STARTED, ALREADY = "started", "already"
 """Replies to an invitation."""
 
 IDLE_JOBS: Final = ("ps", "evaluator")
-"""Jobs that run no functions for a coordinator. An invitation that reaches one of their tasks was sent to a wrong address."""
+"""Jobs whose tasks run no functions for a coordinator. An invitation that reaches such a task was sent to a wrong address."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,14 @@ class _Invited:
 
 
 class WorkerRole:
-    """The workers of one server. It must be made before the server's node serves."""
+    """The workers of one task's server. Make this object before the server's node serves."""
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
         """Register the method for invitations.
 
         Args:
-          config: the config of the server: "slots" (functions that run at the same time; by default the number in the invitation) and
-            "worker_processes" (False: slots are threads of this process, which cannot be cut off).
+          config: the config of the server. "slots" is the number of functions that run at the same time, by default the number in the
+            invitation. If "worker_processes" is False, slots are threads of this process, which cannot be ended from outside.
 
         Raises:
           InvalidArgumentError: one of these options has an invalid value.
@@ -82,8 +85,8 @@ class WorkerRole:
     def _invite(
         self, call: PendingCall, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
     ) -> None:
-        """Validate an invitation, in the loop. A thread then starts the worker, because the start waits for the dispatcher."""
-        # Imported late, because most servers are never invited.
+        """Check an invitation, in the loop. Then have a thread start the worker, because the start waits for the dispatcher."""
+        # Imported late, because most tasks are never invited.
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:
@@ -110,7 +113,7 @@ class WorkerRole:
         threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
 
     def _accept(self, config: Any, program: int) -> str:
-        """Start the worker. Return when the dispatcher has registered it."""
+        """Start the worker. Return when the dispatcher has registered the worker."""
         from zmqdist.scheduling.worker.runtime import WorkerServer
 
         with self._lock:
@@ -134,7 +137,8 @@ class WorkerRole:
         except BaseException:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
-            if self._closed:  # the stop of this server ended the start, which shows nothing about the dispatcher
+            if self._closed:
+                # the stop of this server has ended the worker's start, which shows nothing about the dispatcher
                 raise UnavailableError(f"{task_name(self._node.me)} is stopping") from None
             raise
         return STARTED

@@ -19,7 +19,7 @@ from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> NDArray[Any]:
     """Return an uninitialized array, as `numpy.empty` does, but in shared memory, so that `freeze` needs no copy.
 
-    Use it for a large array that you fill once and then freeze. It occupies a file descriptor while it lives.
+    Use it for a large array that you fill once and then freeze. The array occupies a file descriptor until it is collected.
 
     Args:
       shape: as in NumPy.
@@ -44,15 +44,16 @@ def empty_like(a: NDArray[Any]) -> NDArray[Any]:
 def freeze(a: NDArray[Any]) -> NDArray[Any]:
     """Return an array of the same content that no process can change any more; `a` itself stays writable.
 
-    Freeze an array that you send often, or to many processes of this host. They share its memory, so that sending it costs the same
-    whatever its size. It is read-only in each process that receives it. Its memory is freed when no process refers to it any more.
+    Freeze an array that you send often, or to many processes of this host. The processes share the memory of the frozen array, so that
+    sending the array costs the same whatever its size. The array is read-only in each process that receives it. Its memory is freed when no
+    process refers to the array any more.
 
     Args:
-      a: an array. A whole array from `empty` is frozen in place, and its own memory becomes a private copy-on-write mapping; any other
-        array is copied once. A frozen array is returned as it is.
+      a: an array. If `a` is a whole array from `empty`, its memory is frozen without a copy, and `a` itself becomes a private copy-on-write
+        mapping of that memory. Any other array is copied once. A frozen array is returned as it is.
 
     Raises:
-      TypeError: `a` is not an array, or is of a subclass, whose mask, fields or rules would be lost.
+      TypeError: `a` is not an array, or is of a subclass of ndarray: the mask, fields or rules of a subclass would be lost.
       InvalidArgumentError: `a` holds Python objects.
     """
     _check_array("freeze", a)

@@ -2,25 +2,26 @@
 
 Rule 1: each side of a connection has one `OutboundTransfers` for the parts that it sends and one `InboundTransfers` for those it receives.
 Rule 2: the caller reports an event by a method call, and acts on the return value.
-Rule 3: a wrong chunk is an outcome and not an exception: it ends its own transfer and no other.
+Rule 3: a wrong chunk raises no exception. `arrived` returns WRONG, and only the transfer of that chunk fails.
 
 Theory of operation
     A transfer is the large parts of one message. The header of the message announces their sizes, so that the receiver allocates each
     part once. The chunks of a transfer follow as messages of their own; other messages pass between them, and transfers take turns.
 
-    The window belongs to the connection and not to a transfer, because unacknowledged bytes of any transfer lie in the queues before
-    every small message. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk as soon
-    as it has taken it out of the queue, even an unwanted one, so that either side may end a transfer at any moment without further
-    messages.
+    A window bounds the unacknowledged bytes of all transfers of a connection together, because a small message queues behind the bytes of
+    every transfer. The link decides how large the window and the chunks are (pace.py). The receiver acknowledges each chunk as soon as it
+    has taken the chunk out of the queue, even if it does not want the chunk. So either side may end a transfer at any moment without
+    further messages.
 
 Promises, checked by tests/machines/test_bulk.py and in simulation (tests/sim/test_rpc.py)
     P1  The chunks of a transfer leave in order and contain each byte of its parts once; no chunk is longer than its pace allows.
     P2  No chunk leaves for which its pace has no room, whatever the number of transfers.
-    P3  After a transfer has sent a chunk, every other transfer that has chunks left sends one before it sends the next.
-    P4  A transfer is complete when each of its bytes has arrived in order. The first chunk that is repeated, out of order or too long
-        fails it, once. No chunk is accepted for a transfer that is complete or failed, or that was ended.
-    P5  A chunk that arrives is acknowledged at once, even if its transfer is over, because the sender measures the link by it. The
-        exception is the first of two chunks of CHUNK_BYTES, while more is awaited: only a fast link has chunks of this size.
+    P3  Between two chunks of one transfer, every other transfer that has chunks left sends a chunk.
+    P4  A transfer is complete when each of its bytes has arrived in order. The first chunk that is repeated, out of order or too long makes
+        the transfer fail, once. No chunk is accepted for a transfer that is complete or failed, or that was ended.
+    P5  A chunk that arrives is acknowledged at once, even if its transfer is over, because the sender measures the link by acknowledgments.
+        The exception are chunks of CHUNK_BYTES, which only a fast link has: while more chunks are awaited, two of them are acknowledged
+        together.
     P6  No state is left of a transfer that is over.
 
 Not here: the memory and the socket (transfers.py), the meaning of the parts (rpc/payload.py).
@@ -45,7 +46,9 @@ class OutgoingChunk(NamedTuple):
 
 
 class _Progress:
-    """The place that a transfer has reached. `part` is the first part that is not complete; it equals len(sizes) when all are."""
+    """The place that a transfer has reached. `part` is the index of the first incomplete part, or len(sizes)
+    when all parts are complete.
+    """
 
     __slots__ = ("offset", "part", "sizes", "total")
 
@@ -99,7 +102,7 @@ class OutboundTransfers:
 
     @property
     def bytes_left(self) -> int:
-        """Bytes that are unsent, or sent and not acknowledged."""
+        """Bytes of large parts that are unsent, or sent and not acknowledged."""
         unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._queue.values())
         return self.pace.unacknowledged + unsent
 
@@ -113,7 +116,8 @@ class OutboundTransfers:
             self.pace.sent(nbytes, now)
             del self._queue[id]
             if not place.advance(nbytes):
-                self._queue[id] = place  # last in the queue, so that the other transfers send a chunk first (P3)
+                # this transfer moves to the end of the queue, so that the other transfers send a chunk first (P3)
+                self._queue[id] = place
             return piece
         return None
 
@@ -129,7 +133,7 @@ class OutboundTransfers:
 LATE: Final = 0
 """The transfer of the chunk is over: discard the chunk."""
 MORE: Final = 1
-"""The chunk was accepted; others will follow."""
+"""The chunk was accepted; further chunks of the transfer will follow."""
 DONE: Final = 2
 """The chunk was accepted and was the last one: the transfer is complete."""
 WRONG: Final = 3
@@ -172,7 +176,8 @@ class InboundTransfers:
         return place.part_bytes_left
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
-        """Note that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or WRONG; call `credit_after` in each case.
+        """Note that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or WRONG. Whatever the result, call
+        `credit_after` next.
 
         The caller has written the bytes of the chunk only if `room_at` allowed them.
         """
@@ -193,7 +198,9 @@ class InboundTransfers:
         return MORE
 
     def credit_after(self, nbytes: int) -> int:
-        """Return how many bytes to acknowledge after a chunk of `nbytes`; 0 to acknowledge none yet (P5)."""
+        """Return how many bytes to acknowledge after a chunk of `nbytes`; 0 if the chunk is acknowledged
+        together with the next chunk (P5).
+        """
         if self._uncredited == 0 and nbytes == CHUNK_BYTES and self._progress:
             self._uncredited = nbytes
             return 0
@@ -201,7 +208,9 @@ class InboundTransfers:
         return taken
 
     def idle_credit(self) -> int:
-        """Return how many bytes to acknowledge without a new chunk: those that P5 held back, once no more chunks are awaited."""
+        """Return how many bytes to acknowledge although no new chunk has arrived. Once no more chunks are awaited, these are the bytes of a
+        chunk that was to be acknowledged together with the next one (P5).
+        """
         if self._progress:
             return 0
         taken, self._uncredited = self._uncredited, 0

@@ -3,23 +3,24 @@
 Rule 1: each method is an event (past tense), and its return value tells the caller what to do now: which messages to send, or which
         calls have ended, so that the caller wakes the waiting threads. No method waits, reads a clock or touches a socket.
 Rule 2: each table has one owner, which calls it under its lock (client) or in its loop (server).
-Rule 3: every blocking call passes this module twice on each side, so its hot path is one record for each call and plain dicts.
+Rule 3: every blocking call passes through this module twice on each side, so the hot path uses only plain dicts and one record for each
+        call.
 
 Theory of operation
-    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). Without a server, all calls
-    wait for one. With a server, calls wait to be batched: the first call leaves at once; the calls that are made while it is in flight
-    leave together when a reply arrives, when a thread waits for one of them, or when a message is full. When the connection is lost, the
-    calls in flight end with UNAVAILABLE: the server may have executed them, so they are never sent again. Waiting calls go on waiting.
-    The bound on eager arguments: a client must not fill the server's memory. So it sends arguments before the server has room for them
-    only while the arguments of its unanswered calls fit into a window. Beyond the window, a call with large parts is sent without these
-    parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless it is so small
-    that it does not count (`counted_bytes`; client and server apply the same rule). Small calls pass, so that a handler can wait for a
-    small call of the very client whose large calls keep the server busy.
-    The server accepts a call only if it names the server's incarnation, and if the peer has fewer than `pending_max` unanswered calls.
+    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). Without a server, all calls wait
+    for one. With a server, calls wait to be batched: the first call leaves at once; the calls that are made while it is in flight leave
+    together when a reply arrives, when a thread waits for one of them, or when a message is full. When the connection is lost, the calls in
+    flight end with UNAVAILABLE: the server may have executed them, so they are never sent again. Waiting calls go on waiting.
+    A client must not fill the server's memory. So it sends arguments eagerly, which means before the server has room for them, only while
+    the arguments of all its unanswered calls fit into a window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is
+    sent without these parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless
+    its arguments are so small that they do not count (`counted_bytes`; client and server apply the same rule). Small calls are never held
+    back, so that a handler can wait for a small call of the very client whose large calls keep the server busy.
+    The server accepts only calls that name its incarnation, from peers that have fewer than `pending_max` unanswered calls.
     The server drops a call whose reply is no longer wanted: it was cancelled, is past its deadline, or its connection has ended.
 
 Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
-    P1  A call ends exactly once: value, remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of the refusal.
+    P1  A call ends exactly once: with a value, a remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of a refusal.
     P2  Of all attempts to send a call, at most one delivers it; a call that was in flight is never sent again.
     P3  A call is sent only to a server whose hello has arrived, and names the incarnation in that hello.
     P4  A table keeps no state of a call that has ended, or of a peer whose connection has ended.
@@ -27,10 +28,10 @@ Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/t
     P6  A peer has at most `pending_max` unanswered calls; the reply to the next one is RESOURCE_EXHAUSTED.
     P7  Calls leave in the order in which they were made, except those that are held back (P9). A message has at most BATCH_ITEMS_MAX
         calls and is closed at BATCH_BYTES_MAX; a call with frames has a message of its own.
-    P8  A call does not wait to be batched if nothing is in flight, if a full message waits, or if it has frames.
-    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, or those of one call. If a
-        call does not fit and has more than CHUNK_BYTES in its frames, it leaves without them; other counted calls are held back in the
-        order in which they were made. A call that counts nothing waits for neither.
+    P8  A call does not wait to be batched if no call is in flight, if the waiting calls fill a message, or if the call has frames.
+    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, or belong to a single call. If a
+        call does not fit and has more than CHUNK_BYTES in its frames, it leaves without its frames. Other counted calls are held back, in
+        the order in which they were made. A call whose arguments do not count is never held back.
 
 Not here: the content of a body (wire/safe.py), the threads that wait (channel.py), the execution of a call (rpc/service.py).
 """
@@ -53,7 +54,7 @@ from zmqdist.limits import (
 from zmqdist.messages import Call, CancelCall, Reply
 
 NEVER_S: Final = 1e9
-"""Seconds on the owner's clock, 30 years: a call whose `due` is later has no deadline."""
+"""Time on the owner's clock in seconds, 30 years after its zero: a call whose `due` is later has no deadline."""
 
 Frames: TypeAlias = Sequence[Any]
 """Payload frames: buffers whose content only the caller and the handler interpret."""
@@ -78,14 +79,15 @@ class ClientCall:
 
     Attributes:
       method, body, frames: the request; the owner empties `body` and `frames` after it has sent them.
-      due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` for never.
-      id: number in the table; 0 before `submitted`.
-      ended: whether the call has ended. Then `code` (0: a value), `message`, `body` and `frames` are those of the reply.
+      due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` if the call has no deadline.
+      id: number of the call in the table; 0 before `submitted`.
+      ended: whether the call has ended. Then `code`, `message`, `body` and `frames` hold the reply; code 0 means that it is a value.
       waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead of waiting for one.
-      bounded: False for a call that P9 ignores, because the server starts its method at once and bounds it in another way.
-      nbytes: the bytes that it counts for P9, 0 before `submitted`.
+      bounded: False if P9, the bound on eager arguments, ignores the call, because the server starts its method at once and bounds it in
+        another way.
+      nbytes: the bytes of arguments that count for P9; 0 before `submitted`.
       held: whether the call was sent without its large parts.
-      allocate: function that returns the memory for the large parts of the reply; None for fresh memory.
+      allocate: function that returns the memory for the large parts of the reply; None means fresh memory.
       waiters, callbacks: lists that belong to the owner; None until it needs them.
     """
 
@@ -137,12 +139,13 @@ class ClientCalls:
     """The calls of one client to one address.
 
     Attributes:
-      incarnation: the incarnation of the connected server; 0 while none is connected.
+      incarnation: the incarnation of the connected server; 0 while no server is connected.
       in_flight: sent calls by number, in the order in which they were made.
-      waiting: unsent calls by number, in the same order; they wait for a server, or to be batched with others.
+      waiting: unsent calls by number, in the order in which they were made; they wait for a server, or to be batched with other calls.
       waiting_bytes: bytes of the bodies in `waiting`.
       eager_bytes: bytes of counted arguments that the calls in flight have sent eagerly (P9).
-      held_back: calls that wait for replies to others (P9), in order. *Invariant*: each was made before every call in `waiting`.
+      held_back: calls that wait for replies to other calls (P9), in the order in which they were made. *Invariant*: each was made before
+        every call in `waiting`.
       deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*: each call's `due` is at this time or later.
     """
 
@@ -162,7 +165,8 @@ class ClientCalls:
         self.held_back: dict[int, ClientCall] = {}
 
     def submitted(self, call: ClientCall) -> bool:
-        """Add a new call, which then waits to be sent. If too many calls are open, or it needs a server and none is connected, it ends now.
+        """Add a new call, which then waits to be sent. The call ends at once if too many calls are open, or if it does not wait for a
+        server and no server is connected.
 
         Returns:
           Whether the caller should send the waiting calls now, although no thread waits for a reply yet (P8).
@@ -193,7 +197,7 @@ class ClientCalls:
 
     def next_message(self) -> list[ClientCall]:
         """Return the calls to send as one message, and count them as in flight. Return an empty list if no call may leave, or no server is
-        known.
+        connected.
         """
         if not self.incarnation:
             return []
@@ -215,7 +219,7 @@ class ClientCalls:
     def _next_calls(self, source: dict[int, ClientCall]) -> list[ClientCall]:
         """Take from `source` (`held_back` or `waiting`) the first calls that fit into one message, and return them.
 
-        Waiting calls that may not leave are moved to `held_back`.
+        Calls of `waiting` that P9 does not let leave are moved to `held_back`.
         """
         held_back = self.held_back
         resumes = source is held_back
@@ -249,7 +253,7 @@ class ClientCalls:
         return calls
 
     def _may_send(self, call: ClientCall, first: bool = True) -> bool:
-        """Return whether P9 lets a counted call leave now, perhaps without its large parts.
+        """Return whether P9, the bound on eager arguments, lets a call leave now, perhaps without its large parts.
 
         Args:
           first: whether no earlier call is held back.
@@ -271,7 +275,7 @@ class ClientCalls:
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
-        """Note that the connection did not take the message of these calls: they wait again, before all other waiting calls."""
+        """Note that the connection did not take the message with these calls. The calls wait again, before all other waiting calls."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
         self.eager_bytes -= sum(call.nbytes for call in unsent.values())
         self._requeue(unsent)
@@ -281,14 +285,12 @@ class ClientCalls:
         self.incarnation = incarnation
 
     def server_leaving(self) -> None:
-        """Note that the server said goodbye: it replies to the calls in flight and accepts no new ones, which wait for its next
-        incarnation.
-        """
+        """Note that the server said goodbye. The server still replies to the calls in flight; new calls wait for its next incarnation."""
         self.incarnation = 0
         self._requeue({})
 
     def connection_lost(self) -> list[ClientCall]:
-        """Note that the connection has ended, and that all its messages were read. Return the calls that have ended with it."""
+        """Note that the connection has ended, and that all its messages were read. Return the calls that end because of this."""
         self.incarnation = 0
         self.eager_bytes = 0
         self._requeue({})
@@ -307,7 +309,7 @@ class ClientCalls:
         return ended
 
     def replied(self, reply: Reply, frames: Frames) -> ClientCall | None:
-        """Note that a reply has arrived. Return the call that ended; None if it had ended before."""
+        """Note that a reply has arrived. Return the call that has ended now; None if the call had ended before."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
             self.eager_bytes -= call.nbytes
@@ -319,7 +321,9 @@ class ClientCalls:
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:
-        """End a call that its caller cancels, unless it has ended. Return the message for the server; None if the call was not sent."""
+        """End a call that its caller cancels, unless it has ended. Return the message that cancels the call at the server; None if the call
+        was not sent.
+        """
         if call.ended:
             return None
         in_flight = self._forget(call)
@@ -327,7 +331,9 @@ class ClientCalls:
         return CancelCall(call.id) if in_flight else None
 
     def ticked(self, now: float) -> list[ClientCall]:
-        """End and return the calls whose deadline has passed. The server needs no message, because each request told it the time left."""
+        """End and return the calls whose deadline has passed. The server needs no message, because each request contained the time left
+        until its deadline.
+        """
         if now < self.deadline:
             return []
         ended = [call for calls in self._tables() for call in calls.values() if call.due <= now]
@@ -374,12 +380,12 @@ class ClientCalls:
 
 
 class ServedCall:
-    """One call in a server's table. Any thread may call `is_wanted`; all else belongs to the loop's thread.
+    """One call in a server's table. Any thread may call `is_wanted`; only the loop's thread uses the rest.
 
     Attributes:
       dropped: whether the call was cancelled or finished, or its connection has ended.
-      due: time on the server's clock at which the caller stops waiting; `inf` for never.
-      on_dropped: a function of the owner, to be called when the call is no longer wanted; None if the owner needs no notice.
+      due: time on the server's clock at which the caller stops waiting; `inf` if the call has no deadline.
+      on_dropped: a function of the table's owner, to be called when the reply is no longer wanted; None if the owner needs no notice.
     """
 
     __slots__ = ("dropped", "due", "id", "on_dropped", "peer")
@@ -404,7 +410,7 @@ class ServerCalls:
         self._pending_max = pending_max
         self._by_peer: dict[Hashable, dict[int, ServedCall]] = {}
         self.repeated = 0
-        """Number of calls that were refused because their number was in use: a fault of the peer."""
+        """Count of calls that were refused because their call number was in use, which is a fault of the peer."""
 
     def __len__(self) -> int:
         return sum(map(len, self._by_peer.values()))
@@ -418,7 +424,7 @@ class ServerCalls:
         )
 
     def call_arrived(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
-        """Add a call whose reply will take time. Return its record, or the reply that refuses it."""
+        """Add a call whose reply will take time. Return the record of the call, or the reply that refuses the call."""
         refused = self.stale_reply(call)
         if refused is not None:
             return refused
@@ -432,10 +438,10 @@ class ServerCalls:
         return served
 
     def finished(self, served: ServedCall, now: float = -inf) -> bool:
-        """Remove a call that has run, or that is not wanted. Return whether to send its reply: True at most once for each call.
+        """Remove a call that has run, or whose reply is not wanted. Return whether to send its reply: True at most once for each call.
 
-        After the deadline the reply is not sent: a method that has stopped because of `cancelled()` may have returned anything, and the
-        caller's own deadline was earlier.
+        After the deadline no reply is sent, because a method that has stopped because of `cancelled()` may have returned anything, and
+        because the client has already ended the call.
         """
         calls = self._by_peer.get(served.peer)
         if calls is not None and calls.get(served.id) is served:
@@ -446,10 +452,10 @@ class ServerCalls:
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
-        """Mark a call as not wanted: it will not start, and no reply is sent. It counts as unanswered until `finished`.
+        """Mark a call as cancelled: it will not start, and no reply is sent. The call counts as unanswered until `finished`.
 
         Returns:
-          The call; None if it had its reply or was cancelled before.
+          The call; None if it was cancelled before or is not in the table.
         """
         served = self._by_peer.get(peer, {}).get(id)
         if served is None or served.dropped:
@@ -464,7 +470,7 @@ class ServerCalls:
             self.finished(served)
 
     def peer_gone(self, peer: Hashable) -> list[ServedCall]:
-        """Drop all calls of a connection that has ended; return those that were still wanted."""
+        """Drop all calls of a connection that has ended; return the calls that were still wanted."""
         dropped = [served for served in self._by_peer.pop(peer, {}).values() if not served.dropped]
         for served in dropped:
             served.dropped = True

@@ -8,26 +8,29 @@ Theory of operation: leader and followers
     A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
 
-    Calls that no thread waits for gather and leave together (calls_machine.py): with the next use of the socket that reads a reply or
-    waits for one, with every CHECK_EVERY_CALLS-th call, or by the reader thread, which wakes every GATHER_S while calls gather.
+    Calls that no thread waits for are gathered and leave together (calls_machine.py), with the next use of the socket that reads a reply or
+    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread sends them, which wakes every GATHER_S.
 
-    A leader spins for SPIN_S before it sleeps, unless spinning was in vain or others wait: waking a thread takes as long as a quick reply.
+    A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
+    spin while followers wait, nor after several spins in vain.
 
 Rules
-    R1  Each use of the socket is under the lock. Before a thread releases the lock, it queries EVENTS last and finds no input, because
-        ZeroMQ's descriptor signals an edge only, and any use may consume it. Exceptions: no call is in flight; the thread that has sent
-        leads next, and queries before it sleeps or leaves; while large transfers move, the lock is released with input left, so that
-        other threads can take it, and the eventfd then signals that input.
-    R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread
-        while there is no leader, opens and closes sockets: so no descriptor number is reused while the leader polls it.
+    R1  Each use of the socket is under the lock. The last use of the socket before a thread releases the lock is a query of EVENTS that
+        shows no input, because ZeroMQ's descriptor signals only new input, and any use of the socket may consume that signal. There are
+        three exceptions: no call is in flight; the thread that has sent a call becomes the leader, and queries EVENTS before it sleeps or
+        leaves; or large transfers are under way. Then a thread releases the lock with input left, so that other threads can take the lock,
+        and the eventfd signals that input.
+    R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread while
+        there is no leader, opens and closes sockets, so that no descriptor number is reused while the leader polls that number.
     R3  A follower sleeps on its own lock, never on another thread's.
     R4  A leader that leaves, for any reason, promotes a follower, if there is one.
     R5  The thread that takes a follower out of `_followers` (`dict.pop` decides which) releases the follower's lock.
-    R6  A follower that wakes decides under the channel's lock: has the call ended, is it the leader now, has the time passed?
-    R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock
-        (interrupt_guard.py). If a signal handler of the program raises inside, the reply that was being read may be lost, but no
-        thread is left waiting without a leader.
-    R8  No wait is longer than SLICE_S. Input that is found only because a slice has ended is counted in `stalls`: it is a bug.
+    R6  A follower that wakes finds out under the channel's lock whether its call has ended, it was promoted, or the deadline has passed.
+    R7  While the main thread runs code of the channel, Ctrl-C sets a flag and wakes the main thread; KeyboardInterrupt is raised outside
+        the lock (interrupt_guard.py). If a signal handler of the program raises inside the channel, the reply that was being read may be
+        lost, but no thread is left waiting without a leader.
+    R8  A thread sleeps for at most SLICE_S at a time. If it finds input only because this time has passed, the wait is counted in `stalls`,
+        because a signal was lost: a bug.
 
 Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the lock.
 
@@ -60,27 +63,27 @@ log = logging.getLogger("zmqdist.transport")
 
 SLICE_S: Final = 1.0
 GATHER_S: Final = 0.002
-"""Seconds for which calls that no thread waits for are kept, to be sent together; the delay is at most twice as long."""
+"""Seconds for which calls that no thread waits for are gathered, to be sent together. A call is delayed by at most twice this time."""
 CHECK_EVERY_CALLS: Final = 32
-"""Number of gathered calls between two checks for replies: a check costs as much as gathering a few calls."""
+"""Number of gathered calls between two checks for replies, because a check costs as much as gathering a few calls."""
 SPIN_S: Final = 0.0002
-"""Seconds for which a leader polls before it sleeps. A round trip on one host takes as long, if the reply is ready at once."""
+"""Seconds for which a leader polls before it sleeps: as long as a round trip on one host takes, if the server replies at once."""
 SPINS_IN_VAIN_MAX: Final = 4
-"""Number of vain spins in a row after which replies count as slower than SPIN_S: then only every SPIN_AGAIN-th wait spins."""
+"""Number of vain spins in a row after which replies count as slow, so that a leader spins only in every SPIN_AGAIN-th wait."""
 SPIN_AGAIN: Final = 32
 FRESH_S: Final = 0.0002
-"""Seconds after a check in which a new call relies on the connection without another check: a blocking call has just made one."""
+"""Seconds after a check of the connection in which a new call does not check again, because a blocking call has just made that check."""
 YIELD_S: Final = 0.0001
 """Seconds for which the leader of a large transfer sleeps after it has woken a thread, so that this thread can run."""
 LINGER_S: Final = 0.5
-"""Seconds that messages have to leave which were sent right before `close`."""
+"""Seconds that messages which were sent right before `close` have to leave."""
 _NO_THREAD: Final = 0
-# Channels with callbacks to call. This set keeps them alive, because the collector must not finalize a channel whose reader sleeps.
+# Channels with callbacks to call. This set keeps them from being collected, even while their reader threads sleep.
 _channels_with_callbacks: Final[set[Channel]] = set()
 
 
 class _Sleeper:
-    """A sleeping thread. *Invariant*: its lock is held while it is in `_followers` or `_parked`."""
+    """A thread that sleeps on a lock of its own. *Invariant*: the lock is held while the sleeper is in `_followers` or `_parked`."""
 
     __slots__ = ("call", "lock", "promoted", "thread")
 
@@ -93,17 +96,17 @@ class _Sleeper:
 
 
 def _release(sleepers: dict[_Sleeper, None], sleeper: _Sleeper) -> None:
-    """Wake a sleeper, unless another thread does so (R5). The handler of Ctrl-C calls this, too, at any point of the main thread."""
+    """Wake a sleeper, unless another thread does so (R5). The handler of Ctrl-C may call this at any point of the main thread."""
     if sleepers.pop(sleeper, sleeper) is None:
         sleeper.lock.release()
 
 
 class Channel:
-    """Calls to one address, from any number of threads. Dropping the last reference closes it.
+    """The client's side of calls to one address, for any number of threads. Dropping the last reference closes the channel.
 
     Attributes:
       address: "host:port".
-      stalls: number of waits that ended with their slice although there was input (R8). Always 0 in a program without bugs.
+      stalls: number of waits that lasted SLICE_S although there was input (R8). A value above 0 is a bug of zmqdist.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello) -> None:
@@ -132,7 +135,7 @@ class Channel:
     # -- what callers do ------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall) -> None:
-        """Send the call and return at once. Small frames are copied; large ones (transfers.py) belong to the call from now on.
+        """Send the call and return at once. Small frames are copied. Large frames (transfers.py) belong to the call from now on.
 
         On a closed channel the call ends at once with FAILED_PRECONDITION. Raises FailedPreconditionError after a fork.
         """
@@ -171,7 +174,7 @@ class Channel:
         return call.ended
 
     def cancel(self, call: ClientCall) -> bool:
-        """End the call with CANCELLED and tell the server; return False if the call had ended before."""
+        """End the call with CANCELLED, and send the server a message that cancels it. Return False if the call had ended before."""
         with self._guard, self._lock:
             if call.ended or self._closed:
                 return False
@@ -180,7 +183,7 @@ class Channel:
             return True
 
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
-        """Have `fn(call)` called once when the call has ended: in the reader thread, or here and now if it has ended already."""
+        """Have the reader thread call `fn(call)` once when the call has ended. If it has ended already, this thread calls `fn` at once."""
         with self._guard, self._lock:
             if not call.ended:
                 if call.callbacks is None:
@@ -196,7 +199,7 @@ class Channel:
         fn(call)
 
     def close(self) -> None:
-        """End all pending calls with CANCELLED, and close the connection. Messages just sent have LINGER_S to leave. Idempotent."""
+        """End all unanswered calls with CANCELLED, and close the connection. Messages just sent have LINGER_S to leave. Idempotent."""
         if self._guard.forked:
             return
         with self._guard, self._lock:
@@ -213,7 +216,7 @@ class Channel:
             self._wake_reader()
 
     def is_sent(self, call: ClientCall) -> bool:
-        """Return whether the call was sent, so that it ends with the connection. Otherwise it waits for a server, or to be batched."""
+        """Return whether the call was sent, so that it ends if the connection is lost."""
         return not self._connection.table.is_unsent(call)
 
     @property
@@ -228,7 +231,7 @@ class Channel:
 
     def __del__(self) -> None:
         if "_guard" in self.__dict__ and not self._guard.forked:
-            # A stream's finalizer in the same garbage may have passed a reference to this channel to a thread, which may hold the lock.
+            # The finalizer of a stream that is collected too may have passed this channel to a thread, which may hold the lock.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
@@ -242,7 +245,7 @@ class Channel:
     # -- sending --------------------------------------------------------------------------------------------------------
 
     def _gather(self, call: ClientCall) -> bool:
-        """Add a call that can be batched, without the socket and so without the guard. Return False if the call needs `_submit`."""
+        """Add a call that can be batched. This does not use the socket, so it needs no guard. Return False if the call needs `_submit`."""
         self._guard.check()
         with self._lock:
             connection, table = self._connection, self._connection.table
@@ -260,7 +263,7 @@ class Channel:
         return True
 
     def _submit(self, call: ClientCall, waits: bool) -> bool:
-        """Submit a new call. Return whether this thread is the leader now, which requires that it `waits`."""
+        """Submit a new call. Return whether this thread has become the leader, which happens only if `waits` is True."""
         now = monotonic()
         with self._turnstile, self._lock:
             if self._closed:
@@ -276,7 +279,8 @@ class Channel:
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
-                self._ensure_reader()  # perhaps no thread reads when the server acknowledges, requests parts or replies
+                # perhaps no other thread reads the server's acknowledgments, requests for parts and replies
+                self._ensure_reader()
             lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:
                 self._leader = get_ident()
@@ -288,7 +292,7 @@ class Channel:
             return lead
 
     def _ensure_connecting(self, now: float, waits: bool) -> None:
-        """Maintain the connection now, and have a thread do so later, because a call waits for a server."""
+        """Maintain the connection now, and make sure that a thread maintains it later, because a call waits for a server."""
         if self._leader == _NO_THREAD:
             self._connection.maintain(now)
         else:
@@ -297,11 +301,11 @@ class Channel:
             self._ensure_reader()
 
     def _begin_gathering(self) -> None:
-        """Have the reader thread send the gathering calls soon."""
+        """Have the reader thread send the gathered calls soon."""
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
-            # The reader thread leads, and may sleep in its poll.
+            # The leader is the reader thread: it may sleep in its poll for longer than GATHER_S.
             if self._leader != _NO_THREAD and self._leader_call is None:
                 os.eventfd_write(self._wake_fd, 1)
 
@@ -329,7 +333,7 @@ class Channel:
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
         """Read for all threads until the call has ended."""
-        slice_ms = 0.0  # query EVENTS before the first sleep, because this thread or another has sent (R1)
+        slice_ms = 0.0  # query EVENTS before the first sleep, because a thread may just have sent a message (R1)
         try:
             while True:
                 ready = self._connection.poll(slice_ms) if slice_ms else self._spin()
@@ -341,7 +345,7 @@ class Channel:
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
-        except BaseException:  # from a signal handler of the program, or a bug: the other threads need a leader (R4)
+        except BaseException:  # raised by a signal handler or a bug; the other threads need a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
                     self._connection.read_arrived()
@@ -350,7 +354,7 @@ class Channel:
             raise
 
     def _spin(self) -> list[tuple[int, int]]:
-        """Poll for SPIN_S, if staying awake is worthwhile, and return the ready descriptors."""
+        """Poll without sleeping for SPIN_S, unless followers wait or recent spins were in vain. Return the ready descriptors."""
         if self._followers:
             return []
         if self._spins_in_vain >= SPINS_IN_VAIN_MAX:
@@ -363,7 +367,7 @@ class Channel:
             if monotonic() >= end:
                 self._spins_in_vain += 1
                 return ready
-            sched_yield()  # ZeroMQ's own thread may need this core
+            sched_yield()  # so that ZeroMQ's own thread can run on this core
         self._spins_in_vain = 0
         return ready
 
@@ -374,13 +378,13 @@ class Channel:
             self._guard.wake = lambda: _release(followers, me)
         try:
             while True:
-                # A Ctrl-C that arrived before `wake` was set did not wake this thread.
+                # A Ctrl-C that arrived before `wake` was set did not wake this thread, which then must not sleep.
                 slice_s = 0.0 if shielded and self._guard.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
                 with self._turnstile, self._lock:
                     if self._ends_sleep(me, call, shielded):
                         return me.promoted
-        except BaseException:  # as in _lead
+        except BaseException:  # raised by a signal handler of the program, or by a bug
             with self._lock:
                 self._leave_followers(me, call)
             raise
@@ -389,7 +393,7 @@ class Channel:
                 self._guard.wake = None
 
     def _ends_sleep(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Return whether this follower's sleep is over (R6). If `promoted` is set, it is the leader now."""
+        """Return whether this follower's sleep is over (R6). If `me.promoted` is set then, the follower is the leader now."""
         asleep = me in self._followers
         if call.ended or (shielded and self._guard.interrupted):
             self.stalls += call.ended and asleep
@@ -403,7 +407,7 @@ class Channel:
             return True
         self._connection.expire(monotonic())
         self._wake_waiters()
-        if not call.ended and not asleep:  # a Ctrl-C woke it, but its flag was cleared meanwhile
+        if not call.ended and not asleep:  # a Ctrl-C woke this thread, but the flag `interrupted` was cleared meanwhile
             self._followers[me] = None
         return call.ended
 
@@ -433,7 +437,7 @@ class Channel:
             self._wake_reader()
 
     def _slice_ms(self, due: float) -> float:
-        """Return how many milliseconds a leader may sleep: until `due` or the connection's next step, and at most a slice."""
+        """Return how many milliseconds a leader may sleep: until `due` or the connection's next step, and at most SLICE_S."""
         connection_due = self._connection.due
         due = due if connection_due is None else min(due, connection_due)
         return max(0.0, min(SLICE_S, due - monotonic()) * 1000)
@@ -441,7 +445,7 @@ class Channel:
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
     def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
-        """Do the leader's work after a poll that could sleep for `slept_ms`: read, maintain the connection, end late calls."""
+        """Read messages, maintain the connection and end late calls, after the leader's poll, which could sleep for `slept_ms`."""
         connection = self._connection
         if self._closed:
             return
@@ -453,7 +457,7 @@ class Channel:
                 tend = True
             else:
                 announced = True
-        # Only a whole slice counts, because input often arrives just when a shorter sleep ends.
+        # Only a sleep of SLICE_S counts as a stall, because input often arrives just when a shorter sleep ends.
         unannounced = not ready and slept_ms >= SLICE_S * 1000 and not connection.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
@@ -468,7 +472,7 @@ class Channel:
             self._wake_waiters(self._leader)
 
     def _check_connection(self, now: float) -> None:
-        """Read the messages that have arrived and maintain the connection, in a thread that does not lead and will not wait."""
+        """Read the messages that have arrived, and maintain the connection, without waiting. Use this while there is no leader."""
         self._checked_at = now
         connection = self._connection
         connection.read_arrived()
@@ -480,7 +484,7 @@ class Channel:
         ended = self._connection.ended
         for call in ended:
             if call is self._leader_call and self._leader != reader:
-                os.eventfd_write(self._wake_fd, 1)  # R2
+                os.eventfd_write(self._wake_fd, 1)  # wakes the leader from its poll (R2)
             if call.waiters is not None:
                 self._woke_waiters = True
                 for follower in call.waiters:
@@ -520,14 +524,15 @@ class Channel:
         for fn, call in to_call:
             try:
                 fn(call)
-            except BaseException:  # the reader thread must go on, because other callbacks are due
+            except BaseException:
+                # the reader thread must survive a callback that raises, because other callbacks are due
                 log.exception("a callback of a call to %s raised", self.address)
         to_call.clear()
         with self._lock:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # another thread may have released it after the sleep
+            me.lock.acquire(False)  # another thread may have released the lock after this thread's sleep
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())
@@ -564,7 +569,7 @@ class Channel:
                 self._step_down()
 
     def _send_gathered(self) -> None:
-        """Send the gathered calls. If there are none, or no server is connected, end gathering, so that the reader may sleep longer."""
+        """Send the gathered calls. Without such calls or a server, end gathering, so that the reader thread may sleep longer."""
         table = self._connection.table
         if table.waiting and table.incarnation:
             if self._leader == _NO_THREAD:
@@ -575,15 +580,15 @@ class Channel:
 
 
 def _yield_to_others(turnstile: LockType, woke: bool) -> Literal[False]:
-    """Let threads that wait for the lock take it, because a leader that takes it again at once would starve them. Return the new `woke`."""
-    if woke:  # else the woken thread would wait for the GIL for a whole switch interval
+    """Let the threads that wait for the channel's lock take it before this leader does. Return the new value of `_woke_waiters`."""
+    if woke:  # without the sleep, the woken thread would wait for the GIL for a whole switch interval
         sleep(YIELD_S)
     with turnstile:
         return False
 
 
 def _reader_main(channel_ref: weakref.ref[Channel]) -> None:
-    """Run the reader thread. It refers to the channel only while it works, so that an unused channel can be collected meanwhile."""
+    """Run the reader thread. While the thread sleeps, it does not refer to the channel, so that an unused channel can be collected."""
     me = _Sleeper(None)
     while (channel := channel_ref()) is not None:
         sleep_s = channel.reader_turn(me)

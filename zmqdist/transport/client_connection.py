@@ -3,9 +3,9 @@
 Rules
     One thread at a time uses a connection, and no method waits.
     A call that ends is appended to `ended`; the owner wakes the threads that wait for it, and empties the list.
-    After any use of the socket, EVENTS is queried last and all input is read (R1 in channel.py names the exceptions).
+    After any use of the socket, a method queries EVENTS last, and reads all input (R1 in channel.py gives the reason and the exceptions).
     Before the socket of a lost connection is closed, all messages that the connection has delivered are read.
-    Several calls leave as one message (calls_machine.py says when). Code that reads a reply also sends the calls that have gathered
+    Several calls leave as one message (calls_machine.py says when). A method that reads replies also sends the calls that were gathered
     meanwhile.
 
 Not here: which thread uses the connection, and which threads wait (channel.py); when to connect, and what a failure means (connector.py).
@@ -81,7 +81,9 @@ class ProcessContext:
 
 
 process_context = ProcessContext()
-"""The context of the running process. A fork replaces it, so always read it as `client_connection.process_context`."""
+"""The ZeroMQ context of the running process. A fork replaces this variable, so read it as `client_connection.process_context` and do not
+import it by name.
+"""
 
 
 def _forked() -> None:
@@ -99,9 +101,9 @@ class ClientConnection:
       table: the call table.
       ended: calls that have ended, for which the owner has not woken the waiting threads yet.
       poll: `poll(timeout_ms)` over all descriptors that this connection needs; each attempt to connect replaces the function.
-      monitor_fd: one of those descriptors; `maintain` must be called after its input.
+      monitor_fd: the descriptor of the monitor, which `poll` includes; the owner calls `maintain` after input of the monitor.
       strays: number of messages that were dropped because the client did not understand or expect them.
-      sent, received: number of messages since this object was made.
+      sent, received: number of messages since the connection object was made.
       bulk: the large parts of calls and replies, on the current connection.
     """
 
@@ -131,7 +133,8 @@ class ClientConnection:
         socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
-        backend: Any = super(zmq.Socket, socket)  # pyzmq's wrappers cost as much as the calls themselves
+        # called without pyzmq's wrappers, which take as long as the functions of libzmq themselves
+        backend: Any = super(zmq.Socket, socket)
         self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
@@ -153,11 +156,13 @@ class ClientConnection:
 
     @property
     def due(self) -> float | None:
-        """The latest time for the next call of `maintain`, besides those after input of the monitor; None if only that input matters."""
+        """The time at which the owner must call `maintain`, even without input of the monitor; None if only
+        input of the monitor matters.
+        """
         return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
-        """Return the current figures. The owner passes the figures that only it knows."""
+        """Return the current figures of the client. The owner passes the figures that only the owner knows."""
         table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
@@ -189,15 +194,17 @@ class ClientConnection:
     # -- out --------------------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall, waits: bool) -> None:
-        """Add a new call, and send it if it may leave now. A call that the table refuses ends at once. The caller must query EVENTS.
+        """Add a new call, and send it if it may leave now. A call that the table refuses ends at once. The caller must query EVENTS
+        afterwards.
 
         Args:
-          waits: whether a thread waits for the call, so that the call must not be kept to be sent with others.
+          waits: whether a thread waits for the call. If so, the call does not wait to be batched.
         """
         if self.table.submitted(call) or waits:
             self._send_waiting()
         if call.frames and self.table.is_unsent(call) and not is_large(call.frames):
-            call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
+            # copied, because the caller may change its arrays after this method
+            call.frames = [bytes(frame) for frame in call.frames]
 
     def flush(self) -> None:
         """Send waiting calls, if a server is connected, and read the messages that have arrived."""
@@ -205,7 +212,7 @@ class ClientConnection:
         self.read_arrived()
 
     def cancel(self, call: ClientCall) -> None:
-        """End a call that its caller cancels. Do nothing if it has ended."""
+        """End a call that its caller cancels. Do nothing if the call has ended."""
         if not call.ended:
             message = self.table.cancelled(call)
             self.ended.append(call)
@@ -214,10 +221,10 @@ class ClientConnection:
                 self._put(headers.encode(message))
                 self.read_arrived()
             if self.table.held_back:
-                self.flush()  # a call that was held back may have room now
+                self.flush()  # a call that was held back may be sent now
 
     def fail(self, code: int, message: str) -> None:
-        """End all calls with this error."""
+        """End all unanswered calls of this client with this error."""
         self.bulk.connection_lost()
         self.ended += self.table.failed(code, message)
 
@@ -260,15 +267,16 @@ class ClientConnection:
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def read_arrived(self, announced: bool = False) -> bool:
-        """Read all messages that have arrived, and send the calls that gathered meanwhile. Return whether any message had arrived.
+        """Read all messages that have arrived, and send the calls that were gathered meanwhile. Return whether any message had arrived.
 
         Args:
-          announced: whether the socket's descriptor has signalled, which nearly always means a message.
+          announced: whether the socket's descriptor has signalled input, which nearly always means that a message has arrived.
         """
         if announced:
             try:
                 self._drain()
-            except zmq.Again:  # only the first receive of `_drain` can raise this, and it has queried EVENTS as well
+            except zmq.Again:
+                # only the first receive in `_drain` can raise this, and that receive has also queried EVENTS
                 return False
         elif self._has_input():
             self._drain()
@@ -283,7 +291,7 @@ class ClientConnection:
         return True
 
     def _drain(self) -> None:
-        """Read all messages that have arrived. The caller knows that there is at least one.
+        """Read all messages that have arrived. The caller knows that there is at least one message.
 
         After CHUNKS_PER_TURN messages of large transfers, stop and write the eventfd, so that other threads can take the lock.
         """
@@ -378,7 +386,7 @@ class ClientConnection:
             hello = decode_hello(header, self.address)
         except WireError:
             raise
-        except OpError as error:  # another major version
+        except OpError as error:  # the server speaks another major version of the protocol
             self._note_refusal(error)
             return
         nonce = self.bulk.open_offered_memory(hello)
@@ -394,7 +402,7 @@ class ClientConnection:
     # -- the connection -----------------------------------------------------------------------------------------------------
 
     def maintain(self, now: float) -> None:
-        """Process changes of the connection, and begin a new attempt if it is time. May replace `poll`."""
+        """Process the monitor's events, and begin a new attempt to connect if it is time. May replace `poll`."""
         connector, table = self._connector, self.table
         if self._refused:
             self._refused = False
@@ -407,11 +415,11 @@ class ClientConnection:
         # After the tick, because a new socket and its monitor must be queried once before they are polled (R1).
         for change in connector.read(now):
             if isinstance(change, Up):
-                self._has_input()  # makes the socket notice its connection
+                self._has_input()  # this query makes the socket notice its new connection
                 self._put(self._hello)
             elif isinstance(change, Down):
                 if self._has_input():
-                    self._drain()  # reads what the connection delivered before it was lost
+                    self._drain()  # reads the messages that the connection delivered before it was lost
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S
                 connector.retry(now)
@@ -434,7 +442,9 @@ class ClientConnection:
                 self.flush()
 
     def _cancel_transfers(self, calls: list[ClientCall]) -> None:
-        """Cancel the transfers of expired calls. The server knows the calls' deadlines, but not that chunks are still on the way."""
+        """Cancel the transfers of expired calls. The server knows the calls' deadlines, but it would still
+        send chunks, or wait for chunks.
+        """
         for call in calls:
             if self.bulk.call_ended(call.id):
                 self._put(headers.encode(CancelCall(call.id)))

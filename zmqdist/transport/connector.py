@@ -1,17 +1,18 @@
 """The connection of one DEALER to one address: its attempts, their back-off, and the meaning of the monitor's events.
 
 Rules
-    Each attempt has a new socket and a new monitor. So no message that was queued for an earlier incarnation of the server reaches the
-    next one, and no event of an earlier attempt is mistaken for an event of the current one.
+    Each attempt has a new socket and a new monitor. So no message that was queued for one incarnation of the server reaches the next
+    incarnation, and no event of an earlier attempt is mistaken for an event of the current attempt.
     ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before each attempt (security.py).
-    Each attempt looks a host name up again, so that it finds a server that has returned at another address. The attempts for a name use
-    IPv4 and IPv6 in turn, because the name may have addresses of one kind only, and the server may listen at one kind only.
-    Heartbeats are ZeroMQ's own, and this side sends most of them. They begin HEARTBEAT_IVL_S after the handshake, and the first one tells
-    the server how long to wait for the next. If a client is stopped before its first heartbeat, the server's own rare ones notice it.
+    Each attempt looks a host name up again, so that the client finds a server that has returned at another address. The attempts for a name
+    use IPv4 and IPv6 in turn, because the name may have addresses of one kind only, and the server may listen at one kind only.
+    Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin HEARTBEAT_IVL_S after the handshake, and the first
+    heartbeat tells the server how long to wait for the next. If the client's process is stopped before that, only the server's own, rarer
+    heartbeats show the server that the client is silent.
 
 A connector neither waits nor starts a thread. Its owner, one thread at a time,
     polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py), and calls `read` after input of the monitor;
-    calls `tick` at the time `due`; both return the changes of the connection;
+    calls `tick` at the time `due`; `read` and `tick` return the changes of the connection;
     after a Down reads all messages in the socket, and then calls `retry`.
 """
 
@@ -57,8 +58,9 @@ FIRST_LOOKUP_S: Final = 1.0
 PROBE_STEP_S: Final = 0.005
 
 _open_sockets: Final[set[zmq.Socket[bytes]]] = set()
-"""Sockets of all connectors. This set keeps them alive until their connector closes them. The garbage collector finalizes the parts of a
-dropped client in any order, and must not close its sockets while the client's finalizer still sends waiting calls.
+"""Sockets of all connectors. This set keeps each socket alive until its connector closes the socket. Without this set, the garbage
+collector, which finalizes the parts of a dropped client in any order, could close a socket before the client's finalizer has sent the
+waiting calls.
 """
 
 
@@ -67,8 +69,8 @@ class Connector:
 
     Attributes:
       socket, monitor: the sockets of the current attempt; None between two attempts.
-      due: the time at which the owner calls `tick`, on the clock of its argument; None if only input of the monitor matters.
-      trouble: why the last attempt failed, for the log line of a waiting caller.
+      due: the time at which the owner calls `tick`, on the clock of the argument `now`; None if only input of the monitor matters.
+      trouble: why the last attempt failed, for the log line about a caller that waits for the server.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class Connector:
         return self._watch.up
 
     def tick(self, now: float) -> Rejected | None:
-        """Begin an attempt, abandon one, or take the next step of a probe, if `due` has come. Return a refusal if there is one."""
+        """If `due` has come, begin an attempt to connect, abandon an attempt, or take the next step of a probe. Return the server's refusal
+        if the probe has found one.
+        """
         if self.due is None or now < self.due:
             return None
         if self._probe is not None:
@@ -120,7 +124,9 @@ class Connector:
         return None
 
     def read(self, now: float) -> list[Up | Down | Rejected]:
-        """Read the monitor's events; return the changes that matter to the owner. Call it again while the monitor's EVENTS show input."""
+        """Read the monitor's events, and return the changes of the connection that matter to the owner. Call this again while the monitor's
+        EVENTS show input.
+        """
         changes: list[Up | Down | Rejected] = []
         while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -147,16 +153,16 @@ class Connector:
         self._schedule_attempt(now)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connection; sent messages have `linger_s` seconds to leave. `retry` opens a new one."""
+        """Close the connection; sent messages have `linger_s` seconds to leave. `retry` opens a new connection."""
         self._drop(linger_s)
         self.due = None
         if self._security.voucher is not None:
             self._security.voucher.detach(self)
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """End the connection if this is the key of its server, because the key was revoked. Any thread may call this.
+        """End the connection if its server has shown this key, because the key was revoked. Any thread may call this.
 
-        The descriptor belongs to ZeroMQ, which notices the end; the owner of this connector then gets a Down, as after any other end.
+        ZeroMQ notices that its descriptor was shut down. The owner of this connector then gets a Down, as after any other lost connection.
         """
         fd = self._fd
         if fd >= 0 and key == self._server_key:
@@ -226,7 +232,7 @@ class Connector:
         self.due = now + pause_s * chance.uniform(0.5, 1.0)
 
     def _drop(self, linger_s: float = 0.0) -> None:
-        """Close the socket and the probe, and clear `due`."""
+        """Close the socket, the monitor and the probe, and clear `due`."""
         if self._probe is not None:
             self._probe.close()
             self._probe = None
@@ -263,11 +269,11 @@ class Connector:
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:
-    """Set the options that all connecting sockets have in common. The options of the security are set elsewhere."""
+    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the options of the security."""
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after the handshake
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats do not watch the handshake
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))

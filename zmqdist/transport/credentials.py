@@ -1,4 +1,4 @@
-"""The places of a component's secrets. The user sets them once, and the component passes them on to every process that it starts."""
+"""The places of a component's secrets. The user sets the places once, and the component passes them on to every process that it starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Credentials:
     """Paths of secrets, never the secrets themselves. With the defaults, the secrets are at their usual places (SECURITY.md).
 
     Attributes:
-      voucher: "host:port" of the dispatcher that vouches for the keys of peers; None: the dispatcher in the file `joined`, if there is one.
+      voucher: "host:port" of the dispatcher that vouches for the keys of peers. `None` means the dispatcher that the file `joined` names,
+        or, without this file, no dispatcher.
     """
 
     token_file: str | None = None
@@ -33,15 +34,17 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """Return the credentials of a child process. They have no paths, because the security reads the environment's paths itself."""
+        """Return the credentials of a child process. These credentials have no paths, because `server_security` and `client_security` read
+        the paths in the environment themselves.
+        """
         return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1", voucher=os.environ.get(VOUCHER_VARIABLE))
 
     def vouched_by(self, dispatcher: str) -> Credentials:
-        """Return these credentials, changed so that the dispatcher at "host:port" vouches for the keys of peers."""
+        """Return a copy of these credentials in which the dispatcher at "host:port" vouches for the keys of peers."""
         return replace(self, voucher=dispatcher.removeprefix("zmq://"))
 
     def server(self, host: str, role: str = "server") -> ServerSecurity:
-        """Return the security of a listening socket. `role` decides which key the socket shows, as in `server_security`."""
+        """Return the ServerSecurity of a listening socket. `role` decides which key the socket shows, as in `server_security`."""
         from zmqdist.transport.security import server_security  # imported late, because it imports ZeroMQ
 
         return server_security(
@@ -54,7 +57,9 @@ class Credentials:
         )
 
     def client(self, address: str, role: str, peer: bytes = b"") -> ClientSecurity:
-        """Return the security of a connecting socket. `peer` is the public key that arrived with the address, as in `client_security`."""
+        """Return the ClientSecurity of a connecting socket. `peer` is the public key that arrived with the address, as in
+        `client_security`.
+        """
         from zmqdist.transport.security import client_security
 
         return client_security(
@@ -72,17 +77,18 @@ class Credentials:
         from zmqdist.transport.voucher import voucher_for
 
         joined = load_joined(folder)
-        if joined is None and role == "server":  # a server whose keys `keygen` made judges peers by its own file
+        if joined is None and role == "server":
+            # this server's keys come from `keygen`: it judges peers by its file `authorized`
             return None
         dispatcher = self.voucher or (None if joined is None else joined.dispatcher)
         return None if dispatcher is None else voucher_for(dispatcher, folder, role if joined is None else joined.role)
 
     def environment(self) -> dict[str, str]:
-        """Return a copy of this process's environment that also has these paths, for a child process."""
+        """Return the environment of a child process: a copy of this process's environment, with these credentials added."""
         return {**os.environ, **self.variables()}
 
     def variables(self) -> dict[str, str]:
-        """Return these paths as environment variables."""
+        """Return these credentials as environment variables."""
         given = {
             TOKEN_FILE_VARIABLE: self.token_file,
             KEYS_DIR_VARIABLE: self.keys_dir,

@@ -1,11 +1,11 @@
-"""A connection that a loop owns, as workers and coordinators use it.
+"""The connection to a server that workers and coordinators use. A loop owns it.
 
 Rules
     Each connection begins with a hello from each side. A message that arrives before the server's hello is dropped. If there is no
     connection, `send` returns False, and the owner keeps the message.
-    When a connection is lost, the messages that have arrived are read first; then `on_down` is called; then the connection is tried again,
-    for ever, with back-off.
-    A refusal (`on_refused`) ends the attempts, because the server would refuse the next one as well. `reconnect` begins new ones.
+    When a connection is lost, the messages that have arrived are read first. Then `on_down` is called, and new attempts to connect begin.
+    They go on without limit, with back-off.
+    A refusal (`on_refused`) ends the attempts, because the server would refuse the next attempt as well. `reconnect` begins new attempts.
 
 All callbacks run in the loop's thread. All methods are called in that thread, or before the loop starts. The plain RPC client has a channel
 of its own, without a thread (channel.py).
@@ -41,8 +41,8 @@ class DealerConnection:
     """A connection that exchanges hellos and delivers messages to callbacks; the module's docstring has the rules.
 
     Attributes:
-      up: both hellos have been exchanged and the connection has not been lost since.
-      trouble: why there is no connection, for the log line of a waiting caller.
+      up: whether both hellos have been exchanged and the connection has not been lost since.
+      trouble: why there is no connection, for the log line about a caller that waits for the server.
       dropped: number of messages that were dropped, by reason.
     """
 
@@ -58,7 +58,7 @@ class DealerConnection:
         on_down: Callable[[], None],
         on_refused: Callable[[OpError], None],
     ) -> None:
-        """Make a connection that `connect` starts.
+        """Make a connection object; `connect` begins to connect.
 
         Args:
           hello: the hello that is sent on each new connection.
@@ -106,7 +106,7 @@ class DealerConnection:
         """Send a message without waiting.
 
         Args:
-          frames: the payload. Large frames are not copied, so they must not change until they have left.
+          frames: the payload. Large frames are not copied, so the caller must never change them afterwards.
 
         Returns:
           False if there is no connection; then nothing was sent. True does not promise that the message arrives.
@@ -122,7 +122,7 @@ class DealerConnection:
             self._raw_send(header, _MORE if last else _NOBLOCK)
         except zmq.Again:  # the connection is lost, and the monitor's event about it has not been read yet
             return False
-        # No send below can fail, because ZeroMQ loses a message of a connection that ends only as a whole.
+        # No send below can fail: if the connection ends now, ZeroMQ loses the message as a whole.
         for number, frame in enumerate(frames, 1):
             watched.socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
         return True
@@ -169,7 +169,7 @@ class DealerConnection:
     def _lost(self) -> None:
         while self._read():
             pass
-        if self._closed or self._watched is None:  # a callback for one of the last messages closed it
+        if self._closed or self._watched is None:  # a callback for one of the last messages has closed this connection
             return
         was_up, self.up = self.up, False
         self._connector.retry(self._loop.now())
@@ -186,7 +186,7 @@ class DealerConnection:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> bool:
-        """Read messages up to MESSAGES_PER_WAKE_MAX; return whether more may be waiting."""
+        """Read at most MESSAGES_PER_WAKE_MAX messages. Return whether more messages may be waiting."""
         for _ in range(MESSAGES_PER_WAKE_MAX):
             watched = self._watched  # a callback may have ended the connection
             if watched is None:
@@ -227,7 +227,7 @@ class DealerConnection:
             return
         try:
             hello = decode_hello(header, self.address)
-        except FailedPreconditionError as error:  # ProtocolMismatchError, whose text names both versions
+        except FailedPreconditionError as error:  # the error is a ProtocolMismatchError, whose text names both versions
             self._refuse(error)
             return
         self.up = True
@@ -241,10 +241,10 @@ class DealerConnection:
 
 
 def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """Receive the frames after the header of a message. Each returned view is writable and keeps its frame alive.
+    """Receive and return the frames after the header of a message. Each returned view is writable and keeps its frame alive.
 
-    Return None if the message exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX; all its frames are then dropped. These bounds do not limit the
-    memory of the process, because ZeroMQ holds the whole message in memory before it returns the first frame.
+    Return None, and drop all frames of the message, if it exceeds FRAMES_MAX or PAYLOAD_BYTES_MAX. These bounds do not limit the memory
+    of the process, because ZeroMQ holds the whole message in memory before it returns the first frame.
     """
     frames: list[memoryview] = []
     more, count, nbytes = True, 1, 0

@@ -45,7 +45,7 @@ def endpoint(address: str) -> str:
 
 
 def with_key(address: str, key: bytes) -> str:
-    """Return one text with an address and the public key of the socket that listens there; the address alone if `key` is empty."""
+    """Return one text with an address and the public key of the socket that listens at it, or the address alone if `key` is empty."""
     return f"{address}{_KEY}{key.hex()}" if key else address
 
 

@@ -1,11 +1,11 @@
-"""The guard around the code of a client channel: no thread enters after a fork, and no KeyboardInterrupt occurs inside (R7, channel.py).
+"""The guard around the code of a client channel: no thread enters the code after a fork, and Python raises no KeyboardInterrupt inside it.
 
 While the main thread runs guarded code, the guard replaces Python's handler of SIGINT by its own, which sets a flag and wakes the thread.
-When the thread leaves the guarded code, the flag becomes a KeyboardInterrupt. An exception inside would lose the message that the thread is
-reading.
+When the thread leaves the guarded code, the guard raises KeyboardInterrupt if the flag is set. An exception inside would lose the message
+that the thread is reading.
 
-If Ctrl-C arrives after Python's last check for signals and before the system call that sleeps, the thread notices it when that call
-returns: after one slice (channel.py) at the latest.
+If Ctrl-C arrives after Python's last check for signals and before the system call that sleeps, the thread notices Ctrl-C when that system
+call returns, which is after SLICE_S (channel.py) at the latest.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class InterruptGuard:
     """Use `with guard as shielded:` around all code that takes the channel's lock. It must not be nested.
 
     Attributes:
-      interrupted: Ctrl-C has arrived since the main thread entered, so the main thread should leave. Only a `shielded` thread reads it.
-      wake: the function that the signal handler calls after it has written the eventfd, while the main thread is at any point of its code;
-        None while the main thread does not sleep.
+      interrupted: whether Ctrl-C has arrived since the main thread entered the guarded code. If so, the main thread should leave that code.
+        Only a `shielded` thread reads this flag.
+      wake: the function that the signal handler calls after it has written the eventfd; None while the main thread does not sleep. It must
+        be safe at any point of the main thread's code.
     """
 
     def __init__(self, address: str, wake_fd: int) -> None:

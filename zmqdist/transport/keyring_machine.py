@@ -1,17 +1,18 @@
 """The keyring of a dispatcher: the role of each public key, the open join tokens, and the revoked keys. No I/O, no clock.
 
 Theory of operation
-    The static part is the file `authorized`. A process whose key is not in that file makes a key pair and joins: it sends a join token
-    over a connection that its key authenticates, so the token admits just this key. A token is bound to one name ("worker:3", "submit"),
-    and through the name to a role. The keyring has only the digest of the token's secret.
+    The static part is the file `authorized`. A process whose key is not in that file makes a key pair and joins: it sends a join token over
+    a connection that its key authenticates, so that the token admits only this key. A token is bound to one name ("worker:3", "submit"),
+    and the name decides the role. The keyring stores only a digest of the token's secret.
     A process that listens, or is about to connect to a peer, asks about the peer's key, and the dispatcher replies with the key's state.
-    The dispatcher also sends it each later change of that state, so that every process can refuse a revoked key.
-    A key that lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake. The one reply to it is
-    the reason.
-    A newer key of the same name replaces a key: by NewKey over a connection of the old key, or because a process joined under that name
-    again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that it admits no new connection.
-    Connections that were opened with it go on until they end, and processes still trust a port that shows it (`listens`), so that no work
-    is lost: an open port cannot change its key without ending its connections. To end those, an admin revokes the key.
+    The dispatcher also sends that process each later change of the state, so that every process can refuse a revoked key.
+    A process whose key has lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake. The
+    dispatcher sends that process one reply, the reason.
+    A newer key of the same name replaces a key. The newer key arrives by NewKey over a connection of the old key, or because a process
+    joined under that name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that the
+    old key admits no new connection. Two things go on, so that no work is lost: connections that were opened with the old key, until they
+    end, and the trust of other processes in a port that shows the old key (`listens`), because an open port cannot change its key
+    without ending its connections. An admin revokes the old key to end these connections.
     The keyring forgets the oldest replaced keys beyond a number, because a cluster that goes on for years replaces keys all the time. A
     forgotten key is as unknown as one that never joined.
 
@@ -20,11 +21,11 @@ Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/ke
     P2  a revoked key never has a role again, not even in a keyring that was restored
     P3  a process that has asked about a key is sent each change of its state, in order
     P4  a change is saved before any process learns of it: SaveKeyring precedes the Sends
-    P5  at most one key of a member's name has a role, besides keys that were replaced less than `renewal_s` ago
+    P5  at most one key of a member's name has a role, apart from keys that were replaced less than `renewal_s` ago
     P6  tokens, keys and questions are bounded; a request beyond a bound is refused and changes nothing
     P7  the connections of a revoked key are ended by one CutKey for each key
-    P8  a forgotten key was replaced more than `renewal_s` ago, and no current key's port shows it; at most `replaced_max` others like it
-        are kept
+    P8  the keyring forgets only a key that was replaced more than `renewal_s` ago and that no current member's port shows; it keeps at most
+        `replaced_max` such keys
 
 Not here: files, sockets, and making secrets (scheduling/dispatcher/key_service.py).
 """
@@ -53,10 +54,12 @@ from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, Re
 JOINING: Final = "joining"
 """Role of an unknown key while tokens are open: its process may only join."""
 REVOKED: Final = "revoked"
-"""Role of a key that has lost its role: its connection gets one reply, the reason."""
+"""Role of a key that has lost its former role: its connection gets one reply, the reason."""
 
 LISTENING_ROLES: Final = frozenset({"worker", "submit", "admin"})
-"""Roles of processes that listen without being a server. A peer may trust a port that shows a key of such a role."""
+"""Roles of processes that listen although they are no servers: workers and programs. A peer may trust a port that shows a key of such a
+role.
+"""
 
 KEY_BYTES: Final = 32
 _ROLES: Final = ("client", "submit", "worker", "admin")
@@ -70,7 +73,7 @@ def role_of(name: str) -> str:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """Return the digest by which the keyring recognises the secret of a token."""
+    """Return the digest of a token's secret, by which the keyring recognises the secret."""
     return hashlib.sha256(secret).digest()
 
 
@@ -79,9 +82,9 @@ class KeyVerdict:
     """The rights of a key at this moment.
 
     Attributes:
-      role: "" for an unknown key, REVOKED for a key that has lost its role.
+      role: the role of the key; "" for an unknown key, REVOKED for a key that has lost its role.
       listens: whether a connecting process may trust a port that shows the key.
-      problem: why the key has lost its role; "" if it has not.
+      problem: why the key has lost its role; "" for any other key.
     """
 
     role: str = ""
@@ -96,9 +99,9 @@ class MemberKey:
 
     Attributes:
       address: "host:port" at which the process listens as a worker or a program; "" if it does not listen.
-      shown: the key that the port at `address` shows, with which the process joined; b"" if that is this key itself.
-      since_s: when its process joined with it, or made it, in seconds since 1970.
-      replaced_at: when a newer key replaced it, on the machine's clock; None while it is the current key.
+      shown: the key that the port at `address` shows, with which the process joined; b"" if the port shows this key itself.
+      since_s: time at which the process joined with this key, or replaced an older key by it, in seconds since 1970.
+      replaced_at: time on the machine's clock at which a newer key replaced this key; None while this key is the current key.
     """
 
     name: str
@@ -111,7 +114,9 @@ class MemberKey:
 
 @dataclass(frozen=True, slots=True)
 class RevokedKey:
-    """A key that an admin has revoked, with the time in seconds since 1970, and the reason that its process is told."""
+    """A key that an admin has revoked, with the time in seconds since 1970, and the reason that the
+    dispatcher sends to the key's process.
+    """
 
     name: str
     since_s: float
@@ -125,7 +130,7 @@ class _Token:
     address: str
     until: float
     key: bytes = b""
-    """The key that the token has admitted; empty before."""
+    """The key that the token has admitted; empty while the token is unused."""
 
 
 @dataclass(slots=True)
@@ -176,12 +181,12 @@ class RenewalAsked:
 
 @dataclass(frozen=True, slots=True)
 class SaveKeyring:
-    """Save `record()` for the next start of the dispatcher, before the effects that follow."""
+    """Save `record()` for the next start of the dispatcher, before carrying out the effects that follow this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutKey:
-    """End all connections of a key; each peer is sent the reason first."""
+    """End all connections of a key, after sending each of these peers the reason."""
 
     key: bytes
     problem: str
@@ -212,7 +217,7 @@ class Keyring:
         self._joinable_until = -inf
         self._questioners: dict[Peer, _Questioner] = {}
         self._expiring: dict[bytes, float] = {}
-        """When each replaced key loses its role."""
+        """For each replaced key, the time on the machine's clock at which it loses its role."""
 
     # -- what it knows --------------------------------------------------------------------------------------------
 
@@ -240,7 +245,9 @@ class Keyring:
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
-        """Return the known keys of a name, or the one known key that is given; revoked keys are left out."""
+        """Return the known public keys of a member's or role's name or, given a public key, only that key if it is known. Revoked keys are
+        left out.
+        """
         if isinstance(name_or_key, bytes):
             known = name_or_key in self.members or name_or_key in self.static
             return (name_or_key,) if known and name_or_key not in self.revoked else ()
@@ -250,7 +257,7 @@ class Keyring:
 
     @property
     def deadline(self) -> float | None:
-        """The time of the next useful call of `handle(Ticked(), now)`; None for never."""
+        """The time at which `handle(Ticked(), now)` next has something to do; None means no such time."""
         return min(self._expiring.values(), default=None)
 
     # -- events ---------------------------------------------------------------------------------------------------
@@ -292,7 +299,7 @@ class Keyring:
 
     def _join(self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
         token = self._tokens.get(join.number)
-        # Compared even for an unknown number, and in constant time, so that the time of the reply tells a guesser nothing.
+        # Compared in constant time, and even if the token's number is unknown, so that the time of the reply tells a guesser nothing.
         right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
         if token is None or not right:
             self.wrong += 1
@@ -302,14 +309,14 @@ class Keyring:
         if problem is not None:
             self.wrong += 1
             return [Send(peer, problem)]
-        if token.key == key:  # the reply to its first use was lost
+        if token.key == key:  # the process joins again with the same key, because the reply to its first Join was lost
             return [Send(peer, Joined(role_of(token.name), token.name))]
         token.key = key
         member = MemberKey(token.name, role_of(token.name), clock_s, token.address)
         return self._admit(key, member, now, [Send(peer, Joined(member.role, member.name))])
 
     def _problem(self, token: _Token, name: str, key: bytes, now: float) -> Refused | None:
-        """Return why a token whose secret is right does not admit this key; None if it does."""
+        """Return why a token whose secret is right does not admit this key; None if the token admits it."""
         if name != token.name:
             text = f"the join token is for {token.name}, and this process wants to join as {name[:100]!r}: use the ticket of that one"
             return Refused(errors.PERMISSION_DENIED, text, final=True)
@@ -333,7 +340,7 @@ class Keyring:
         return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
 
     def _admit(self, key: bytes, member: MemberKey, now: float, replies: list[Send]) -> list[KeyringEffect]:
-        """Add a key. It replaces the other current keys of its name (P5)."""
+        """Add a member's key, which replaces the other current keys of the member's name (P5)."""
         others = [k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None]
         for other in others:
             self.members[other] = replace(self.members[other], replaced_at=now)
@@ -378,7 +385,8 @@ class Keyring:
         member = self.members.get(old)
         if member is None or old in self.revoked or member.replaced_at is not None:
             if member is not None and old not in self.revoked and self.verdict(new).name == member.name:
-                return [Send(peer, Joined(member.role, member.name))]  # the reply to the same NewKey was lost
+                # the process sends the same NewKey again, because the first reply was lost
+                return [Send(peer, Joined(member.role, member.name))]
             text = "only a process that joined can replace its key, and only its current one"
             return [Send(peer, Refused(errors.FAILED_PRECONDITION, text))]
         if len(new) != KEY_BYTES or self.verdict(new) != KeyVerdict():
@@ -419,7 +427,9 @@ class Keyring:
         return KeyState(key, verdict.role, verdict.name, verdict.listens, verdict.problem, address)
 
     def _at(self, address: str) -> KeyState:
-        """Return the state of the current key that listens at an address; if there is none, that of an empty key, which means a server."""
+        """Return the state of the current key of the member that listens at an address. If no member does, return the state of an empty
+        key, which means that a server listens at the address.
+        """
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:
                 return self._state(member.shown or key, address)

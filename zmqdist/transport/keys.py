@@ -6,9 +6,9 @@
     authorized   which public key may act as which role: lines `role public`; public data
 
 A process that only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers, and
-programs that schedule work, listen as well, for processes that fetch results from them. There they show the key of their own role, which
-they announce with their address. A process that fetches a result looks that key up in `authorized` (security.py). So no worker and no
-program has a secret that would let it pose as the dispatcher.
+programs that schedule work, also listen, so that other processes can fetch results from them. Their listening socket shows the key of
+their own role, and they announce this key with their address. A process that fetches a result looks the key up in `authorized`
+(security.py). So no worker and no program needs a secret with which it could pose as the dispatcher.
 
 The folder of a process that joined (ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process made
 itself, and a file `joined` with its name, its role and the address of its dispatcher. It has no `authorized`, because its dispatcher
@@ -116,7 +116,9 @@ def write_joined(folder: Path, membership: JoinedFolder) -> None:
 
 
 def load_joined(folder: str | Path) -> JoinedFolder | None:
-    """Return the content of `joined`; None for a folder of `keygen`. Raises FailedPreconditionError if the file is damaged."""
+    """Return the content of the file `joined`; None for a folder that `keygen` made. Raises
+    FailedPreconditionError if the file is damaged.
+    """
     path = Path(folder, JOINED)
     if not path.exists():
         return None
@@ -137,7 +139,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def load_server(folder: str | Path) -> KeyPair:
-    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable by others, or damaged."""
+    """Return the server's key pair. Raises FailedPreconditionError if the file is missing, readable by other users, or damaged."""
     return _load_pair(Path(folder), _SERVER)
 
 
@@ -147,15 +149,15 @@ def load_role(folder: str | Path, role: str) -> KeyPair:
 
 
 def load_server_public(folder: str | Path) -> bytes:
-    """Return the server's public key. Raises FailedPreconditionError if the file is missing, writable by others, or damaged."""
+    """Return the server's public key. Raises FailedPreconditionError if the file is missing, writable by other users, or damaged."""
     path = Path(folder, f"{_SERVER}.pub")
     return _key(path, _lines(path, 0o022), "public")
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Return the role of each authorized public key (32 bytes). Raises as `load_server_public`.
+    """Return the role of each public key (32 bytes) in the file `authorized`. Raises as `load_server_public`.
 
-    The folder of a process that joined has no such file; the result is then empty.
+    The result is empty for the folder of a process that joined, because such a folder has no file `authorized`.
     """
     path = Path(folder, AUTHORIZED)
     if not path.exists() and Path(folder, JOINED).exists():
@@ -191,7 +193,9 @@ def _load_pair(folder: Path, name: str) -> KeyPair:
 
 
 def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
-    """Return (first word, rest of the line) by line number. Files that root owns are accepted, because secrets are often mounted so."""
+    """Return (first word, rest of the line) of a key file by line number. A file may belong to root, because root often mounts secrets for
+    other users.
+    """
     if not path.exists():
         raise FailedPreconditionError(
             f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this file from "

@@ -1,4 +1,4 @@
-"""TCP sockets outside of ZeroMQ: listen before a router serves, end a connection, look up the address of a host name."""
+"""TCP outside of ZeroMQ: a socket that listens before a router serves it, the end of one connection, and the address of a host name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BACKLOG: Final = 1024
 
 
 def listen(host: str, any_port: bool = False) -> sockets.socket:
-    """Return a TCP socket at a free port, for `Router.bind_fd` in this process or in a child.
+    """Return a TCP socket that listens at a free port, for `Router.bind_fd` in this process or in a child process.
 
     Until a process serves the socket, the kernel holds the connections to it.
 
@@ -66,7 +66,7 @@ def shut_down(fd: int) -> None:
 
 
 def bind_problem(error: zmq.ZMQError) -> str:
-    """Return why ZeroMQ could not bind an address, and what the user can do."""
+    """Return the part of an error text that says why ZeroMQ could not bind an address, and what the user can do."""
     if error.errno == zmq.EADDRINUSE:
         return "the port is in use; stop the process that listens there, or take port 0 for a free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):

@@ -5,23 +5,23 @@ Rules
     A callback that raises does not end the loop. The loop logs the traceback and counts the fault in `faults`.
 
 One turn
-    1. wait, unless the last turn left unread input
-    2. input: each readable descriptor and socket, bounded by its own callback
-    3. the inbox: the functions that were in it when this step began
-    4. timers that are due
-    5. the end-of-turn hooks, if this turn did anything: in them the runtimes send the messages that they have gathered
+    1. wait for input, a timer or a function in the inbox, unless the last turn left unread input
+    2. call the callback of each readable descriptor and socket; the callback itself bounds how much it reads
+    3. call the functions that were in the inbox when this step began
+    4. call the timers that are due
+    5. if this turn did anything, call the end-of-turn hooks, in which the runtimes send the messages that they have gathered
 
     Input comes before timers, so that a loop that was stopped for a while reads the waiting heartbeats before it decides which peers are
-    overdue. For the same reason the loop delays timers while a callback reports that it stopped at its bound (for HOLD_S at most), and
-    for RECOVER_S after a wake-up that was far too late: then ZeroMQ's own thread was probably stopped, too (SIGSTOP, a suspended host),
-    and must read from the network first.
+    overdue. For the same reason the loop delays timers in two cases: while a callback reports that it stopped at its
+    bound, for HOLD_S at most; and for RECOVER_S after a wake-up that was far too late. Such a wake-up means that the process was probably
+    stopped (SIGSTOP, a suspended host), so that ZeroMQ's own thread must read from the network first.
 
 ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that a message is available. So each socket has a
-mark, `WatchedSocket.dirty`, and the loop sleeps only after it has queried EVENTS of each marked socket and found no input. Three events
-set the mark: input of the descriptor, the call of a callback, and any use of the socket by other code in the loop's thread, which must set
-it. A callback may clear the mark if its last query of the socket was EVENTS, and showed no input.
+mark, `WatchedSocket.dirty`, and the loop sleeps only after it has queried EVENTS of each marked socket and found no input. The loop sets
+the mark after input of the descriptor and before it calls the socket's callback. Other code in the loop's thread that uses the socket must
+set the mark. A callback may clear the mark if its last use of the socket was a query of EVENTS that showed no input.
 
-Not here: the meaning of the bytes (router.py, dealer.py), and threads for the program's code.
+Not here: the meaning of the messages (router.py, dealer.py), and threads that run the program's functions.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 log = logging.getLogger("zmqdist.transport")
 
 HOLD_S: Final = 1.0
-"""Seconds by which a backlog of input delays timers at most."""
+"""Longest time in seconds for which a backlog of input delays timers."""
 OVERSLEPT_S: Final = 0.5
-"""Seconds. A wake-up that is so late means that the process was stopped; a busy host does not delay it for so long."""
+"""Seconds. A wake-up that is late by more than this means that the process was stopped, because a busy host delays a wake-up by less."""
 RECOVER_S: Final = 0.25
-"""Seconds after such a wake-up in which the loop serves only input, no timers."""
+"""Seconds after a wake-up that was late by OVERSLEPT_S in which the loop serves input but no timers."""
 CONTEXT_ENDS_S: Final = 1.0
 """Seconds for which `stop` waits for the context of a loop that never ran. Without an open socket the context ends at once."""
 SLEEP_MAX_S: Final = 3600.0
 
 _live_loops: Final[set[Loop]] = set()
-"""Loops that have not been stopped, including those that never started. Without this reference, the garbage collector would finalize a
-loop's sockets and context in any order and in any thread. ZeroMQ, and the collector with it, would wait for ever for a context with open
-sockets; and the finalizer of the loop's owner, which stops the loop, would use these sockets at the same time.
+"""Loops that have not been stopped, including loops that never started. Without this reference, the garbage collector could finalize a
+loop's context before its sockets. Then ZeroMQ, and with it the collector, would wait for ever for the sockets to close. The collector could
+also finalize a socket in one thread while the finalizer of the loop's owner, which stops the loop, uses that socket in another thread.
 """
 
 _POLLIN: Final = int(zmq.POLLIN)
@@ -73,7 +73,9 @@ T = TypeVar("T")
 
 
 def input_check(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
-    """Return a function that queries EVENTS of a socket and returns a true value if it has input. Unlike `getsockopt` it makes no enums."""
+    """Return a function that queries EVENTS of a socket and returns a true value if it has input. The function is faster than `getsockopt`,
+    because it makes no enums.
+    """
     return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
 
 
@@ -81,8 +83,9 @@ class WatchedSocket:
     """A socket that a loop serves.
 
     Attributes:
-      has_input: queries EVENTS, and returns a true value if the socket has input.
-      dirty: whether EVENTS must be queried before the loop may sleep. Set it after any use outside the socket's own callback.
+      has_input: a function that queries EVENTS, and returns a true value if the socket has input.
+      dirty: whether the loop must query EVENTS before it may sleep. Set this mark after any use of the socket outside the socket's own
+        callback.
     """
 
     __slots__ = ("dirty", "fd", "has_input", "on_readable", "socket")
@@ -106,8 +109,8 @@ class _Descriptor:
 class Loop:
     """A daemon thread with a ZeroMQ context of its own. Sockets and timers may be registered before `start`.
 
-    A loop keeps its callbacks alive until `stop`, even if it never starts. So a callback must not refer to an owner whose finalizer stops
-    the loop, because that finalizer would never run.
+    A loop keeps its callbacks alive until `stop`, even if it never starts. So a callback must not refer to an object whose finalizer stops
+    the loop: the callback would keep this object alive, and the finalizer would never run.
 
     Attributes:
       context: the ZeroMQ context of this loop alone; at most one ZAP handler may exist in it.
@@ -127,7 +130,7 @@ class Loop:
         self._hooks: list[Callable[[], object]] = []
         self._stop_functions: list[Callable[[], object]] = []
         self._inbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        # Re-entrant, because the garbage collector may run a finalizer under this lock, and the finalizer may call `call_soon`.
+        # Re-entrant, because the garbage collector may run a finalizer under this lock, and the finalizer may use `call_soon`.
         self._lock = threading.RLock()
         self._accepting = True
         self._stopping = False
@@ -161,8 +164,8 @@ class Loop:
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the thread. Before it ends, it runs the inbox and the `on_stop` functions, closes all sockets and ends the context.
 
-        Any thread may call this, more than once. In the loop's own thread, the call takes effect after the current callback. If a callback
-        occupies the thread for longer than `timeout_s`, this logs a warning and returns.
+        Any thread may call `stop`, more than once. In the loop's own thread, the stop takes effect after the current callback. If a
+        callback occupies the loop's thread for longer than `timeout_s`, `stop` logs a warning and returns.
         """
         with self._lock:
             self._stopping = True
@@ -177,7 +180,7 @@ class Loop:
         if not self._finished.wait(timeout_s):
             log.warning("loop %s did not end within %.1f s, because a callback still runs", self.name, timeout_s)
             return
-        if self._thread.ident is not None:  # None: an earlier `stop` ended the loop, which had never started
+        if self._thread.ident is not None:  # an earlier `stop` has ended this loop, which had never started
             self._thread.join(timeout_s)
 
     @property
@@ -197,7 +200,7 @@ class Loop:
     # -- from any thread --------------------------------------------------------------------------------------------
 
     def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have the loop call `fn(*args)`, from any thread.
+        """Have the loop's thread call `fn(*args)` soon. Any thread may use this.
 
         An accepted function is called even if the loop is stopped right after; the loop's sockets may be closed by then.
 
@@ -212,12 +215,12 @@ class Loop:
             self._wake()
 
     def run(self, fn: Callable[..., T], *args: Any, timeout_s: float = 10.0) -> T:
-        """Have the loop call `fn(*args)`, wait for it, and return its result or raise its exception.
+        """Have the loop's thread call `fn(*args)`, wait until it returns, and return its result or raise its exception.
 
         In the loop's own thread, and before `start`, the function is called directly.
 
         Raises:
-          DeadlineExceededError: no result after `timeout_s`; the function may still be called.
+          DeadlineExceededError: `fn` has not returned after `timeout_s`. The loop may still call it.
           FailedPreconditionError: the loop has ended.
         """
         if self.in_loop or not self._started:
@@ -241,7 +244,8 @@ class Loop:
             ) from None
 
     def _wake(self) -> None:
-        with self._lock:  # else the descriptor's number could belong to another file by now
+        with self._lock:
+            # without the lock, `stop` could close `_wake_fd` now, and its number could belong to another file
             if self._wake_fd < 0:
                 return
             try:
@@ -252,7 +256,7 @@ class Loop:
     # -- in the loop's thread, or before start ------------------------------------------------------------------------
 
     def add_socket(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> WatchedSocket:
-        """Call `on_readable` while the socket has input. The loop closes the socket when it stops.
+        """Have the loop call `on_readable` while the socket has input. The loop closes the socket when the loop stops.
 
         Args:
           on_readable: reads at most MESSAGES_PER_WAKE_MAX messages, and returns True if it stopped at that bound.
@@ -273,9 +277,10 @@ class Loop:
     def add_fd(
         self, fd: int, on_readable: Callable[[], object], on_writable: Callable[[], object] | None = None
     ) -> None:
-        """Call `on_readable` while a descriptor has input, end of file or an error; call `on_writable` while `watch_writable` is on.
+        """Have the loop call `on_readable` while a descriptor has input, end of file or an error, and `on_writable` while the descriptor
+        accepts output and `watch_writable` is on.
 
-        The descriptor should be non-blocking: if its number was closed and reused, a callback may find no input.
+        The descriptor should be non-blocking, because a callback may find no input if the number was closed and reused in the meantime.
         """
         self._descriptors[fd] = _Descriptor(on_readable, on_writable)
         self._epoll.register(fd, _READ)
@@ -293,7 +298,9 @@ class Loop:
                 pass
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
-        """Call `fn` once, not before `at` on the clock of `now`. It replaces the timer of the same key; None only cancels that timer."""
+        """Have the loop call `fn` once, not before `at` on the clock of `now`. This replaces the timer of the same key; `at=None` only
+        cancels that timer.
+        """
         if at is None:
             self._timers.pop(key, None)
             return
@@ -304,16 +311,16 @@ class Loop:
         serial = next(self._serial)
         self._timers[key] = (at, serial, fn)
         heapq.heappush(self._heap, (at, serial, key))
-        if len(self._heap) > 64 + 4 * len(self._timers):  # each replaced timer leaves a dead entry
+        if len(self._heap) > 64 + 4 * len(self._timers):  # each replaced timer has left a dead entry in the heap
             self._heap = [(when, number, name) for name, (when, number, _) in self._timers.items()]
             heapq.heapify(self._heap)
 
     def at_end_of_turn(self, fn: Callable[[], object]) -> None:
-        """Call `fn` after each turn that did anything; several functions in the order of registration."""
+        """Have the loop call `fn` after each turn that did anything. Several functions are called in the order of registration."""
         self._hooks.append(fn)
 
     def on_stop(self, fn: Callable[[], object]) -> None:
-        """Call `fn` in the loop's thread when the loop ends; several functions in the reverse order of registration."""
+        """Have the loop call `fn` in its thread when the loop ends. Several functions are called in the reverse order of registration."""
         self._stop_functions.append(fn)
 
     # -- the turn -----------------------------------------------------------------------------------------------------
@@ -371,7 +378,8 @@ class Loop:
     def _poll(self) -> list[tuple[int, int]]:
         if self._left_over():
             return self._epoll.poll(0)
-        self._sleeping = True  # from here on `call_soon` wakes this thread; the next line sees functions added before
+        # from now on `call_soon` wakes this thread; the next line finds functions that were added before
+        self._sleeping = True
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
         began = time.monotonic()
         ready = self._epoll.poll(wait_s)
@@ -391,7 +399,7 @@ class Loop:
 
     def _serve(self, fd: int, mask: int) -> None:
         descriptor = self._descriptors.get(fd)
-        if descriptor is None:  # removed by an earlier callback of this turn
+        if descriptor is None:  # an earlier callback of this turn has removed this descriptor
             return
         if mask & (_READ | _BROKEN):
             self._guard(descriptor.on_readable)
@@ -414,7 +422,8 @@ class Loop:
             if now - self._backlog_since < HOLD_S:
                 return False
         self._backlog_since = None
-        due = []  # collected first, so that a timer that sets itself to a time in the past is called in the next turn
+        # all due timers are collected first, so that a timer that sets itself to a time in the past waits for the next turn
+        due = []
         while self._heap and self._heap[0][0] <= now:
             due.append(heapq.heappop(self._heap))
         ran = False
@@ -431,7 +440,7 @@ class Loop:
             return fn(*args)
         except BaseException as error:
             if not (isinstance(error, Exception) or self.in_loop):
-                raise  # `stop` of a loop that never ran executes in its caller's thread, which gets this Ctrl-C
+                raise  # if the loop never ran, `stop` runs this in the thread of its caller, which must get the Ctrl-C
             self.fault(f"callback {getattr(fn, '__qualname__', fn)!s}")
             return None
 
@@ -441,10 +450,10 @@ class Loop:
         log.exception("loop %s: %s failed; the loop goes on", self.name, what)
 
     def _end_context(self) -> None:
-        """End the context: directly in the loop's thread; from another thread in the background, and wait CONTEXT_ENDS_S at most.
+        """End the ZeroMQ context. In the loop's thread, wait until it has ended. In another thread, wait at most CONTEXT_ENDS_S.
 
         A loop that never ran ends in the thread that made it, perhaps because of a Ctrl-C while pyzmq made a socket. Then only the
-        traceback refers to that socket, no code can close it, and the end of the context would wait for it for ever.
+        traceback refers to that socket, so that no code can close it, and the context would wait for the socket for ever.
         """
         if self.in_loop:
             self.context.destroy(linger=None)

@@ -1,4 +1,4 @@
-"""Return freed memory, which the C library keeps for later use, to the system."""
+"""A call that returns freed memory to the system, which the C library would otherwise keep for later use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How much memory this process may still take, and the error if that is less than it needs.
+"""How much memory this process may still take, and the error for a process that needs more.
 
 The kernel grants more memory than it has, and ends a process with SIGKILL when that memory is used. So this process checks before a large
 copy that enough memory is available; if not, the caller gets an error with the figures and the remedies. The size of /dev/shm does not
-matter, because memfds are not stored there: they count as memory of the host and of the control group.
+matter, because memfds are not stored in it: they count as memory of the host and of the control group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Final
 from zmqdist.errors import ResourceExhaustedError
 
 CHECKED_BYTES_MIN: Final = 32 * 2**20
-"""Bytes. A smaller amount is taken without a check. Writing to fresh memory of this size takes a hundred times as long as the check."""
+"""Bytes. Smaller amounts are not checked. From this size on the check costs little: writing to the fresh memory takes a hundred times as
+long.
+"""
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _REMEDY: Final = (
@@ -26,13 +28,15 @@ _REMEDY: Final = (
 
 
 def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
-    """Return the bytes of memory that this process may use in all: those of the host, or a lower limit of its control group."""
+    """Return the bytes of memory that this process may use in all: the memory of the host, or the limit of its control group if that is
+    lower.
+    """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([total, *(limit for limit, _ in _limits(proc, groups))])
 
 
 def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """Return the bytes that this process may still take before the kernel has to end a process; None if the system does not tell."""
+    """Return the bytes that this process may still take before the kernel has to end a process; None if the system does not report it."""
     found = [max(0, limit - used) for limit, used in _limits(proc, groups)]
     available = _field(proc / "meminfo", "MemAvailable:")
     if available is not None:
@@ -41,7 +45,7 @@ def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
 
 
 def oom_kills(proc: Path = _PROC) -> int:
-    """Return how many processes the kernel of this host has ended for want of memory; 0 if the kernel does not count them."""
+    """Return how many processes the kernel of this host has killed because memory was short; 0 if the kernel does not count them."""
     return _field(proc / "vmstat", "oom_kill") or 0
 
 
@@ -74,7 +78,7 @@ def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
 def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
     """Yield the folders of this process's control group and of its parents, with the names of the files to read.
 
-    Both versions of control groups are searched, and the paths as a container sees them as well as those of the host.
+    The search covers both versions of control groups, and for each of them the paths that a container sees and the paths of the host.
     """
     new = ("memory.max", "memory.current", "inactive_file")
     old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

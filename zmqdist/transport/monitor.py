@@ -1,15 +1,15 @@
-"""The events of a socket's monitor, and their meaning for a connecting side.
+"""The events that ZeroMQ's monitor reports about a socket, and their meaning for the connecting side.
 
-`ConnectionWatch` does no I/O: its owner feeds it the events of one DEALER that connects to one address, attempt after attempt. The watch
-returns whether the connection is up, lost, failed for now, or refused for good, and formulates the error of a refusal.
+`ConnectionWatch` does no I/O. Its owner feeds it the events of all attempts to connect a DEALER to one address. The watch returns whether
+the connection is up, was lost, has failed for now, or is refused for good, and formulates the error of a refusal.
 
 The events of libzmq for each fault (found by experiment)
     a refused token or key     HANDSHAKE_FAILED_AUTH, at once and every time
     another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race decides which
     a wrong key of the server  FAILED_NO_DETAIL with EPIPE in each attempt, and no other event
     a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: this is not a refusal
-After a mismatch, and after the third closed handshake in a row, the watch therefore asks for the server's greeting (`ProbeNeeded`;
-port_probe.py reads it), which names the server's mechanism. `judge` then decides.
+Some faults look alike, so after a mismatch, and after the third closed handshake in a row, the watch asks its owner for the server's
+greeting (`ProbeNeeded`; port_probe.py reads it), which names the server's mechanism. `judge` then decides.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _serial = itertools.count()
 
 
 def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return the socket that receives the events of another socket's monitor. Close it after `socket.disable_monitor()`.
+    """Start the monitor of `socket`, and return a second socket that receives its events. Close that one after `socket.disable_monitor()`.
 
-    Its queue has no bound, because ZeroMQ's own thread, with all its connections, blocks while a monitor's queue is full.
+    The queue of events has no bound, because ZeroMQ's own thread, which serves all connections, would block while the queue is full.
     """
     context = socket.context
     endpoint = f"inproc://zmqdist.monitor.{next(_serial)}"
@@ -60,36 +60,38 @@ def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def decode_event(frame: bytes) -> tuple[int, int]:
-    """Return (event, value) of the first frame of a monitor message. The event decides whether the value is a descriptor or an errno."""
+    """Return the (event, value) that the first frame of a monitor message contains. The event decides whether the value is a descriptor or
+    an errno.
+    """
     event, value = _EVENT.unpack_from(frame)
     return event, value
 
 
 @dataclass(frozen=True)
 class Up:
-    """The handshake succeeded, so the owner sends its hello."""
+    """Verdict of the watch: the handshake succeeded, so the owner sends its hello."""
 
 
 @dataclass(frozen=True)
 class Down:
-    """A connection that was up is lost. Messages that had arrived before can still be read."""
+    """Verdict of the watch: a connection that was up is lost. The owner can still read the messages that had arrived."""
 
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """This attempt failed; the next one may succeed."""
+    """Verdict of the watch: this attempt to connect failed, and the next attempt may succeed."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class ProbeNeeded:
-    """This attempt failed in a way that only the server's greeting can explain."""
+    """Verdict of the watch: this attempt to connect failed in a way that only the server's greeting can explain."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """No attempt will succeed until the security of one side is changed."""
+    """Verdict of the watch: no attempt to connect will succeed until the security of the client or of the server is changed."""
 
     error: OpError
 
@@ -106,11 +108,11 @@ _ADVICE: Final = {
 
 
 class ConnectionWatch:
-    """The state of one connecting side over all its attempts; the module's docstring explains it.
+    """The state of one connecting side over all its attempts to connect; the module's docstring explains it.
 
     Attributes:
-      connected: a TCP connection exists and the handshake has not ended.
-      up: the handshake succeeded and the connection has not been lost since.
+      connected: whether a TCP connection exists and the handshake has not ended.
+      up: whether the handshake succeeded and the connection has not been lost since.
     """
 
     def __init__(self, address: str, security: ClientSecurity) -> None:

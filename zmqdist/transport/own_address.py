@@ -1,7 +1,8 @@
-"""Addresses of this host: the address of an interface, the address from which a peer is reached, and the ports that a firewall permits.
+"""Addresses of this host: the address of an interface, the address from which packets to a peer leave, and the ports that a firewall
+permits.
 
 A user names the host that a server binds by an address, by a name, or by an interface (`eth1`). The address of an interface is looked up
-when the server starts. If an interface and a host have the same name, the interface is meant.
+when the server starts. If an interface and a host have the same name, zmqdist uses the interface.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def own_host(peer: str) -> str:
 
 
 def bindable(host: str) -> str:
-    """Return the address of the interface called `host`, IPv4 first. Return `host` itself if no interface has this name.
+    """Return the address of the interface called `host`, an IPv4 address if it has one. Return `host` itself if no interface has this name.
 
     Raises:
       UnknownError: the interface has no address.
@@ -63,13 +64,14 @@ def bindable(host: str) -> str:
 def _ipv6_of(interface: str) -> str:
     for line in Path("/proc/net/if_inet6").read_text().splitlines():
         digits, _, _, scope, _, name = line.split()
-        if name == interface and scope in (_GLOBAL_SCOPE, "10"):  # 10: the scope of the loopback address
+        if name == interface and scope in (_GLOBAL_SCOPE, "10"):  # 10 is the scope of the loopback address
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     raise UnknownError(f"the interface {interface} has no address: set it up (ip address add), or name another one")
 
 
 def free_ports() -> Iterator[int]:
-    """Yield the ports to try for a server that may take any port: 0, or each port of ZMQDIST_PORTS, from a random one on.
+    """Yield the ports to try for a server that may take any port: each port of ZMQDIST_PORTS, from a random port on, or 0 without
+    ZMQDIST_PORTS.
 
     Raises:
       InvalidArgumentError: ZMQDIST_PORTS is not a range of ports.
@@ -81,7 +83,7 @@ def free_ports() -> Iterator[int]:
         ports = parse_ports(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{VARIABLE}: {error}") from None
-    # The random first port: a server that starts in place of a dead one then rarely gets its port, and clients do not confuse the two.
+    # The first port is random, so that a new server rarely gets the port of a dead server, for which clients could mistake it.
     first = chance.randrange(len(ports))
     yield from (*ports[first:], *ports[:first])
 

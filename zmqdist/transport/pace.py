@@ -1,30 +1,33 @@
 """How many bytes of large payloads may be on the way through one connection, so that small messages and heartbeats pass.
 
-Rule: a pace bounds the bytes that were sent and not yet acknowledged. It never waits or sends, and gets the time as an argument.
+Rule: a pace bounds the bytes that were sent and not yet acknowledged. A pace never waits or sends, and gets the time as an argument.
 
 Theory of operation
-    A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the router before the slowest link. If a
-    sender sends more than the link carries within the heartbeat's time-out, its connection ends, although the link works. A pace measures
-    that queue by acknowledgments: the time from the sending of a chunk to its acknowledgment, less the shortest such time, was spent in
-    queues, in either direction, just as a heartbeat and its reply would spend it.
+    A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the network router before the slowest link.
+    If the queue is longer than the link carries within the heartbeat's time-out, the connection ends, although the link works. A pace
+    measures the queue by acknowledgments. It takes the time from the sending of a chunk to its acknowledgment, and subtracts the shortest
+    such time. The rest was spent in queues, in either direction, just as a heartbeat and its reply would spend it.
 
-    The window aims at the bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has just shown. The
-    window begins small, because the link is unknown, and each acknowledgment widens it by `GROWTH` times the acknowledged bytes, up to the
-    aim: a fast link has its full window after half a megabyte. When the queue has become long, the window falls to the aim; this happens
-    once for all chunks that were sent before. A chunk is a quarter of the window, because a heartbeat cannot interrupt it. Between two
-    processes of one host there is no slow link, so the window begins with its largest size.
+    The aim of the window is the number of bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has
+    just shown. The window begins small, because the link is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged
+    bytes, up to the aim, so that a fast link has its full window after half a megabyte. When the queue has become long, the window falls to
+    the aim, once for all chunks that were sent before. A chunk is a quarter of the window, because a heartbeat cannot interrupt a chunk.
+    Between two processes of one host there is no slow link, so the window begins with its largest size.
 
-    Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged.
-    The next chunk has no queue before it, so it measures the time anew. The first chunk after a pause does so, too.
+    Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged. The
+    next chunk has no queue before it, so that its time is a new measurement of the shortest time. The first chunk after a pause gives such
+    a measurement, too.
 
 Promises, checked by tests/machines/test_pace.py against simulated links
     P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window.
-    P2  No chunk leaves for which the window has no room, unless at most one is on the way: the receiver may acknowledge two at a time.
-    P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's time-out; also with two connections.
+    P2  No chunk leaves for which the window has no room, except as the first or second chunk on the way, because the receiver may
+        acknowledge two at a time.
+    P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's time-out, even if two connections share
+        the link.
     P4  A link is busy while there is something to send: at least four fifths of its rate arrives, as far as window_max permits.
     P5  On a link that holds the largest window without a queue, the window is at its largest after ten round trips.
     P6  An acknowledgment of bytes that were never sent changes nothing.
-    P7  The shortest trip of a route that has become longer is known after `TRIP_KEPT_S` and two trips, if chunks leave.
+    P7  When the route has become longer, the pace knows its shortest trip after `TRIP_KEPT_S` and two trips, if chunks leave.
 """
 
 from __future__ import annotations
@@ -39,14 +42,16 @@ QUEUE_S: Final = 0.25
 """Seconds that bytes may spend in queues. It is long enough to keep a link busy, and an eighth of the heartbeat's time-out."""
 
 LONG_QUEUE_S: Final = 0.5
-"""Seconds in queues above which the window narrows: a quarter of the heartbeat's time-out, because several connections share a link."""
+"""Seconds in queues above which the window narrows. It is only a quarter of the heartbeat's time-out, because several connections may share
+a link.
+"""
 
 SOJOURN_S_MAX: Final = 1.0
-"""Seconds on the way after which a chunk narrows the window, even if its link is long: half of the heartbeat's time-out."""
+"""Seconds. A chunk that is on the way for longer narrows the window, even if its link is long. It is half of the heartbeat's time-out."""
 
 GROWTH: Final = 4
 """Bytes by which one acknowledged byte widens the window. With 1, the first mebibyte takes half as long again on a fast link. With more
-than 4, a slow link that lets a burst pass at full speed is taken for a fast one for too long.
+than 4, the pace takes too long to recognise a slow link that lets a burst pass at full speed.
 """
 
 TRIP_KEPT_S: Final = 20.0
@@ -57,19 +62,20 @@ class _Sent(NamedTuple):
     nbytes: int
     at: float
     alone: bool
-    """Nothing was on the way before it, except a chunk that the receiver acknowledges together with it."""
+    """Whether no chunk was on the way when this chunk was sent, except a chunk that the receiver acknowledges together with it."""
     delivered: int
-    """Bytes that had been acknowledged when it was sent."""
+    """Bytes that had been acknowledged when this chunk was sent."""
 
 
 class Pace:
     """The window of one connection; the module's docstring explains it.
 
     Attributes:
-      window_bytes: bytes that may be on the way. *Invariant*: window_min <= window_bytes <= window_max.
+      window_bytes: bytes that may be on the way at one time. *Invariant*: window_min <= window_bytes <= window_max.
       chunk_bytes: size of the largest chunk to send now.
       unacknowledged: bytes that were sent and not acknowledged.
-      trip_s: the shortest time from a chunk's sending to its acknowledgment in about `TRIP_KEPT_S`; infinite before the first.
+      trip_s: the shortest time from the sending of a chunk to its acknowledgment during the last `TRIP_KEPT_S` or so; infinite before the
+        first acknowledgment.
     """
 
     __slots__ = (
@@ -130,7 +136,9 @@ class Pace:
         return len(self._sent) < 2 or self.unacknowledged + nbytes <= self.window_bytes
 
     def _alone(self) -> bool:
-        """Return whether a chunk that is sent now has no queue before it. Two chunks of the largest size may share one acknowledgment."""
+        """Return whether a chunk that is sent now has no queue before it. A chunk with which it may share an
+        acknowledgment does not count.
+        """
         if not self._sent:
             return True
         first = self._sent[0]
@@ -142,7 +150,9 @@ class Pace:
         self._sent.append(_Sent(nbytes, now, self._alone(), self._delivered))
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Note that the receiver has taken `nbytes` bytes of the oldest chunks. Return False if fewer were sent."""
+        """Note that the receiver has acknowledged `nbytes` bytes of the oldest chunks. Return False, and change nothing, if fewer bytes are
+        unacknowledged.
+        """
         if not 0 <= nbytes <= self.unacknowledged:
             return False
         self.unacknowledged -= nbytes
@@ -167,7 +177,7 @@ class Pace:
         delivered = self._delivered - chunk.delivered
         aim = int(delivered / sojourn_s * (self.trip_s + QUEUE_S))
         if sojourn_s <= self.trip_s + QUEUE_S / 2 and delivered > self.window_bytes - self.chunk_bytes:
-            # The window is used up although there is no queue: it limits the measured rate itself, so widen it by a chunk.
+            # The window is used up although there is no queue, so the window itself limits the measured rate: widen it by a chunk.
             aim = max(aim, self.window_bytes + self.chunk_bytes)
         if sojourn_s <= min(self.trip_s + LONG_QUEUE_S, SOJOURN_S_MAX):
             if aim > self.window_bytes:

@@ -1,4 +1,4 @@
-"""A peer of a server: one connection, and the data that ZeroMQ attaches to each of its messages.
+"""A peer of a server: one connection, and the data that ZeroMQ attaches to each message of this connection.
 
 Not here: what a server does with a peer (router.py).
 """
@@ -24,17 +24,18 @@ class Peer:
     Attributes:
       routing_id: ZeroMQ's name for the connection.
       fd: the descriptor number of the connection; -1 if unknown.
-      role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer that gets one reply only.
+      role: "client", "submit", "worker" or "admin"; "joining" or "revoked" for a peer to which the server sends only one reply.
       key: the peer's public key, 32 bytes; empty without CURVE.
       limited: whether the role is "joining" or "revoked".
-      hello: the peer's hello; None until it has arrived. The router passes no peer without a hello to `on_hello`, nor lists it in `peers`.
+      hello: the peer's hello; None until it has arrived. The router lists only peers with a hello in `peers`, and passes only these to
+        `on_hello`.
       name: the peer's name for log lines and errors; it contains the address until the hello arrives.
-      bulk: the large parts on the way in either direction; None until it is needed.
+      bulk: the channel for large parts in either direction; None until the router needs it.
       session: any object that the owner of the router stores here.
-      gone: the connection is known to have ended; nothing can be sent to the peer.
-      fault_logged: a wrong message of this peer was logged, so the router only counts further ones.
+      gone: whether the router knows that the connection has ended. Then no message can be sent to the peer.
+      fault_logged: whether a wrong message of this peer was logged. Then the router only counts further wrong messages.
       refusals: number of Refused messages that the router sent to the peer.
-      ignored: the router drops all further messages of the peer.
+      ignored: whether the router drops all further messages of the peer.
     """
 
     __slots__ = (
@@ -89,5 +90,5 @@ def property_of(frame: zmq.Frame, name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of a peer, shortened and without unprintable characters, for a log line."""
+    """Return a text that a peer has sent, shortened and without unprintable characters, for a log line."""
     return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])

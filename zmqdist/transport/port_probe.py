@@ -1,8 +1,8 @@
 """A probe of a port from outside: whether its host exists, whether it accepts a connection and speaks ZeroMQ, which process owns it.
 
-A ZeroMQ server sends first: before any handshake it sends 64 bytes in the clear that name its security mechanism. So a server runs on a
-port that sends this greeting, and no process listens on a port that refuses a connection. If a port does neither, its process is stopped
-or busy, or a network on the way drops packets.
+A ZeroMQ server begins each connection: before any handshake it sends a greeting of 64 bytes in the clear, which names its security
+mechanism. So a port that sends this greeting has a ZeroMQ server, and a port that refuses a connection has no process that listens. If a
+port does neither, its process is stopped or busy, or a network on the way drops packets.
 
 A `PortProbe` never waits; the functions wait no longer than their time-outs.
 """
@@ -35,7 +35,7 @@ PROBE_S: Final = 1.0
 """Seconds for which a probe waits for the connection by default, and then again for the greeting."""
 
 _STEP_MS: Final = 20
-"""Milliseconds by which `_run_probes` may notice too late that the time of a probe is over."""
+"""Milliseconds by which `_run_probes` may be late to notice that the time of a probe is over."""
 
 _IPV4_ERRORS: Final = (socket.IPPROTO_IP, 11)
 _IPV6_ERRORS: Final = (socket.IPPROTO_IPV6, 25)
@@ -55,7 +55,7 @@ class Rejection:
     """An ICMP message that reports that a connection cannot be made.
 
     Attributes:
-      sender: the IP address of the firewall, router or host that sent the message.
+      sender: the IP address of the firewall, network router or host that sent the message.
       forbidden: True if the sender forbids the connection (port or communication prohibited), False if it knows no route.
     """
 
@@ -67,10 +67,10 @@ class PortProbe:
     """One probe of a port, which never waits. Call `step` when the socket is ready, or some milliseconds later, until it returns True.
 
     Attributes:
-      connected: a TCP connection was made.
+      connected: whether a TCP connection was made.
       failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError.
-      rejection: the ICMP message that ended the attempt. None if none arrived: then the host's own kernel refused, or no reply arrived.
-      mechanism: at the end "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
+      rejection: the ICMP message that ended the attempt. None means that the probed host's own kernel refused, or that no reply arrived.
+      mechanism: after the probe "NULL", "PLAIN" or "CURVE"; "" for a server that does not speak ZeroMQ; None if no greeting arrived.
     """
 
     def __init__(self, address: str, now: float, connect_s: float = PROBE_S) -> None:
@@ -98,12 +98,12 @@ class PortProbe:
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 at the end of the probe.
 
-        It becomes ready for output when connecting has succeeded or failed, and for input after that.
+        The descriptor becomes ready for output when connecting has succeeded or failed, and after that ready for input.
         """
         return self._socket.fileno()
 
     def step(self, now: float) -> bool:
-        """Take the next step; return True if the probe has ended and its socket is closed."""
+        """Take the next step of the probe. Return True if the probe has ended and its socket is closed."""
         if self.fileno() < 0:
             return True
         ended = self.failure is not None
@@ -130,8 +130,8 @@ class PortProbe:
 
     def _talk(self, now: float) -> bool:
         if not self.connected:
-            # The signature and major version 3 are enough for the server to send its whole greeting, and not enough for it to
-            # refuse a mechanism. While there is no TCP connection, send raises ENOTCONN.
+            # The signature and major version 3 make the server send its whole greeting, and name no mechanism that it could refuse.
+            # While there is no TCP connection, `send` raises ENOTCONN.
             self._socket.send(_SIGNATURE + b"\x03")
             self.connected = True
             self._until = now + PROBE_S
@@ -148,10 +148,10 @@ class PortProbe:
 
 
 def _read_rejection(sock: socket.socket) -> Rejection | None:
-    """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR); None if there is none."""
+    """Return the ICMP message in a socket's queue of errors (ip(7), IP_RECVERR); None if the queue has no such message."""
     try:
         _, messages, _, _ = sock.recvmsg(1, _ERROR_BYTES, socket.MSG_ERRQUEUE)
-    except (OSError, AttributeError):  # no message came, or this is not Linux
+    except (OSError, AttributeError):  # no ICMP message arrived, or this is not Linux
         return None
     for _, _, data in messages:
         origin, kind, code = data[4:7]
@@ -164,7 +164,7 @@ def _read_rejection(sock: socket.socket) -> Rejection | None:
 
 
 def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None:
-    """Wait until each probe has ended or, with `connect_only`, has a connection."""
+    """Wait until each probe has ended or, if `connect_only` is set, has a connection."""
     left = list(probes)
     while True:
         now = time.monotonic()
@@ -178,7 +178,7 @@ def _run_probes(probes: Iterable[PortProbe], connect_only: bool = False) -> None
 
 
 def connect_failure(address: str, connect_s: float) -> OSError | None:
-    """Return why no TCP connection to "host:port" could be made within `connect_s`; None if one was made.
+    """Return the error because of which no TCP connection to "host:port" could be made within `connect_s`; None if a connection was made.
 
     A ConnectionRefusedError means that no process listens at the address.
     """
@@ -189,10 +189,10 @@ def connect_failure(address: str, connect_s: float) -> OSError | None:
 
 
 def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
-    """Return the tasks at whose "host:port" a server speaks ZeroMQ. All are probed at the same time, for 2 s at most."""
+    """Return the tasks at whose "host:port" a server speaks ZeroMQ. All tasks are probed at the same time, for 2 s at most."""
     probes: dict[tuple[str, int], PortProbe] = {}
     for task, address in addresses.items():
-        # A cluster may have a task without an address; no process can listen for that task.
+        # A cluster may have a task without an address, for which no process can listen.
         with contextlib.suppress(InvalidArgumentError):
             probes[task] = PortProbe(address, time.monotonic())
     _run_probes(probes.values())
@@ -210,13 +210,14 @@ class ZmqBuild:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """The findings of a probe of one port.
+    """The results of a probe of one port.
 
     Attributes:
       ip_address: the address that the probe tried; "" if the name could not be looked up.
-      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if one was made.
+      failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if a
+        connection was made.
       connect_s: seconds that connecting took.
-      mechanism, rejection: as in PortProbe.
+      mechanism, rejection: as the attributes of PortProbe.
     """
 
     ip_address: str
@@ -232,7 +233,7 @@ class PortOwner:
 
     Attributes:
       uid: the user id of the socket.
-      pid: the number of the process; 0 if this user cannot see it, because it belongs to another user.
+      pid: the number of the process; 0 if this user may not see the process, because it belongs to another user.
       command: the command line, as the system shows it.
       state: the state as `ps` shows it: "T" is stopped.
     """
@@ -264,9 +265,10 @@ def resolve_host(host: str, timeout_s: float) -> str:
             outcome.append(min((str(entry[4][0]) for entry in found), key=is_ipv6))
         except OSError as error:
             outcome.append(error)
-        except UnicodeError:  # a label of more than 63 characters
+        except UnicodeError:  # the name has a label of more than 63 characters
             outcome.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
-        except BaseException as error:  # a bug here must not look like a name service that does not reply
+        except BaseException as error:
+            # without this branch, a bug in this thread would look like a name service that does not reply
             outcome.append(OSError(f"{type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=look_up, name="zmqdist-name", daemon=True)
@@ -290,7 +292,7 @@ def is_local_address(ip_address: str) -> bool:
 
 
 def probe(address: str, timeout_s: float) -> ProbeResult:
-    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up, and then connecting."""
+    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up, and then again the connecting."""
     host, port = split(address)
     try:
         number = resolve_host(host, timeout_s)
@@ -336,7 +338,7 @@ def _explain_rejection(host: str, port: int, rejection: Rejection) -> tuple[str,
 
 
 def port_owner(ip_address: str, port: int) -> PortOwner | None:
-    """Return the process that listens at an IP address of this host; None if none does, or this system does not tell."""
+    """Return the process that listens at an IP address of this host; None if no process does, or this system does not report it."""
     try:
         sockets = listening_sockets(ip_address, port)
     except (OSError, ValueError, IndexError):

@@ -1,8 +1,8 @@
 """A bare pyzmq echo, server and client. Benchmarks compare zmqdist with it, and no other code uses it.
 
-Its sockets are ROUTER and DEALER over tcp, as a careful user would write them: no codec, no security, high-water marks 0. The server has
-one addition, for the speed of large payloads: it replies to `SIZED_REQUEST` and a number with one frame of that many bytes. It serves every
-process that reaches its port.
+Its sockets are ROUTER and DEALER over tcp, as a careful user would write them: no codec, no security, high-water marks 0. The server does
+one more thing, so that benchmarks can measure large payloads: it replies to `SIZED_REQUEST` and a number with one frame of that many bytes.
+It serves every process that reaches its port.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BareServer:
 
     def close(self) -> None:
         """End the thread and free the port."""
-        self._context.term()  # the socket then raises ContextTerminated in the server's thread
+        self._context.term()  # this makes the socket raise ContextTerminated in the server's thread
         self._thread.join()
 
     def _serve(self, socket: zmq.Socket[bytes]) -> None:
@@ -72,7 +72,8 @@ class BareServer:
                         socket.send(kept, copy=False)
                 except zmq.ZMQError:  # `close` has terminated the context
                     return
-                except BaseException:  # for instance no memory for a reply: only this request gets none
+                except BaseException:
+                    # for instance because memory for the reply is short; only this request gets no reply
                     kept = bytearray()
                     log.exception("the bare echo server could not reply")
 
@@ -108,7 +109,7 @@ class BareClient:
         self._context.term()
 
     def round_trips(self, count: int) -> list[float]:
-        """Send `count` small requests, each after the reply to the one before, and return the seconds that each took."""
+        """Send `count` small requests, each after the reply to the request before, and return the seconds that each took."""
         send, receive = self._socket.send, self._socket.recv
         took = []
         for _ in range(count):
@@ -119,7 +120,9 @@ class BareClient:
         return took
 
     def pipelined(self, count: int, window: int) -> float:
-        """Send `count` small requests, in groups of `window` whose replies are awaited together. Return the seconds that all took."""
+        """Send `count` small requests in groups of `window`, and await the replies of each group together. Return the seconds for all
+        requests.
+        """
         send, receive = self._socket.send, self._socket.recv
         start = perf_counter()
         for first in range(0, count, window):

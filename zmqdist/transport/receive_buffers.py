@@ -1,4 +1,4 @@
-"""Private memory for large arrays that this process receives or copies. It is reused when no array refers to it any more.
+"""Private memory for large arrays that this process receives or copies. The memory is reused when no array refers to it any more.
 
 Touching fresh memory takes several times as long as writing to used memory, and the C library returns large blocks to the system at
 once. So this module keeps the memory of collected arrays for the next array of about the same size, up to RECEIVED_IDLE_BYTES_MAX.
@@ -19,7 +19,7 @@ from zmqdist.limits import RECEIVED_IDLE_BYTES_MAX
 from zmqdist.transport.shm_mapping import Exporter
 
 _KEPT_BYTES_MIN = 2**20
-"""Bytes. The C library itself keeps freed blocks that are smaller, so they need no pool."""
+"""Bytes. The C library itself keeps smaller freed blocks for later use, so those need no pool."""
 
 
 class ReceivedMemory(Exporter):
@@ -37,7 +37,9 @@ class ReceivedMemory(Exporter):
 
 
 class _Pool:
-    """Free memory, the longest unused first. `give_back` takes no lock, because finalizers call it, at any point of any thread."""
+    """Free memory in the order in which it was given back. `give_back` takes no lock, because finalizers call it at any point of any
+    thread.
+    """
 
     def __init__(self) -> None:
         self.lock = Lock()

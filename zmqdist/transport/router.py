@@ -1,33 +1,33 @@
 """The one listening socket of a server: the connected peers, and the messages from and to them.
 
 Rules
-    A peer is one connection. ZeroMQ chooses its routing id, which is never used again; the peer's hello has its name and incarnation.
-    A connection begins with the peer's hello, and the server replies with its own. Messages of the peer before its hello, or after a hello
-    of another major version, are dropped. The handshake decides the peer's role (zap.py), never a message.
+    A peer is one connection. ZeroMQ chooses its routing id, which is never used again; the peer's hello has its name and incarnation. A
+    connection begins with the peer's hello, and the server replies with its own. Messages of the peer before its hello, or after a hello of
+    another major version, are dropped. The handshake alone decides the peer's role (zap.py).
     The router calls the handler of a message's kind, if the peer's role may send that kind; `admin` may send all kinds.
-    A peer whose role is `revoked` gets the reason in place of the server's hello, and no other reply. A peer whose role is `joining` gets
-    the hello, and may send only the kinds that are registered for this role.
-    No message of a peer raises an error in the server. A wrong message is counted in `dropped`, answered by Refused (at most REFUSALS_MAX
-    times for each peer), and logged once for each peer.
-    A send never waits. False means that the message was not sent; True does not promise that it arrives.
+    The router sends a peer whose role is `revoked` the reason in place of the server's hello, and no other reply.
+    A peer whose role is `joining` gets the hello, and may send only the kinds that are registered for this role.
+    No message of a peer raises an error in the server. The router counts a wrong message in `dropped`, sends Refused to the peer (at most
+    REFUSALS_MAX times), and logs the first wrong message of each peer.
+    `send` never waits. It returns False if the message was not sent; True does not promise that the message arrives.
 
 Lost connections
-    The monitor reports the end of a descriptor, and the system reuses descriptor numbers at once. So a report only makes suspects of all
-    peers whose messages arrived on that descriptor. The router sends each suspect a Ping, and only ZeroMQ's "host unreachable" proves that
-    the suspect has gone. The end of a connection reaches the socket later than its report, because ZeroMQ's thread and the loop hand it
-    over three times, behind all their other work. So the Ping is repeated, each time after twice the pause, until the suspect has gone, or
-    until as many peers of its descriptor have gone as ends were reported. With a limit in time, a lost peer could remain for ever, with its
-    calls, streams and threads.
-    The first message of a connection may be read after the report of its end. So a new peer is a suspect at once if its descriptor has
-    more reported ends than peers that have gone.
+    The monitor reports which descriptor was closed, not which peer has gone, and the system reuses descriptor numbers at once. So a report
+    makes all peers whose messages arrived on that descriptor suspects. The router sends each suspect a Ping, and only ZeroMQ's "host
+    unreachable" proves that the suspect has gone. The socket learns of the end of a connection later than the monitor reports it, because
+    ZeroMQ's thread and the loop pass it on in three steps, behind all their other work. So the router repeats the Ping, each time after
+    twice the pause, until the suspect has gone, or until as many peers of its descriptor have gone as ends were reported. There is no
+    limit in time, because a lost peer could then remain for ever, with its calls, streams and threads.
+    The router may read the first message of a connection after the report of its end. So a new peer is a suspect at once if its descriptor
+    has more reported ends than peers that have gone.
     `on_gone` is called when all messages that the peer had sent were read.
 
 Ending a connection
-    ZeroMQ's ROUTER cannot end one of its connections. So `expel` serves the peer no more, reports it as gone, and shuts its descriptor
-    down a little later, when the reason has been sent. If an end of that descriptor was reported, `expel` leaves it alone, because the
-    system may have given the number to another connection.
+    ZeroMQ's ROUTER cannot end one of its connections. So `expel` drops all further messages of the peer, reports the peer as gone, and
+    shuts the peer's descriptor down EXPELLED_S later, when the reason has been sent. If an end of that descriptor was reported meanwhile,
+    the descriptor is left alone, because the system may have given its number to another connection.
 
-Not here: the meaning of messages, and the calls that wait for a reply (the handlers bound them).
+Not here: the meaning of messages, and the bound on calls that wait for a reply. The handlers have both.
 """
 
 from __future__ import annotations
@@ -78,17 +78,19 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 log = logging.getLogger("zmqdist.transport")
 
 SUSPECT_STEP_S: Final = 0.003
-"""Seconds between the first Ping to a suspect and the second; each later pause is twice as long as the one before."""
+"""Seconds between the first Ping to a suspect and the second; each later pause is twice as long as the last pause."""
 SUSPECT_STEP_MAX_S: Final = 60.0
-"""The longest pause between two Pings, in seconds. An innocent suspect gets one message after each pause."""
+"""The longest pause between two Pings, in seconds. A suspect whose connection is alive gets one Ping after each pause."""
 REFUSALS_MAX: Final = 32
-"""Number of Refused messages sent to one peer. A peer that does not read them must not fill this process's memory."""
+"""Largest number of Refused messages that are sent to one peer, because a peer that does not read them must
+not fill this process's memory.
+"""
 TRIM_DELAY_S: Final = 1.0
-"""Seconds after the last oversized message until its memory is returned to the system."""
+"""Seconds after the last oversized message until the process returns freed memory to the system."""
 LINGER_S: Final = 0.2
 """Seconds that the last replies have to leave when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
-"""Seconds that a server that the program has dropped has, to reply to running calls and free its port."""
+"""Seconds in which a server that the program has dropped may still reply to running calls, before it frees its port."""
 EXPELLED_S: Final = 0.2
 """Seconds that the reason has to leave before the connection of an expelled peer is shut down."""
 
@@ -110,13 +112,13 @@ class Router:
 
     Attributes:
       on_hello: called with a peer whose hello has arrived, after the server's hello was sent.
-      on_gone: functions, each called once for every peer that has gone after `on_hello` was called with it.
+      on_gone: functions that the loop calls once with each peer that has gone, if the peer's hello had been accepted.
       dropped: number of messages that were not accepted, by reason.
-      received: number of messages since the router was made.
-      refused_handshakes: number of connections that ended before their first message was read. ZeroMQ reports some refusals by no other
-        event, for instance of a peer that speaks an old protocol or none.
+      received: number of messages received since the router was made.
+      refused_handshakes: number of connections that ended before their first message was read. For some refusals ZeroMQ reports no other
+        event, for instance if the peer does not speak ZeroMQ or speaks an old version of its protocol.
       peers_max: bound on the number of connections that are served.
-      stopping: whether the server stops. It sends no hello any more, so that a new peer waits for the next server at this address.
+      stopping: whether the server stops. A server that stops sends no hello, so that a new peer waits for the next server at this address.
     """
 
     def __init__(self, loop: Loop, security: ServerSecurity, hello: Hello) -> None:
@@ -139,7 +141,7 @@ class Router:
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, list[Peer]] = {}
         self._reported_ends: Counter[int] = Counter()
-        """By descriptor: number of reported ends, less the number of peers that have gone."""
+        """For each descriptor, the number of reported ends less the number of peers that have gone."""
         self._gone_unread: list[Peer] = []
         self._closed = False
         self._turn_budget = 0
@@ -190,13 +192,14 @@ class Router:
     def bind(self, address: str) -> str:
         """Listen on `host:port`. Port 0 takes a free port, one of ZMQDIST_PORTS if that is set.
 
-        If a server of this process that was dropped still has the port, wait DROPPED_S at most for its end.
+        If another server of this process, which the program has dropped, still has the port, wait at most DROPPED_S until that server has
+        freed it.
 
         Returns:
           The bound `host:port`.
 
         Raises:
-          UnknownError: the address is in use, does not belong to this host, or may not be bound.
+          UnknownError: the address is in use or does not belong to this host, or this process may not bind it.
           FailedPreconditionError: the security does not permit the address (security.py).
           InvalidArgumentError: `address` is not an address.
         """
@@ -259,12 +262,13 @@ class Router:
         """Register `fn(peer, message, frames)` as the handler of a kind of message. The handler may keep the frames and write to them.
 
         Args:
-          roles: the roles besides `admin` that may send this kind; None for each role but `joining`. Other peers are refused.
+          roles: the roles besides `admin` that may send this kind; `None` means every role except `joining` and `revoked`. The router
+            refuses the message from any other role.
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
     def bulk_channel(self, peer: Peer) -> BulkChannel:
-        """Return the channel for large parts from and to a peer. The first call makes it."""
+        """Return the channel for large parts from and to a peer; make it on first use."""
         if peer.bulk is None:
             peer.bulk = BulkChannel(peer.name, lambda message, frames: self.send(peer, message, frames))
             if peer.hello is not None:
@@ -275,7 +279,7 @@ class Router:
         """Send a message without waiting.
 
         Args:
-          frames: the payload, which is copied. Use it for small frames only: without a copy a small frame takes ZeroMQ longer, and large
+          frames: the payload, which must be small. It is copied, because ZeroMQ takes longer to send a small frame without a copy. Large
             parts travel by `bulk_channel`.
 
         Returns:
@@ -284,10 +288,10 @@ class Router:
         return not peer.ignored and self._send_raw(peer, encode(message), frames)
 
     def expel(self, peer: Peer, code: int = 0, text: str = "") -> None:
-        """Serve a peer no more, and end its connection. `on_gone` is called soon, before the connection has ended.
+        """Drop all further messages of a peer, and end its connection. The loop calls `on_gone` soon, before the connection has ended.
 
         Args:
-          code, text: the reason to send to the peer; with code 0 none is sent.
+          code, text: the reason to send to the peer; with code 0 no reason is sent.
         """
         if peer.ignored or peer.gone:
             return
@@ -308,7 +312,9 @@ class Router:
             self.expel(peer, UNAUTHENTICATED, problem)
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """Have the loop expel the peers that a key authenticated. Any thread may call this."""
+        """Have the loop expel the peers whose connections were authenticated by a public key that is now
+        revoked. Any thread may call this.
+        """
         with contextlib.suppress(FailedPreconditionError):  # the loop has been stopped
             self._loop.call_soon(self.expel_key, key, problem)
 
@@ -318,7 +324,9 @@ class Router:
             shut_down(peer.fd)
 
     def _end_silent(self, fd: int) -> None:
-        """End a connection that has sent no message since its handshake: its key may be unknown, and admitted only to join."""
+        """End a connection if its peer has sent no message since the handshake. The handshake may have admitted an unknown key, only to
+        join.
+        """
         if not self._by_fd.get(fd) and self._reported_ends[fd] <= 0:
             shut_down(fd)
 
@@ -343,7 +351,9 @@ class Router:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def count_work(self, count: int) -> None:
-        """Count a message as `count` messages against the bound of this turn, because its handler did the work of so many."""
+        """Count the current message as `count` messages against the bound of this turn, because its handler did as much work as for `count`
+        messages.
+        """
         self._turn_budget -= count - 1
 
     @property
@@ -352,7 +362,9 @@ class Router:
         return [peer for peer in self._peers.values() if peer.hello is not None and not peer.gone]
 
     def _read(self) -> bool:
-        """Read messages; return True if the bound of this turn was reached. The loop has just seen that there is input."""
+        """Read messages until the bound of this turn is reached; return True in that case. The loop has just found that the socket has
+        input.
+        """
         has_input, recv, peers = self._watched.has_input, self._recv, self._peers
         self._turn_budget = MESSAGES_PER_WAKE_MAX
         while self._turn_budget > 0:
@@ -403,7 +415,7 @@ class Router:
             return
         if frames is None:
             self._count("too many frames or bytes")
-            # The C library keeps freed memory, here a gigabyte or more. Trimming takes milliseconds, so it is done once for many messages.
+            # The C library keeps the message's freed memory, perhaps a gigabyte. A timer trims it once for many messages.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):
@@ -442,7 +454,7 @@ class Router:
             peer.ignored = True
             self._count("other protocol version")
             log.warning("refused: %s", error)
-            self._send_raw(peer, self._hello)  # so that the peer's error names both versions, too
+            self._send_raw(peer, self._hello)  # with this hello, the peer's error can name both versions, too
             return
         except WireError:
             peer.ignored = True
@@ -460,9 +472,9 @@ class Router:
     def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
         """Return the server's hello, with the offer of its shared memory if the peer has offered its own.
 
-        A peer may offer the memory of any process that this one can open, even this process's own. So the server accepts an offer only from
-        a peer that could read that memory anyway: it has shown the user's token, or its role may run code here. The arrays of a peer whose
-        role permits only calls travel by the socket.
+        A peer may offer the memory of any process whose memory this process can open, even this process's own. So the server accepts an
+        offer only from a peer that could read that memory anyway, because the peer has shown the user's token, or because its role may run
+        code on this host. The arrays of a peer whose role permits only calls travel by the socket.
         """
         trusted = self._security.mechanism != CURVE or peer.role in LISTENING_ROLES
         pool = this_pool() if trusted and hello.memory is not None else None
@@ -492,7 +504,7 @@ class Router:
             self._loop.set_timer((self, fd), None, self._forget_gone)
             self._reported_ends[fd] += 1
             if self._reported_ends[fd] <= 0:
-                continue  # a send had found that the peer has gone before this report arrived
+                continue  # `send` found that the peer has gone before this report arrived
             suspects = tuple(self._by_fd.get(fd, ()))
             if not suspects:
                 self.refused_handshakes += 1
@@ -501,7 +513,7 @@ class Router:
         return True
 
     def _suspect(self, peer: Peer, step_s: float) -> None:
-        """Send a Ping to find out whether the peer has gone. If it has not, repeat that after `step_s`."""
+        """Send a Ping to find out whether the peer has gone. If this does not prove that the peer has gone, repeat it after `step_s`."""
         if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
             self._suspect_later(peer, step_s)
 
@@ -510,7 +522,7 @@ class Router:
         self._loop.set_timer((self, peer), self._loop.now() + step_s, then)
 
     def _is_gone(self, peer: Peer) -> bool:
-        self._watched.has_input()  # makes the socket notice connections that have ended
+        self._watched.has_input()  # this query makes the socket notice connections that have ended
         self._send_raw(peer, _PING)
         return peer.gone
 
@@ -526,12 +538,13 @@ class Router:
             self._loop.call_soon(self._forget_gone)
 
     def _forget_gone(self) -> None:
-        """Forget the peers that have gone, when all their messages were read."""
+        """Read the remaining messages of the peers that have gone, then forget these peers."""
         if self._closed:
             return
         self._watched.dirty = True
         if self._watched.has_input() and self._read():
-            self._loop.call_soon(self._forget_gone)  # there is more input, and other callbacks have their turn first
+            # more input is left; the other callbacks of the loop have their turn first
+            self._loop.call_soon(self._forget_gone)
             return
         going, self._gone_unread = self._gone_unread, []
         for peer in going:

@@ -5,24 +5,24 @@ Rules
     the role), elsewhere CURVE. If keys are given, CURVE is used on loopback, too. Without keys, a server may not bind another address,
     unless `insecure` is set; then each start logs a warning.
 
-    A connecting side uses CURVE if keys are given, else the token. It shows the token only on loopback, and only to a socket on which
-    this user listens: on a shared host a stranger can take over a freed port, and would learn the token. ZeroMQ's own reconnecting
-    cannot check the listening user first, so it is off (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt.
-    A stranger could still take the port between this check and the connect.
+    A connecting side uses CURVE if keys are given, else the token. It shows the token only on loopback, and only to a socket on which this
+    user listens, because on a shared host a stranger can take over a freed port, and would learn the token. ZeroMQ's own reconnecting
+    cannot check first which user listens, so it is off (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt.
+    A stranger could still take the port between this check and the connecting.
 
-    With CURVE a listening socket shows the key of its kind of process: a server (the dispatcher, a task of a cluster) the key pair of the
-    cluster's servers, a worker or a program the key of its role. A side that connects to a server expects `server.pub`. A side that
-    connects to a worker or a program got its public key with its address, and accepts it only if `authorized` lists it for a role that
-    listens. So a process with a worker's key can pose as a worker, and as nothing else.
+    With CURVE a listening socket shows a key that depends on the kind of its process. A server (the dispatcher, a task of a cluster) shows
+    the key of the cluster's servers, and a worker or a program shows the key of its role. A side that connects to a server expects the key
+    in `server.pub`. A side that connects to a worker or a program has received that process's public key with the address, and accepts the
+    key only if the file `authorized` lists it for a role that listens. So a process with a worker's key can pose only as a worker.
 
-    Where a dispatcher vouches for keys (voucher.py), a listening socket asks it about the key of each peer. A connecting socket asks it
-    about the key that came with the address, or, if none came, which key listens there. The file `authorized` then counts only while the
-    dispatcher does not reply.
-    The folder of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens. The key is read
-    again for each connection, because it may have been replaced.
+    Where a dispatcher vouches for keys (voucher.py), a listening socket asks the dispatcher about the key of each peer. A connecting socket
+    asks about the key that came with the address or, if no key came, asks which key listens at the address. The file `authorized` then
+    counts only while the dispatcher does not reply.
+    The folder of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens. The process
+    reads the key again for each connection, because the key may have been replaced.
 
-    Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or ZMQDIST_TOKEN_FILE. A token file given as an
-    argument takes precedence over keys that only the environment names. `curve=True` insists on keys, `curve=False` ignores them.
+    Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or ZMQDIST_TOKEN_FILE. If an argument names a token file
+    and only the environment names keys, the token is used. `curve=True` insists on keys, `curve=False` ignores them.
 
 Not here: reading the files (keys.py, token.py), the decision about a connection (zap.py).
 """
@@ -59,26 +59,28 @@ NONE: Final = "none"
 SERVER: Final = "server"
 
 NEVER_MS: Final = 1_000_000_000
-"""Milliseconds, eleven days: longer than any owner waits before it replaces a lost connection. ZeroMQ's -1 means "never", but with it
-ZeroMQ also discards messages that have arrived and were not read before the connection ended.
+"""Milliseconds until ZeroMQ itself reconnects: eleven days, which is longer than any owner waits before it replaces a lost connection.
+ZeroMQ's value -1 means "never", but with -1 ZeroMQ also discards messages that had arrived and were not read before the connection ended.
 """
 
 VoucherOf: TypeAlias = "Callable[[str | Path, str], Vouching | None]"
 
 _LISTEN: Final = "0A"
 READ_BYTES: Final = 256
-"""Bytes to read of the kernel's table at a time. To fill a larger page, the kernel would walk through all connections of the host."""
+"""Bytes of the kernel's table of connections to read at a time. To fill a larger page, the kernel would walk through all connections of the
+host.
+"""
 
 
 class KeyWatcher(Protocol):
     """A socket that ends its connections to peers with a certain key when that key is revoked."""
 
     def key_revoked(self, key: bytes, problem: str) -> None:
-        """End the connections to peers with this key. Called in any thread."""
+        """End the connections to peers with this key. Any thread may call this."""
 
 
 class Vouching(Protocol):
-    """The source of a socket's knowledge about keys. voucher.py implements it."""
+    """The protocol by which a socket asks a dispatcher about keys. voucher.py implements it."""
 
     def attach(self, watcher: KeyWatcher) -> None: ...
 
@@ -102,7 +104,7 @@ class ServerSecurity:
 
     @property
     def public(self) -> bytes:
-        """The public key that the server shows and announces with its address, 32 bytes; empty without CURVE."""
+        """The public key of 32 bytes that the server shows and announces with its address; empty without CURVE."""
         return b"" if self.key is None else keys.decode_public(self.key.public)
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
@@ -118,7 +120,7 @@ class ServerSecurity:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self.key.secret)
 
     def install(self, loop: Loop) -> None:
-        """Install the handler that decides which peers may connect. Call it once for each loop, before a socket binds.
+        """Install the handler that decides which peers may connect. Call this once for each loop, before a socket binds.
 
         Raises:
           FailedPreconditionError: the loop has a handler already.
@@ -145,10 +147,10 @@ class ClientSecurity:
     """The mechanism and the secrets of a connecting side, which it shows to the server. `client_security` makes it.
 
     Attributes:
-      role: the role in which this side wants to connect, see zap.py.
+      role: the role in which this side wants to connect (zap.py lists the roles).
       source: the origin of the secret, for errors.
-      key: this side's key pair. None: `folder` belongs to a process that joined, and its key is read for each connection.
-      server_key: the public key (Z85) that the other side must show. A voucher, if there is one, knows it instead.
+      key: this side's key pair. `None` means that the key is read from `folder` for each connection, because its process has joined.
+      server_key: the public key (Z85) that the other side must show. It is not used if there is a voucher, which knows the key.
       peer: the public key that came with the address; empty for the address of a server.
     """
 
@@ -181,18 +183,22 @@ class ClientSecurity:
             socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
 
     def expected(self, address: str) -> bytes | None:
-        """Return the public key (Z85) that the server must show; None while the dispatcher has not replied. Raises UnauthenticatedError."""
+        """Return the public key (Z85) that the server must show; None while the dispatcher has not replied. Raises UnauthenticatedError if
+        the dispatcher does not vouch for the server's key.
+        """
         return self.server_key if self.voucher is None else self.voucher.expected(address, self.peer)
 
     def may_connect(self, address: str) -> bool:
-        """Return whether the secret may be shown at the address now. Only with the token or a voucher can it be False.
+        """Return whether the secret may be shown at the address now. The result can be False only if the secret is the token, or if there
+        is a voucher.
 
         Returns:
-          False if no process listens there, or the dispatcher has not vouched for the server's key yet; the caller tries again later.
+          False if no process listens at the address, or the dispatcher has not vouched for the server's key yet; the caller tries again
+          later.
 
         Raises:
-          UnauthenticatedError: another user listens there, or the dispatcher does not vouch for the server's key.
-          FailedPreconditionError: the address is not on this host, or the system does not tell which user listens there.
+          UnauthenticatedError: another user listens at the address, or the dispatcher does not vouch for the server's key.
+          FailedPreconditionError: the address is not on this host, or the system does not report which user listens at it.
         """
         if self.mechanism != PLAIN:
             return self.mechanism != CURVE or self.expected(address) is not None
@@ -219,12 +225,13 @@ def server_security(
     insecure: bool = False,
     vouched: VoucherOf | None = None,
 ) -> ServerSecurity:
-    """Return the security of a server that binds `host`. Reads the secrets, and makes the user's token on first use.
+    """Return the security of a server that binds `host`. This reads the secrets, and makes the user's token on first use.
 
     Args:
-      role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE the socket shows its key.
+      role: the kind of process that listens: "server", or the role of a worker or a program. With CURVE the socket shows the key of this
+        role.
       curve: True insists on keys, False ignores them, None uses them if they are given.
-      insecure: if there are no keys, let every peer connect as admin, unencrypted; logs a warning.
+      insecure: if there are no keys, let every peer connect as admin, unencrypted, and log a warning.
       vouched: a function of a key folder and a role that returns their voucher, or None if no dispatcher vouches for keys.
 
     Raises:
@@ -261,12 +268,12 @@ def client_security(
     insecure: bool = False,
     vouched: VoucherOf | None = None,
 ) -> ClientSecurity:
-    """Return the security with which a socket connects to `address` as `role`. Does not connect.
+    """Return the security with which a socket connects to `address` as `role`. This does not connect.
 
     Args:
       peer: the public key that came with the address of a worker or a program; empty for a server.
       curve: as in `server_security`.
-      insecure: if there are no keys, show nothing, to a server that was started insecure.
+      insecure: if there are no keys, show no secret, which only a server that was started with `insecure` accepts.
 
     Raises:
       FailedPreconditionError: there are no keys for an address that is not loopback, or the secrets cannot be read.
@@ -291,7 +298,7 @@ def _curve_client(address: str, role: str, folder: str | Path, peer: bytes, vouc
     joined = keys.load_joined(folder)
     role = role if joined is None else joined.role
     pair = keys.load_role(folder, role)
-    # The text has the key itself, because the file may be replaced while this key is in use.
+    # The text contains the public key itself, because the file may be replaced while this key is in use.
     source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
     if voucher is not None:
         kept = pair if joined is None else None
@@ -334,7 +341,7 @@ def listening_users(host: str, port: int) -> set[int]:
     """Return the user ids of the sockets that would accept a connection to a loopback address; empty if no process listens.
 
     Raises:
-      FailedPreconditionError: this system does not tell which user listens.
+      FailedPreconditionError: this system does not report which user listens.
     """
     try:
         return {uid for uid, _ in listening_sockets(host, port)}
@@ -350,7 +357,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     Like the kernel, this function prefers a socket bound to the exact address to one bound to all addresses.
 
     Raises:
-      OSError, ValueError, IndexError: this system does not tell.
+      OSError, ValueError, IndexError: the kernel's table of connections is missing or has another form.
     """
     wanted = ipaddress.ip_address(host)
     if isinstance(wanted, ipaddress.IPv4Address):
@@ -361,7 +368,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         _collect_listening(f"/proc/net/{name}", port, found)
-        # Only sockets of one user can share an address, so the search ends here: each table takes milliseconds even if it is empty.
+        # Only sockets of one user can share an address, so the other table, whose reading takes milliseconds, is not needed.
         if wanted in found:
             return found[wanted]
     for addresses in (exact, wild):
@@ -379,7 +386,7 @@ def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int
         next(file)
         for line in file:
             words = line.split(None, 10)
-            # The kernel lists listening sockets first (its proc_net_tcp.rst); thousands of others may follow.
+            # The kernel lists listening sockets first (its proc_net_tcp.rst), and thousands of other sockets may follow.
             if words[3] != _LISTEN:
                 break
             if words[1].endswith(suffix):

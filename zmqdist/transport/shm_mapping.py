@@ -1,7 +1,8 @@
-"""Shared memory as the kernel offers it: memfds, mappings, seals and locks. Linux only, and without decisions about their use.
+"""Shared memory as the kernel offers it: memfds, mappings, seals and locks. This module works on Linux only, and decides nothing about
+their use.
 
-A memfd is a file without a name: it vanishes when each process that had it open or mapped has ended, even by a signal, and the
-size of /dev/shm does not matter. Other processes of the same user open it through its owner's entry in /proc.
+A memfd is a file without a name. It vanishes when every process that had it open or mapped has ended, even if a signal killed the process.
+The size of /dev/shm does not bound it. Other processes of the same user open it through its owner's entry in /proc.
 
 The C library makes the mappings, because Python's `mmap` keeps a descriptor for each mapping and cannot replace a mapping in place.
 
@@ -35,7 +36,7 @@ _FALLOC_PUNCH: Final = 0x03
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 SEAL_SIZE: Final = 0x0002 | 0x0004
-"""F_SEAL_SHRINK | F_SEAL_GROW: no process can shrink the file, which would end a process that has it mapped with SIGBUS."""
+"""F_SEAL_SHRINK | F_SEAL_GROW: no process can shrink the file, because this would end each process that has the file mapped with SIGBUS."""
 _SEAL_SHRINK: Final = 0x0002
 SEAL_WRITE: Final = 0x0008
 _ADD_SEALS: Final = 1033
@@ -54,7 +55,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 
 class Mapping:
-    """Memory of this process that shows the content of a file. It is unmapped when no array refers to it any more.
+    """Memory of this process that shows the content of a file. The memory is unmapped when no array refers to it any more.
 
     Attributes:
       address, nbytes: the place of the mapping in this process's memory.
@@ -112,7 +113,8 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses; ENOMEM also if the memory is not available, which the kernel would grant and end a process later.
+      OSError: the kernel refuses the file or the mapping. ENOMEM also means that the memory is not available: the kernel would grant it,
+        and kill a process later.
     """
     try:
         check_room(nbytes, "it")
@@ -165,14 +167,15 @@ def is_sealed_against_writing(fd: int) -> bool:
 
 
 def free_pages(fd: int, nbytes: int) -> None:
-    """Return the pages of the file to the system, even while processes have them mapped."""
+    """Return the memory pages of the file to the system, even while processes have them mapped."""
     _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
 
 
 def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Lock one byte of a file for this open file description; return False if another description holds the lock.
+    """Lock one byte of a file for this open file description. Return False if another open file description holds the lock.
 
-    The kernel releases the lock when the last process that has the description ends, so that a killed holder can be recognised.
+    The kernel releases the lock when the last process that has the file description ends, so that other processes can recognise that the
+    holder was killed.
 
     Args:
       shared: take a lock for reading, which other readers may hold at the same time.
@@ -196,12 +199,14 @@ def address_of(view: Any) -> int:
 
 
 def same_bytes(first: int, second: int, nbytes: int) -> bool:
-    """Return whether two places in this process's memory hold the same bytes. It reads both, as fast as the memory permits."""
+    """Return whether two places in this process's memory hold equal bytes. This takes as long as reading both places."""
     return _libc.memcmp(first, second, nbytes) == 0  # type: ignore[no-any-return]
 
 
 class Exporter:
-    """Memory over which arrays are made. Arrays and views keep it alive through their `base`; a subclass frees it in `__del__`."""
+    """The owner of memory over which arrays are made. Arrays and views keep the owner alive through their `base`; a subclass frees the
+    memory in `__del__`.
+    """
 
     __slots__ = ("__array_interface__", "__weakref__")
 

@@ -1,12 +1,14 @@
 """Shared memory that other processes of this host lend to this one. shm_pool.py has the protocol.
 
 Rules
-    This process believes nothing in a handle. The opened file must be a memfd of sealed size that contains the bytes of the handle, because
-    mapping any other file could end this process. In the owner's table, this process writes only the cells of leases to this process.
-    The borrower gives back an array that is lent to it alone by writing the array's cell, when the array and all arrays made from it were
-    collected. It gives a published array back by closing the descriptor that holds the lock.
-    Right before a fork, arrays lent to this process alone become private mappings and are never given back, because the child may go on
-    reading them.
+    This process checks each handle before it uses it. The file that it opens must be a memfd of sealed size that contains the bytes of the
+    handle, because mapping any other file could end this process. In the owner's table, this process writes only the cells of leases to
+    this process.
+    When an array and all arrays made from it were collected, this process gives the memory back to its owner. If the memory was lent to
+    this process alone, it does so by writing the cell of the lease; if the memory was published, by closing the descriptor that holds the
+    lock.
+    Right before a fork, arrays that are lent to this process alone become private mappings. They are never given back, because the child
+    may go on reading them.
 """
 
 from __future__ import annotations
@@ -40,17 +42,19 @@ from zmqdist.transport.shm_pool import (
 )
 
 LOCK_TRIES: Final = 1000
-"""Number of attempts to lock a cell. Other processes hold that lock only while they look at the cell, and each attempt yields the core."""
+"""Number of attempts to lock a cell. Another process holds the cell's lock only while it looks at the cell, and this process yields the
+core after each attempt.
+"""
 
 log = logging.getLogger("zmqdist.transport")
 
 
 class PeerPool:
-    """The shared-memory pool of one other process (or of this one, as a peer of itself). Any thread may use it.
+    """The shared-memory pool of one other process, or of this process if it is its own peer. Any thread may use it.
 
     Attributes:
       offer: the owner's offer.
-      nonce: the number in the owner's table. It proves to the owner that this process can read the table.
+      nonce: the random number in the owner's table. This process sends it to the owner to prove that it can read the table.
     """
 
     def __init__(self, offer: Offer) -> None:
@@ -70,7 +74,7 @@ class PeerPool:
         self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
 
     def close(self) -> None:
-        """Close the table. Only a forked child calls this, and it uses nothing of the pool afterwards."""
+        """Close the owner's table. Only a forked child calls this, and the child does not use the pool afterwards."""
         if self._table_fd >= 0:
             os.close(self._table_fd)
             self._table_fd = -1
@@ -81,18 +85,18 @@ class PeerPool:
 
     @property
     def alive(self) -> bool:
-        """Whether the owner still has its pool. Memory that this process has mapped stays mapped in either case."""
+        """Whether the owner still has its pool. Memory that this process has mapped stays mapped even if the owner has ended."""
         return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
 
     def attach(self, handle: Handle) -> NDArray[np.uint8]:
         """Return the bytes of a handle as an array, without a copy.
 
         The array is writable and private to the caller, or read-only if the bytes are frozen. The owner gets the bytes back when the array
-        and everything made from it was collected.
+        and all arrays made from it were collected.
 
         Raises:
-          UnavailableError: the owner has taken the bytes back, or has ended.
-          WireError: this is not a handle of this owner, or it was used before.
+          UnavailableError: the owner has taken the bytes back or has ended, or the handle was claimed before.
+          WireError: `handle` names no memory of this owner.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
         if mode == EXCLUSIVE and offset % shm_mapping.PAGE_BYTES:
@@ -115,7 +119,7 @@ class PeerPool:
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
     def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
-        """Claim a handle without mapping its bytes, for a caller that lends them to another process. Return the segment and the lease.
+        """Claim a handle for a caller that lends its bytes to another process, without mapping the bytes. Return the segment and the lease.
 
         Raises as `attach`.
         """
@@ -124,7 +128,7 @@ class PeerPool:
             raise WireError(f"process {self._pid}", "only memory that was lent to one process can be adopted")
         try:
             lease = self._claim(cell, serial)
-            segment = self._opened.get(inode)  # one descriptor for all blocks of the segment
+            segment = self._opened.get(inode)  # all adopted blocks of the segment share one descriptor
             if segment is None or segment.nbytes < nbytes:
                 segment = Segment(open_memfd(self._pid, fd, inode, nbytes=nbytes), nbytes, 0, None)
                 self._opened[inode] = segment
@@ -146,7 +150,7 @@ class PeerPool:
         lease = BlockLease(self)
         self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
-            # -serial means that this process has claimed the block before. Its lease uses the lock, which must stay.
+            # The value -serial means that this process has claimed the block before. The lease from that claim still needs the lock.
             if self._cells[cell] >= 0:
                 shm_mapping.unlock(self._table_fd, cell)
             raise self._taken_back()
@@ -155,7 +159,9 @@ class PeerPool:
         return lease
 
     def _lock_cell(self, fd: int, cell: int, serial: int, *, shared: bool = False) -> None:
-        """Lock the cell of a valid handle. Raise at once for an invalid handle, so that it does not delay the cell's next lease."""
+        """Lock the cell of a valid handle. For an invalid handle raise at once, because locking the cell
+        would delay the cell's next lease.
+        """
         for _ in range(LOCK_TRIES):
             if self._cells[cell] != serial:
                 break
@@ -168,7 +174,7 @@ class PeerPool:
         return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to another process")
 
     def _mapped_segment(self, handle: Handle) -> Segment:
-        """Return the segment of a handle, mapped shared and writable. The mapping is kept for the next array in the segment."""
+        """Return the segment of a handle, mapped shared and writable. The pool keeps the mapping for the next array in the segment."""
         fd, inode, nbytes = handle[:3]
         segment = self._mapped.get(inode)
         if segment is None:
@@ -196,7 +202,7 @@ class PeerPool:
     def _attach_published(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, _ = handle
         lock = self._read_lock(cell, serial)
-        # The lock is held until the array is collected. A small array is copied, so that many of them do not use up the descriptors.
+        # The array holds the lock, which needs a descriptor. Small arrays are copied, so that many of them do not use up the descriptors.
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
             start = offset // shm_mapping.PAGE_BYTES * shm_mapping.PAGE_BYTES
@@ -224,8 +230,8 @@ class PeerPool:
         return frozen.array()[offset : offset + length]
 
     def _read_lock(self, cell: int, serial: int) -> _ReadLock:
-        # Each lock needs a file description of its own, to be independent of the others. It is opened by this process's own entry in /proc,
-        # because that exists even after the owner has ended.
+        # Each lock needs an open file description of its own, so that it is independent of the other locks.
+        # The table is opened by this process's own entry in /proc, because this entry exists even after the owner has ended.
         lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
         self._lock_cell(lock.fd, cell, serial, shared=True)
         if self._cells[cell] != serial:
@@ -234,7 +240,7 @@ class PeerPool:
 
 
 class BlockLease:
-    """A claimed lease of a block that is lent to this process alone. Its finalizer gives the block back, unless a fork has shared the
+    """A claimed lease of a block that is lent to this process alone. The finalizer gives the block back, unless a fork has shared the
     block.
 
     The copy of the lease in a forked child does nothing.
@@ -268,7 +274,7 @@ class _ExclusiveMemory(Exporter):
         self.length = length
 
     def make_private(self) -> None:
-        """Replace the shared mapping by a private one, right before a fork. *Invariant*: blocks begin and end at page boundaries."""
+        """Replace the shared mapping by a private mapping, right before a fork. *Invariant*: blocks begin and end at page boundaries."""
         if self.lease.shared_by_fork:
             return
         assert self.segment.mapping is not None
@@ -301,8 +307,8 @@ class _CopyOnWriteMemory(Exporter):
 def lendable_block(array: NDArray[Any]) -> Block | None:
     """Return a block with the bytes of the array, so that the array can be lent without a copy; None if there is no such block.
 
-    There is one if the array begins where a block of this process begins, or a block that was lent to this process alone. Use it for an
-    array that no code changes any more.
+    There is such a block if the array is a whole block of this process, or begins where a block begins that another process has lent to
+    this process alone. Use this for an array that no code changes any more.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -325,7 +331,9 @@ _peers: weakref.WeakValueDictionary[Offer, PeerPool] = weakref.WeakValueDictiona
 
 
 def open_peer(offer: Offer) -> PeerPool | None:
-    """Return the pool that a peer offers; None if it cannot be opened, because of another host, user or namespace or the peer's end."""
+    """Return the pool that a peer offers; None if the pool cannot be opened, because the peer has ended or runs on another host, as another
+    user or in another namespace.
+    """
     peer = _peers.get(offer)
     if peer is None:
         try:
@@ -339,7 +347,8 @@ def _before_fork() -> None:
     for hold in list(_exclusive_memories):
         try:
             hold.make_private()
-        except OSError:  # for instance too many mappings; the loop goes on, so that the other arrays become private
+        except OSError:
+            # for instance because of too many mappings; the loop goes on, so that the other arrays become private
             log.exception(
                 "an array in shared memory could not be made private before a fork; the child may see it change"
             )
@@ -347,12 +356,14 @@ def _before_fork() -> None:
 
 
 def _in_child() -> None:
-    """Drop the pools of peers in the child, because it shares the locks of their tables with the parent. The child opens them anew."""
+    """Drop the pools of peers in a forked child, because the child shares the locks of their tables with the parent. The child opens the
+    pools anew.
+    """
     global _this_process
     _this_process = object()
     for peer in list(_peers.values()):
         if peer not in _shared_with_child:
-            # Else this child would keep the lock of a block that is later lent to the parent, when the parent is killed.
+            # If the child kept the table open, it would hold the parent's later locks, and the owner would not notice the parent's end.
             peer.close()
         _inherited.append(peer)
     _peers.clear()
@@ -360,6 +371,6 @@ def _in_child() -> None:
 
 _inherited: list[PeerPool] = []
 _shared_with_child: set[PeerPool] = set()
-"""Pools with arrays that this fork has made private; used only from right before a fork to right after it."""
+"""Pools of peers with arrays that this fork makes private. The set has elements only during a fork."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_shared_with_child.clear, after_in_child=_in_child)

@@ -1,31 +1,31 @@
 """Shared memory that this process owns and lends to other processes of its host.
 
 Theory of operation
-    A large buffer is copied once, into a block of a segment (a memfd), and a handle of eight numbers travels in its place. The receiver
-    opens the segment through the owner's entry in /proc, maps it and can read the bytes (shm_peer.py). When no object of the receiver
-    refers to them any more, it marks the block as free in the table, a memfd that both have mapped. The owner then reuses the block,
-    because touching fresh memory is slow.
+    The owner copies a large buffer once, into a block of a segment (a memfd), and sends a handle of eight numbers in place of the bytes.
+    The receiver opens the segment through the owner's entry in /proc, maps it and can read the bytes (shm_peer.py). When no object of the
+    receiver refers to the bytes any more, the receiver marks the block as free in the table, a memfd that both processes have mapped. The
+    owner then reuses the block, because touching fresh memory is slow.
 
-    Each lease has a cell in the table, and the byte of the table's file with the cell's number is its lock.
-        0          no process has the block
-        serial     lent; no other lease of this table ever has this number
-        -serial    the receiver has claimed it, and holds the lock until it gives the block back
-    A receiver locks the cell, checks that it contains the serial of its handle, and only then maps. The owner voids a lease only under
-    the same lock. So a receiver with a late handle finds another number, and never maps reused memory. The kernel releases the locks of a
-    process that ends in any way: a claimed cell whose lock is free belongs to a receiver that was killed.
+    Each lease has a cell in the table, and the byte of the table's file with the cell's number is the cell's lock. The cell contains
+        0          if no process has the block
+        serial     if the block is lent; no other lease of this table ever has this number
+        -serial    if the receiver has claimed the block; the receiver holds the lock until it gives the block back
+    A receiver locks the cell, checks that the cell contains the serial of its handle, and only then maps the block. The owner voids a lease
+    only while it holds the same lock. So a receiver with a late handle finds another number, and never maps reused memory. The kernel
+    releases the locks of a process that ends in any way, so a claimed cell whose lock is free belongs to a receiver that was killed.
 
-    A published block has one cell for any number of receivers. Their mappings are private (copy-on-write) and they share the lock for
-    reading; the owner reuses the block when no receiver has it.
+    A published block has one cell for any number of receivers. Their mappings are private (copy-on-write), and they share the lock for
+    reading. The owner reuses the block when no receiver holds the lock.
 
 Rules
-    R1  The owner writes to a block until it lends the block. Then only the one receiver writes, or no process if it is published or frozen.
+    R1  The owner writes to a block until it lends the block. Then only the receiver writes, or no process if it is published or frozen.
     R2  The owner reuses a block only when no lease of it is left and no object in this process refers to it.
     R3  Finalizers take no lock: they append to a queue, or write one cell.
-    R4  A fork shares mappings that receivers believe to be private. So right before a fork they become private (copy-on-write), and their
-        blocks are not reused while the child may see them.
-    R5  A frozen segment is sealed, so that no process can ever write to it. It is not reused; it ends with its last user.
+    R4  A forked child would see changes through each mapping that it shares with its parent. So right before a fork the mappings become
+        private (copy-on-write), and their blocks are not reused while the child may see them.
+    R5  A frozen segment is sealed, so that no process can ever write to it. A frozen segment is not reused, and ends with its last user.
 
-ZMQDIST_ARENA=off switches the pool off; a number bounds it in MiB. The default is a quarter of the memory that this process may use.
+ZMQDIST_ARENA=off switches the pool off; a number is its bound in MiB. The default is a quarter of the memory that this process may use.
 
 Not here: whether a peer can open this process's segments (hello), the content of blocks (rpc, dispatch).
 """
@@ -57,27 +57,27 @@ log = logging.getLogger("zmqdist.transport")
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-# How receivers map a block: one shared and writable; any number privately; one read-only; any number read-only.
+# How receivers map a block: one shared and writable; any number privately; one, or any number, read-only, because it is frozen.
 EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""(descriptor of the segment, its inode, its bytes; offset, bytes; cell, serial, mode). It is usable only with the owner's offer."""
+"""(descriptor, inode, size of the segment; offset, size of the block; cell, serial, mode of the lease), to be used with an Offer."""
 Offer: TypeAlias = tuple[int, int, int]
-"""(pid, descriptor of the table, its inode)."""
+"""(pid of the owner, descriptor of its table, inode of the table)."""
 
 NONCE_CELL: Final = 0
 SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
-"""Least number of seconds between two searches for killed receivers: when more memory is needed, and when the pool is full."""
+"""Least number of seconds between two searches for killed receivers when the pool needs more memory, and when it is full."""
 
 
 class Segment:
     """One memfd of this process, or of another process whose memfd this one keeps open.
 
     Attributes:
-      capacity: bytes of each of its blocks.
-      used: number of its blocks that are in use.
-      sealable: no other process has ever mapped it shared and writable, so it can be sealed.
-      single_use: its blocks must not be reused.
+      capacity: bytes of each block of the segment.
+      used: number of the segment's blocks that are in use.
+      sealable: whether no other process has ever mapped the segment shared and writable, so that it can be sealed.
+      single_use: whether the segment's only block must not be reused.
     """
 
     __slots__ = ("__weakref__", "capacity", "fd", "inode", "mapping", "nbytes", "sealable", "single_use", "used")
@@ -101,7 +101,7 @@ class Block:
     """Bytes in shared memory that can be lent. The block is free again when no object refers to it and all its leases have ended.
 
     Attributes:
-      nbytes: its size.
+      nbytes: the size of the block.
     """
 
     __slots__ = ("__weakref__", "_pool", "base", "mode", "nbytes", "offset", "segment")
@@ -118,15 +118,15 @@ class Block:
         """An object that must live as long as the block: the lease of another process's block, or the memory of a frozen array."""
 
     def lend(self) -> Handle | None:
-        """Return a lease for one receiver, which then owns the bytes; frozen bytes stay shared. None if too many leases exist."""
+        """Return a lease for one receiver, which then owns the bytes, unless they are frozen. Return None if too many leases exist."""
         return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """Return a lease for any number of receivers, until `take_back`; None as `lend`. After this no process may write to the block."""
+        """Return a lease for any number of receivers; None if too many leases exist. After this no process may write to the block."""
         return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
-        """Return the bytes as an array of this process, which keeps them alive."""
+        """Return the bytes of the block as an array of this process. The array keeps the block in use."""
         if isinstance(self.base, FrozenSegment):
             return self.base.array()[self.offset : self.offset + self.nbytes]
         return _BlockMemory(self).array()
@@ -149,7 +149,7 @@ class Block:
 
 
 class _BlockMemory(Exporter):
-    """The memory of an array over a block."""
+    """The memory of an array of this process whose bytes are a block."""
 
     __slots__ = ("block",)
 
@@ -171,7 +171,7 @@ class FrozenSegment(Exporter, FrozenMemory):
 
 
 class _FrozenSegments:
-    """All frozen memory of this process, ordered by address, to recognise a view of such memory."""
+    """All frozen memory of this process, ordered by address, so that the pool can recognise a view of frozen memory."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -186,10 +186,10 @@ class _FrozenSegments:
             self._by_start[start] = weakref.ref(frozen)
 
     def find(self, address: int, nbytes: int) -> tuple[FrozenSegment, int] | None:
-        """Return the frozen memory that contains these bytes, and their offset in it; None if no frozen memory does."""
+        """Return the frozen memory that contains these bytes, and their offset in it; None if no frozen memory contains them."""
         with self.lock:
             frozen = None
-            while frozen is None:  # remove the entries of collected memory, because their addresses may be in use again
+            while frozen is None:  # removes entries of collected memory, whose addresses may be in use again
                 index = bisect.bisect_right(self._starts, address) - 1
                 if index < 0:
                     return None
@@ -204,16 +204,16 @@ _frozen_segments = _FrozenSegments()
 
 
 class ShmPool:
-    """The pool of one process. Any thread may use it.
+    """The shared-memory pool of this process. Any thread may use it.
 
     Attributes:
-      offer, nonce: how other processes find the table, and the number that they read in it, which proves that they can.
+      offer, nonce: the numbers by which other processes find the table, and the secret in it by which they prove that they can read it.
       bytes_max: bound on the bytes of all segments.
       dropped_blocks: queue to which finalizers add blocks that no object refers to any more (R3).
     """
 
     def __init__(self, bytes_max: int) -> None:
-        """Make the table. Raises OSError if memfds are refused."""
+        """Make the table of leases. Raises OSError if the kernel refuses memfds."""
         self.bytes_max = bytes_max
         self.pid = os.getpid()
         self._table_fd = make_memfd(8 * SHM_CELLS)
@@ -224,7 +224,7 @@ class ShmPool:
         self._serials = itertools.count(1)
         self._lent: dict[int, tuple[int, Block]] = {}
         self._revoked: dict[int, Block] = {}
-        """Blocks of published cells that were taken back while a receiver still reads them."""
+        """Published blocks, by cell, whose leases were taken back while a receiver still reads them."""
         self._free: dict[int, list[tuple[Segment, int]]] = {}
         self._segments: dict[Segment, None] = {}
         self._idle: OrderedDict[Segment, None] = OrderedDict()
@@ -241,7 +241,7 @@ class ShmPool:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Block | None:
-        """Return a block to fill. None (logged once) if the pool is full or the system refuses memory: send the bytes another way."""
+        """Return a block to fill; None if the pool is full or the system refuses memory. The caller then sends the bytes another way."""
         with self._lock:
             size = _block_size(nbytes)
             self._reclaim()
@@ -254,7 +254,7 @@ class ShmPool:
             return Block(self, segment, offset, nbytes)
 
     def copy_in(self, view: Any) -> Block | None:
-        """Copy a contiguous buffer into a block of its own. None as `allocate`."""
+        """Copy a contiguous buffer into a new block, and return the block. Return None as `allocate` does."""
         source = np.frombuffer(view, np.uint8)
         block = self.allocate(source.nbytes)
         if block is not None:
@@ -273,11 +273,11 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of another process's bytes, to lend even after that process has ended. `base` is this process's lease of them."""
+        """Return a block of another process's bytes, to lend even after that process has ended. `base` holds the lease of the bytes."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return memory for an array of the program, in a segment of its own, so that it can be frozen. None as `allocate`."""
+        """Return a segment as memory for one array of the program, so that it can be frozen. Return None as `allocate` does."""
         with self._lock:
             self._reclaim()
             size = -(-nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
@@ -293,7 +293,7 @@ class ShmPool:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     def lend(self, block: Block, mode: int) -> Handle | None:
-        """Make a lease, as Block.lend describes. None if too many leases exist."""
+        """Make a lease, as Block.lend describes. Return None if too many leases exist."""
         with self._lock:
             self._reclaim()
             if not self._free_cells:
@@ -309,11 +309,11 @@ class ShmPool:
         return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
 
     def is_unclaimed(self, handle: Handle) -> bool:
-        """Return whether no receiver has claimed the lease yet. Do not use it for a published block."""
+        """Return whether no receiver has claimed the lease yet. Do not use this for the lease of a published block."""
         return bool(self._cells[handle[5]] == handle[6])
 
     def take_back(self, handle: Handle) -> None:
-        """End a lease that no receiver will claim. A receiver that has claimed it keeps the bytes; a late handle is refused."""
+        """End a lease that no receiver should claim any more. If a receiver has claimed it, this receiver keeps the bytes."""
         cell, serial, mode = handle[5:]
         with self._lock:
             known, block = self._lent.get(cell, (0, None))
@@ -329,11 +329,11 @@ class ShmPool:
                 shm_mapping.unlock(self._table_fd, cell)
 
     def take_back_soon(self, handle: Handle) -> None:
-        """Take a lease back at the next use of the pool; for finalizers (R3)."""
+        """Have the next use of the pool take a lease back. Finalizers use this, because they may take no lock (R3)."""
         self._to_take_back.append(handle)
 
     def sweep(self) -> int:
-        """End the leases whose receivers have given the block back, or were killed. Return how many ended."""
+        """End the leases whose receivers have given the block back or were killed. Return how many leases ended."""
         with self._lock:
             before = len(self._free_cells)
             self._uses_until_collect = 0
@@ -356,12 +356,12 @@ class ShmPool:
         return sum(segment.nbytes for segment in self._segments)
 
     def _end_returned(self) -> None:
-        """End the leases that receivers have given back, and those that finalizers want to take back."""
+        """End the leases that receivers have given back, and the leases that finalizers want to take back."""
         while self._to_take_back:
             self.take_back(self._to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            # A receiver writes its cell before it unlocks. If the owner lent the cell in between, the next lease would lose its lock.
+            # A receiver writes 0 to its cell, then unlocks it. If the owner lent it in between, the next lease would lose its lock.
             if shm_mapping.try_lock(self._table_fd, cell):
                 self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
@@ -381,7 +381,7 @@ class ShmPool:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Process returned leases and dropped blocks. With many leases, only some uses of the pool look for returned ones."""
+        """Process dropped blocks and returned leases. With many leases, only some uses of the pool read the cells of all leases."""
         self._uses_until_collect -= 1
         if self._uses_until_collect <= 0:
             self._end_returned()
@@ -403,7 +403,7 @@ class ShmPool:
             self._close_idle()
 
     def _pop_free(self, size: int) -> tuple[Segment, int] | None:
-        """Return the free block that was used last, because its pages have been touched; None if there is none."""
+        """Return the free block of this size that was used last, because its pages have been touched; None if no block is free."""
         free = self._free.get(size)
         while free:
             segment, offset = free.pop()
@@ -412,9 +412,9 @@ class ShmPool:
         return None
 
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
-        """Search for killed receivers, and return a free block if there is one then.
+        """Search for killed receivers, and return a block that has become free; None if no block has.
 
-        The search makes one system call for each lease, so within SWEEP_S of the last search this method returns None.
+        The search makes one system call for each lease, so this returns None within SWEEP_S (if full, SWEEP_FULL_S) of the last search.
         """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
@@ -465,7 +465,7 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Return the longest unused segment to the system. Its pages are freed first, because other processes may still have it mapped."""
+        """Return the longest unused segment to the system. Its memory pages are freed first, because other processes may have it mapped."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
@@ -479,7 +479,7 @@ class ShmPool:
     # -- freezing -----------------------------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal the segment of a program's array in place. None if the bytes are not a whole segment, or another process has mapped it.
+        """Seal the segment of a program's array in place. Return None if the bytes are not a whole segment that only this process maps.
 
         The array's own mapping becomes private first, so that older views write to pages that no other process sees.
         """
@@ -496,7 +496,7 @@ class ShmPool:
             return self._seal(os.dup(segment.fd), segment.nbytes)
 
     def frozen_copy(self, source: NDArray[np.uint8]) -> FrozenSegment | None:
-        """Return a frozen copy of any bytes. None as `allocate`."""
+        """Return a frozen copy of any bytes. Return None if the system refuses memory."""
         size = -(-source.nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
         try:
             fd, mapping = make_mapped(size)
@@ -511,14 +511,14 @@ class ShmPool:
         try:
             shm_mapping.seal_against_writing(fd)
             return FrozenSegment(Segment(fd, nbytes, 0, None))
-        except OSError:  # a child that was forked without the hooks below maps the file
+        except OSError:  # a child that was forked without the hooks below has the file mapped
             os.close(fd)
             return None
 
     # -- forks --------------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Apply R4 to the arrays of this process. No thread uses the pool until `after_fork`."""
+        """Make the arrays of this process private before a fork (R4). No thread can use the pool until `after_fork`."""
         self._lock.acquire()
         for kept in list(self._user_arrays):
             segment = kept.block.segment
@@ -527,12 +527,12 @@ class ShmPool:
                 segment.sealable = False
 
     def after_fork(self) -> None:
-        """Unlock the pool, in the parent."""
+        """Unlock the pool in the parent after a fork."""
         self._lock.release()
 
 
 def _block_size(nbytes: int) -> int:
-    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above a slab, an eighth is wasted at most."""
+    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above a slab, at most an eighth is wasted."""
     power = 1 << max(nbytes - 1, 1).bit_length()
     if power <= SHM_SLAB_BYTES:
         return max(power, SHM_BLOCK_BYTES_MIN)
@@ -548,7 +548,7 @@ _lock = RLock()
 
 
 def this_pool() -> ShmPool | None:
-    """Return the pool of this process, made on first use; None if it is switched off or impossible (logged once)."""
+    """Return the pool of this process; make it on first use. Return None if it is switched off, or if the system has no shared memory."""
     if _tried:
         return _pool
     with _lock:
@@ -584,15 +584,15 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """Forget the parent's pool: the child makes its own. The parent's arrays stay readable through the inherited mappings."""
+    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays stay readable by the inherited mappings."""
     global _pool, _tried, _lock, _inherited
     _inherited = _pool
-    _frozen_segments.lock = RLock()  # another thread of the parent may have held it
+    _frozen_segments.lock = RLock()  # another thread of the parent may have held the lock during the fork
     _pool, _tried = None, False
     _lock = RLock()
 
 
 _inherited: ShmPool | None = None
-"""The parent's pool. It is kept so that no part of it is closed or unmapped while arrays of the child still use it."""
+"""In a forked child, the parent's pool. The child does not close it, because arrays of the child still use its mappings."""
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

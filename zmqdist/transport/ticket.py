@@ -1,12 +1,14 @@
 """Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits its public key for a token that works once.
 
 A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
-It is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or environment.
+A ticket is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or in the
+environment.
 
-The result is a key folder (keys.py) for this process and its children. This process makes the secret key, which never leaves this host.
+The result of joining is a key folder (keys.py) for this process and its children. This process makes the secret key, which never leaves
+this host.
 
     server.pub        the dispatcher's public key, as it was in the ticket
-    worker.key        the key pair, named by its role; replaced when the dispatcher asks for a new one
+    worker.key the key pair, named by its role; the process replaces it when the dispatcher asks for a new key
     joined            lines `name worker:3`, `role worker`, `dispatcher host:port`
 """
 
@@ -45,7 +47,7 @@ JOIN_S: Final = 30.0
 
 @dataclass(frozen=True)
 class JoinTicket:
-    """The data with which one process joins a dispatcher as `name`.
+    """The content of a join ticket, with which one process joins a dispatcher as `name`.
 
     Attributes:
       dispatcher: "host:port".
@@ -60,7 +62,7 @@ class JoinTicket:
     secret: str = field(repr=False)
 
     def encode(self) -> str:
-        """Return the ticket as its line of text."""
+        """Return the ticket as a line of text, which `decode_ticket` reads."""
         return " ".join((FORM, self.name, self.dispatcher, self.server_key.decode(), self.number, self.secret))
 
 
@@ -123,7 +125,8 @@ class _Attempt:
 
 
 def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -> str:
-    """Make a key, have the dispatcher admit it, and write the key folder of this process. Blocks for `timeout_s` at most.
+    """Make a key pair, have the dispatcher admit the public key, and write the key folder of this process. This blocks for `timeout_s` at
+    most.
 
     The folder is made with mode 0700, and existing keys in it are replaced.
 

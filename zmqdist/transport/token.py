@@ -3,8 +3,8 @@
 zmqdist makes the token on first use in `$XDG_STATE_HOME/zmqdist/token` (`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600.
 The environment variable ZMQDIST_TOKEN_FILE, or an argument, names another file.
 
-A token file must belong to this user, and no other user may be able to read it; otherwise another user may know the token, or may have
-made the file. The text of a token never appears in an error.
+A token file must belong to this user, and no other user may be able to read the file, because another user could then know the token. The
+text of a token never appears in an error.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ TOKEN_BYTES_MAX: Final = 255
 def user_token(path: str | Path | None = None) -> tuple[bytes, Path]:
     """Return the token and the path of its file.
 
-    The file is `path`, else the file that ZMQDIST_TOKEN_FILE names, else the user's own file, which is made if it is missing.
+    The file is `path`, or else the file that ZMQDIST_TOKEN_FILE names, or else the user's own file. Only the user's own file is made if it
+    is missing.
 
     Raises:
-      FailedPreconditionError: the file is missing (only the user's own file is made), not private or damaged, or cannot be made.
+      FailedPreconditionError: the file is missing, not private or damaged, or cannot be made.
     """
     named = path or os.environ.get(ENVIRONMENT)
     if named:
@@ -55,7 +56,7 @@ def default_path() -> Path:
 
 
 def create(path: str | Path) -> None:
-    """Make a token file and its folder. An existing file stays as it is, even if another process makes it at the same moment.
+    """Make a token file and its folder. An existing file stays as it is, even if another process has made it at the same moment.
 
     Raises:
       FailedPreconditionError: the folder is not private, or cannot be written.
@@ -69,7 +70,8 @@ def create(path: str | Path) -> None:
         try:
             with open(fd, "wb") as file:
                 file.write(secrets.token_urlsafe(32).encode() + b"\n")
-            os.link(part, path)  # never replaces a file: of two processes, the second uses the token of the first
+            # `os.link` never replaces a file, so the second of two processes uses the token of the first
+            os.link(part, path)
         except FileExistsError:
             pass
         finally:
@@ -99,7 +101,7 @@ def read_private(path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bi
     """Return the content of a small file that only its owner may access.
 
     Args:
-      what: name of the file in errors, such as "token file".
+      what: the kind of file, for errors, such as "token file".
       owners: user ids besides this process's own that may own it.
       mode_bits: permissions that must not be set.
 
@@ -144,8 +146,8 @@ def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) ->
     if status.st_uid != os.geteuid():
         if status.st_uid not in owners:
             return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
-        # Kubernetes (fsGroup) and systemd (LoadCredential) give a process a file that root owns. The process may read it as a member of the
-        # file's group, or by an access list, whose mask appears in the group's bits. So the group may read this file.
+        # A file of root may be readable by its group, because Kubernetes (fsGroup) and systemd (LoadCredential) hand out such files.
+        # A process reads such a file as a member of the file's group, or by an access list, whose mask appears in the group's bits.
         mode_bits &= ~stat.S_IRGRP
     mode = stat.S_IMODE(status.st_mode)
     if mode & mode_bits:

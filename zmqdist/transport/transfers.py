@@ -2,18 +2,20 @@
 
 Rules
     Parts that amount to one chunk at most travel as frames of their message, which costs least. The link decides how large a chunk is,
-    CHUNK_BYTES at most (pace.py): on a slow link a frame of half a megabyte would delay a heartbeat for too long. Larger parts travel
+    CHUNK_BYTES at most (pace.py), because on a slow link a frame of half a megabyte would delay a heartbeat for too long. Larger parts
+    travel
         as a handle   of shared memory, if the other side has shown that it can open this process's memory; or else
         in chunks     between which small messages pass (bulk_machine.py).
     The bytes to send belong to the message: no code changes them until the transfer is over (rpc/snapshots.py). Parts of up to CHUNK_BYTES
     in all are copied in `send`, so that callers need not know which way the parts travel.
-    The sender takes a handle back if its message was not sent, if the connection is lost, or when its call is over. A receiver that has
-    claimed the handle keeps the memory; a later claim is refused. A receiver that does not want the memory claims it and gives it back.
-    Parts that a Call holds back stay with the sender until the receiver sends SendParts.
+    The sender takes a handle back if its message was not sent, if the connection is lost, or when the call is over. A receiver that has
+    claimed the handle keeps the memory; a later claim is refused. A receiver that does not want the memory claims the handle and gives the
+    memory back.
+    Parts that a Call message announces as held back stay with the sender until the receiver sends SendParts.
     A message is delivered as a whole, when the last byte of its last part has arrived.
 
-A side shares its memory with a peer that has sent the nonce from this side's table, because only a process that can open the memory
-can know the nonce. A server sends the client's nonce in its hello, a client the server's in SharedMemoryAccepted.
+A process shares its memory with a peer that has sent the nonce from this process's table, because only a process that can open the memory
+can know the nonce. A server sends the client's nonce in its hello, and a client sends the server's nonce in SharedMemoryAccepted.
 
 Not here: the meaning of the parts, and the code that uses them.
 """
@@ -44,25 +46,25 @@ Source: TypeAlias = "bytes | memoryview | NDArray[np.uint8] | Block"
 """A large part to send: a flat buffer of bytes, or a block of this process's pool."""
 Frames: TypeAlias = Sequence[Any]
 Allocator: TypeAlias = "Callable[[list[int]], list[Any]]"
-"""Returns a flat writable array for each size; for a size of 0 it may return any object. May raise OpError or MemoryError."""
+"""A function that returns a flat writable array for each size, or any object for a size of 0. It may raise OpError or MemoryError."""
 OnArrived: TypeAlias = "Callable[[list[Any] | None, str], object]"
-"""Called with the parts of a message and ""; or with None and the reason, if the parts did not arrive."""
+"""A function that is called with the parts of a message and "" or, if the parts did not arrive, with None and the reason."""
 
 _HANDLE_NUMBERS = 8
 
 
 def is_large(sources: Sequence[Source]) -> bool:
-    """Return whether these parts are, on any link, too large to travel as frames of their message."""
+    """Return whether these parts are too large to travel as frames of their message even on a fast link."""
     return nbytes_of(sources) > CHUNK_BYTES
 
 
 def announced_bytes(parts: Sequence[Part]) -> int:
-    """Return the bytes of all parts of a received message, as announced by its sender."""
+    """Return the bytes of all parts of a received message, as its sender has announced them."""
     return sum(max(0, part[0] if len(part) == 1 else part[4]) for part in parts if len(part) in (1, _HANDLE_NUMBERS))
 
 
 def allocate_fresh(sizes: list[int]) -> list[Any]:
-    """Return memory for each size that no other array uses. This is the usual Allocator."""
+    """Return an array of fresh memory for each size. This is the usual Allocator."""
     return [memory_for(size) if size else None for size in sizes]
 
 
@@ -70,9 +72,9 @@ class _Transfer:
     """The parts of one call that are on the way, in either direction.
 
     Attributes:
-      handles: the leases of shared memory that were made for its message.
-      views: the buffers that are sent in chunks; None for a part that is not. If `held`, they are sent after SendParts.
-      frames: the received parts, complete or filled by chunks as they arrive. `on_arrived` gets them at the end.
+      handles: the leases of shared memory that were made for the message of the call.
+      views: the buffers to send in chunks; None for a part that travels another way. If `held`, they are sent after SendParts.
+      frames: the received parts. Some are complete; chunks fill the others as they arrive. `on_arrived` gets all of them at the end.
     """
 
     __slots__ = ("frames", "handles", "held", "on_arrived", "views")
@@ -86,11 +88,12 @@ class _Transfer:
 
 
 class BulkChannel:
-    """The large parts that travel through one connection. One thread at a time uses it; the connection's owner calls `connection_lost`.
+    """The large parts that travel through one connection. One thread at a time uses the channel. The connection's owner calls
+    `connection_lost`.
 
     Attributes:
       shares_memory: whether the peer can open this process's shared memory. Any thread may read it.
-      tracked: the transfers under way, by the number of their call; empty while the connection carries only small messages.
+      tracked: the transfers that are on the way, by the number of their call; empty while the connection carries only small messages.
       faults: number of messages from the peer that broke the protocol.
     """
 
@@ -115,8 +118,8 @@ class BulkChannel:
         self._held_count = 0
 
     def hello_arrived(self, hello: Hello) -> None:
-        """Note the peer's hello. If the peer is on this host, use the widest window at once; a peer that lies about its host slows only its
-        own connection.
+        """Note the peer's hello. If the peer says that it is on this host, use the widest window at once. A peer that lies about its host
+        slows only its own connection.
         """
         if hello.host == host_identity():
             self._outbound.pace.widen()
@@ -135,7 +138,7 @@ class BulkChannel:
         return int(self._peer_pool.nonce)
 
     def memory_accepted(self, nonce: int) -> None:
-        """Note the nonce that the peer has sent. The right one proves that the peer can open this process's memory."""
+        """Note the nonce that the peer has sent. The right nonce proves that the peer can open this process's memory."""
         self._pool = this_pool()
         self.shares_memory = self._pool is not None and nonce == self._pool.nonce
 
@@ -143,12 +146,16 @@ class BulkChannel:
 
     @property
     def sending(self) -> bool:
-        """Whether chunks are left to send, so that a thread must read the Credit and SendParts messages of the peer."""
+        """Whether chunks are left to send. If so, a thread must read the peer's Credit and SendParts messages, which permit the next
+        chunks.
+        """
         return len(self._outbound) > 0 or self._held_count > 0
 
     @property
     def undelivered(self) -> int:
-        """How much of the sent data the peer does not have yet: the bytes of unacknowledged chunks, plus one for each unclaimed handle."""
+        """Bytes of chunks that the peer has not acknowledged, plus 1 for each handle that it has not claimed. The value is 0 when the peer
+        has all sent data.
+        """
         pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
         return self._outbound.bytes_left + (0 if pool is None else sum(map(pool.is_unclaimed, handles)))
@@ -159,7 +166,7 @@ class BulkChannel:
         return self._outbound.pace.unacknowledged
 
     def receiving(self, id: int) -> bool:
-        """Return whether chunks of this call are still awaited."""
+        """Return whether this side still awaits chunks of this call."""
         return id in self._inbound
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
@@ -187,7 +194,7 @@ class BulkChannel:
             return False
         if transfer.handles:
             self._forget_claimed()
-        self.call_ended(message.id)  # if a faulty peer uses a number twice, this ends the earlier transfer
+        self.call_ended(message.id)  # if a faulty peer uses the number of a call twice, this ends the earlier transfer
         self.tracked[message.id] = transfer
         if any(view is not None for view in transfer.views):
             if type(message) is Call and message.held:
@@ -210,7 +217,7 @@ class BulkChannel:
         self._send_chunks()
 
     def credited(self, message: Credit) -> None:
-        """Note that the peer has taken chunks out of its queue, and send the next ones."""
+        """Note that the peer has taken chunks out of its queue, and send the next chunks."""
         self.faults += not self._outbound.acknowledged(message.nbytes, self._clock())
         self._send_chunks()
 
@@ -229,12 +236,13 @@ class BulkChannel:
     # -- in ---------------------------------------------------------------------------------------------------------------
 
     def receive(self, id: int, parts: Sequence[Part], allocate: Allocator, on_arrived: OnArrived) -> list[Any] | None:
-        """Return the parts of a message that has arrived; None if `on_arrived` gets them later, unless the call ends first.
+        """Return the parts of a message that has arrived. Return None if chunks are still awaited; then `on_arrived` gets the parts later,
+        unless the call ends first.
 
         Raises:
-          WireError: no message has such parts.
+          WireError: the announced parts break the protocol.
           UnavailableError: the owner of lent memory has taken it back, or has ended.
-          ResourceExhaustedError: with these parts, more than RECEIVING_BYTES_MAX bytes would be awaited.
+          ResourceExhaustedError: with these parts, this side would await more than RECEIVING_BYTES_MAX bytes.
           OpError, MemoryError: from `allocate`.
         """
         sizes = self._sizes(id, parts)
@@ -259,7 +267,7 @@ class BulkChannel:
             try:
                 if len(part) == _HANDLE_NUMBERS:
                     self._attach(part)
-            except OpError:  # the owner has taken it back already
+            except OpError:  # the owner has taken the memory back already
                 pass
 
     def chunk_arrived(self, message: Chunk, frames: Frames) -> None:
@@ -284,7 +292,7 @@ class BulkChannel:
             end(whole if outcome == DONE else None, self._inbound.problem)
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
-        """Return the bytes of each part that travels in chunks, and 0 for a part in shared memory."""
+        """Check the announced parts. Return the bytes of each part that travels in chunks, and 0 for each part in shared memory."""
         sizes = [part[0] if len(part) == 1 else 0 for part in parts]
         if len(parts) >= FRAMES_MAX or any(
             not 0 < part[0] <= ARRAY_BYTES_MAX if len(part) == 1 else len(part) != _HANDLE_NUMBERS for part in parts
@@ -302,7 +310,9 @@ class BulkChannel:
     # -- ends -------------------------------------------------------------------------------------------------------------
 
     def call_ended(self, id: int) -> bool:
-        """End the transfers of a call. Return whether this side must inform the peer, because the peer still sends or awaits parts."""
+        """End the transfers of a call. Return whether this side must inform the peer that the call is over, because the peer still sends or
+        awaits parts.
+        """
         unfinished = self._forget_call(id)
         if owed := self._inbound.idle_credit():
             self._send_message(Credit(owed), ())
@@ -324,7 +334,9 @@ class BulkChannel:
             self._forget_call(id)
 
     def finalize(self) -> None:
-        """End all transfers from a finalizer, which leaves the return of handles to a later call. The channel is not used afterwards."""
+        """End all transfers from a finalizer. The next use of the shared-memory pool takes the handles back. The channel is not used
+        afterwards.
+        """
         for transfer in self.tracked.values():
             for handle in transfer.handles:
                 assert self._pool is not None
@@ -339,7 +351,7 @@ class BulkChannel:
             self._pool.take_back(handle)
 
     def _forget_claimed(self) -> None:
-        """Forget transfers whose handles were all claimed. A server gets no other sign that the client has a reply."""
+        """Forget the transfers whose handles were all claimed. A server gets no other sign that a client has received its reply."""
         pool = self._pool
         assert pool is not None
         for id, transfer in list(self.tracked.items()):

@@ -1,17 +1,19 @@
-"""The states of peers' keys in a member. The member asks its dispatcher, which vouches for keys and reports the revoked ones.
+"""The states of peers' keys, as a member of a cluster knows them. The member asks its dispatcher, which vouches for keys and reports
+revoked keys.
 
 Rules
     A process has one link to the dispatcher for each (dispatcher, key folder), as long as a socket that uses that folder is open.
     A listening socket asks about the key of each connection before it accepts the connection; ZeroMQ waits for the reply. A connecting
-    socket asks about the key that came with the address; if none came, it asks which key listens at the address.
-    A reply is valid until the dispatcher sends another one. The reply "unknown" is used once only, because the key may be admitted later.
-    When the link is up again after a loss, all questions are asked again.
-    If no reply arrives within VOUCHING_S, the static file `authorized` of the folder decides about a key in it. For any other key the wait
-    goes on until the handshake times out, and the peer tries again, so that no member is refused because its dispatcher was slow.
-    When a key is revoked, each socket of the folder is called (`KeyWatcher`), and ends its connections with that key.
+    socket asks about the key that came with the address; if no key came, it asks which key listens at the address.
+    A reply is valid until the dispatcher sends another reply about the same key or address. The reply "unknown" is used only once, because
+    the dispatcher may admit the key later.
+    When the link is up again after a loss, the process asks all questions again.
+    If no reply arrives within VOUCHING_S, the file `authorized` of the folder decides about each key that it lists. For any other key the
+    process waits until the handshake times out, and the peer tries again. So no member is refused because its dispatcher was slow. When a
+    key is revoked, the voucher notifies each socket of the folder (`KeyWatcher`), which ends its connections with that key.
     The process that joined makes a new key pair when the dispatcher asks for one. Other processes of the folder read the file again.
 
-Not here: the decision about a key (keyring_machine.py), and what a socket does after it (router.py, connector.py).
+Not here: the decision about a key (keyring_machine.py), and what a socket does after the decision (router.py, connector.py).
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ _lock = threading.Lock()
 
 
 def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
-    """Return this process's voucher for a dispatcher ("host:port") and a key folder. It connects when the first socket attaches."""
+    """Return this process's voucher for a dispatcher ("host:port") and a key folder. The voucher connects
+    when the first socket attaches.
+    """
     place = dispatcher.removeprefix("zmq://"), str(folder), role
     with _lock:
         if place not in _vouchers:
@@ -70,18 +74,18 @@ class Voucher:
         self._owns = False
 
     def own(self) -> None:
-        """Make the new key pairs of this folder from now on. Call it only in the process that joined."""
+        """Make a new key pair for this folder whenever the dispatcher asks for one. Call this only in the process that joined."""
         self._owns = True
 
     def attach(self, watcher: KeyWatcher) -> None:
-        """Add a socket of the folder. The first one opens the link."""
+        """Add a socket of the folder. The first socket opens the link."""
         with self._lock:
             if watcher not in self._watchers:
                 self._watchers.append(watcher)
             self._linked()
 
     def detach(self, watcher: KeyWatcher) -> None:
-        """Remove a socket of the folder. After the last one, the link is closed in the background."""
+        """Remove a socket of the folder. After the last socket, the link is closed in the background."""
         with self._lock:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)
@@ -99,7 +103,7 @@ class Voucher:
         return KeyVerdict(role, role, role in LISTENING_ROLES)
 
     def ask(self, key: bytes, answer: Callable[[], object]) -> None:
-        """Call `answer` as soon as `judge` can decide about a key: at once in this thread, or later in the link's thread."""
+        """Call `answer` as soon as `judge` can decide about a key, either at once in this thread or later in the link's thread."""
         with self._lock:
             link = self._linked()
         state = link.keys.get(key)
@@ -137,7 +141,7 @@ class Voucher:
         raise UnauthenticatedError(f"no connection to {address}: its public key {keys.encode_public(state.key)}: {why}")
 
     def _linked(self) -> _Link:
-        """Return the link, which the first call opens. The caller holds the lock."""
+        """Return the link to the dispatcher, and open it on first use. The caller holds the lock."""
         if self._link is None:
             self._link = _Link(self._dispatcher, self._folder, self._role, self._owns, self._revoked)
             self._link.open()
@@ -151,7 +155,7 @@ class Voucher:
 
 
 class _Link:
-    """The connection to the dispatcher. Only the link's own thread changes the two dicts.
+    """The connection to the dispatcher. Only the link's own thread changes `keys` and `addresses`.
 
     Attributes:
       keys, addresses: the dispatcher's latest reply about each key, and about the key that listens at each address.
@@ -169,7 +173,7 @@ class _Link:
         self._revoked = revoked
         self._new: keys.KeyPair | None = None
         self._fresh: set[bytes | str] = set()
-        """Questions that the dispatcher has answered with "unknown". A caller uses such a reply once."""
+        """Questions to which the dispatcher has replied "unknown", while no caller has used that reply yet."""
         self._waiting: dict[bytes | str, list[tuple[float, Callable[[], object]]]] = {}
         security = ClientSecurity(
             CURVE, role, f"key of {folder}", folder=folder, server_key=keys.load_server_public(folder)
@@ -194,7 +198,9 @@ class _Link:
             self.loop.call_soon(fn)
 
     def answer(self, key: bytes, address: str) -> KeyState | None:
-        """Return the reply to a question; None if there is none, or it is not valid any more. Any thread may call this."""
+        """Return the dispatcher's reply to a question; None if no reply has arrived, or the reply is not valid any more. Any thread may
+        call this.
+        """
         state = self.addresses.get(address) if address else self.keys.get(key)
         if state is None:
             return None
@@ -214,7 +220,8 @@ class _Link:
         first = not waiting
         waiting.append((self.loop.now() + wait_s, answer or (lambda: None)))
         if first:
-            self._dealer.send(AskKey(key, address))  # while the link is down this sends nothing; `_up` asks later
+            # while the link is down this sends nothing, and `_up` asks the question later
+            self._dealer.send(AskKey(key, address))
             self.loop.set_timer(self, self.loop.now() + TICK_S, self._tick)
 
     def _tick(self) -> None:
@@ -233,7 +240,9 @@ class _Link:
             self.loop.set_timer(self, now + TICK_S, self._tick)
 
     def _unanswered(self, question: bytes | str) -> None:
-        """Note that no reply came in time. A folder that `keygen` made is then judged by its files, as without a dispatcher."""
+        """Note that no reply arrived in time. If `keygen` made the folder, its files decide about the key, as
+        they do without a dispatcher.
+        """
         if keys.load_joined(self._folder) is None:
             if isinstance(question, str):
                 self.addresses.setdefault(question, KeyState(b"", "", address=question))
@@ -287,7 +296,9 @@ class _Link:
         self._dealer.reconnect()
 
     def _refused(self, error: OpError) -> None:
-        """Try again later. This logs only for debugging, because the dispatcher also refuses the user's own socket, which reports that."""
+        """Reconnect later. The refusal is only logged for debugging, because the dispatcher also refuses the sockets of this folder, which
+        report the refusal.
+        """
         log.debug("the dispatcher refuses to vouch for keys: %s", error)
         self.loop.set_timer((self, "refused"), self.loop.now() + REFUSED_S, self._dealer.reconnect)
 

@@ -1,12 +1,12 @@
 """The decision which peers may connect, and in which role, by ZeroMQ's authentication protocol (ZAP, RFC 27).
 
 Rules
-    `decide` is pure and total: it denies by default and never raises, whatever the frames contain.
+    `decide` is a pure function. It denies by default and never raises, whatever the frames contain.
     The status is 200, 400 or 500, never 300: after 300 no side closes the connection, and the client waits for ever.
     No secret reaches a log, a repr or a reply.
 
-The user id of a reply is the peer's role, with CURVE followed by its public key. libzmq attaches it to every message of the connection
-(router.py).
+The user id of a reply is the peer's role; with CURVE, the peer's public key follows the role. libzmq attaches the user id to every message
+of the connection (router.py).
 
 Roles
     client   may call methods, may not send code
@@ -14,11 +14,12 @@ Roles
     worker   may run functions
     admin    may do everything
 
-Two more roles are for connections that get one reply and nothing else (router.py), because ZeroMQ cannot report why it refuses a peer:
-    joining  a key that is not known yet, while a dispatcher has open join tokens: the peer may join
-    revoked  a key that has lost its role: the reply to its hello is the reason
+Two more roles are for connections on which the server sends one reply and nothing else (router.py), because ZeroMQ cannot report why it
+    refuses a peer: joining a key that is not known yet, while a dispatcher has open join tokens: the peer may join
+    revoked a key that has lost its role: the reply to the peer's hello is the reason
 
-Where a dispatcher vouches for keys, a reply may be late. ZeroMQ waits for it until the handshake of the connecting side times out.
+Where a dispatcher vouches for keys, a reply of this handler may be late. ZeroMQ waits for it until the handshake of the connecting side
+times out.
 
 Not here: reading the keys and the token (keys.py, token.py), choosing a mechanism (security.py).
 """
@@ -51,10 +52,10 @@ DOMAIN: Final = b"zmqdist"
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 VERSION: Final = b"1.0"
 LOG_EVERY_S: Final = 1.0
-"""Seconds between two log lines about refusals. Each line counts several, because a stranger must not be able to fill the disk."""
+"""Seconds between two log lines about refusals. One line counts several refusals, because a stranger must not be able to fill the disk."""
 
 LIMITED: Final = frozenset({JOINING, REVOKED})
-"""Roles of connections that get one reply, and nothing else."""
+"""Roles of connections on which the server sends one reply and nothing else."""
 
 _ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
 
@@ -73,7 +74,9 @@ class ZapRequest:
 
 @dataclass(frozen=True)
 class ZapReply:
-    """The reply to a ZapRequest: `status` is 200 with a role in `user_id`, else 400 (refused) or 500 (not a request)."""
+    """The reply to a ZapRequest. A `status` of 200 accepts the peer with the role in `user_id`; 400 refuses it, and 500 reports a request
+    of wrong form.
+    """
 
     request_id: bytes
     status: int
@@ -91,8 +94,9 @@ class Policy:
     Attributes:
       token: the password of mechanism PLAIN; with an empty token, every peer is refused.
       roles: role of each CURVE public key (32 bytes).
-      judge: returns the rights of a CURVE key, which may change with time; it is used in place of `roles`. None: `roles` decides.
-      ask: `ask(key, answer)` calls `answer()`, in any thread, as soon as `judge` can decide about the key. None: `judge` knows every key.
+      judge: returns the rights of a CURVE key, which may change with time. `None` means that `roles` decides.
+      ask: `ask(key, answer)` calls `answer()`, in any thread, as soon as `judge` can decide about the key. `None` means that `judge` can
+        decide about every key at once.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -101,7 +105,7 @@ class Policy:
     ask: Callable[[bytes, Callable[[], object]], object] | None = None
 
     def role(self, key: bytes) -> str:
-        """Return the role of a key; "" if it has none."""
+        """Return the role of a key; "" if the key has no role."""
         return self.roles.get(key, "") if self.judge is None else self.judge(key).role
 
     def problem(self, key: bytes) -> str:
@@ -150,7 +154,9 @@ def _decide_curve(request: ZapRequest, policy: Policy) -> ZapReply:
 
 
 def role_and_key(user_id: str) -> tuple[str, bytes]:
-    """Return the role in the user id of a reply, and the peer's public key of 32 bytes, which is empty without CURVE."""
+    """Return the two parts of the user id of a ZapReply: the peer's role, and the peer's public key of 32 bytes, which is empty without
+    CURVE.
+    """
     role, _, key = user_id.partition(" ")
     return role, z85.decode(key.encode()) if key else b""
 
@@ -159,7 +165,7 @@ class ZapHandler:
     """The handler that runs `decide` for all connections of a loop's ZeroMQ context.
 
     Attributes:
-      refused: number of connections that it has refused.
+      refused: number of connections that the handler has refused.
     """
 
     def __init__(self, loop: Loop, policy: Policy) -> None:
@@ -201,7 +207,7 @@ class ZapHandler:
         if self._loop.in_loop:
             self._answered(routing_id, request)
             return
-        with suppress(FailedPreconditionError):  # the loop has ended
+        with suppress(FailedPreconditionError):  # the loop has been stopped, so that its sockets need no reply
             self._loop.call_soon(self._answered, routing_id, request)
 
     def _answered(self, routing_id: bytes, request: ZapRequest) -> None:

@@ -1,1 +1,1 @@
-"""Variables on parameter servers: variable_host.py is the part of the ps, client.py the part of the programs that use the variables."""
+"""Variables on parameter servers. variable_host.py runs in the ps, and client.py in the programs that use the variables."""

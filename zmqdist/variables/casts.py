@@ -12,13 +12,13 @@ from zmqdist.specs import TensorSpec, convert
 
 
 def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
-    """Return a value as an array of this dtype, of any shape.
+    """Return a user's value as an array of this dtype. The array may have any shape.
 
     Python numbers, and lists of them, are converted if the dtype can represent them. Arrays are cast by NumPy's "same_kind" rule, except
     that text is never truncated.
 
     Args:
-      subject: name of the target in error texts, such as "variable 'w'".
+      subject: name in error texts of the variable for which the value is, such as "variable 'w'".
 
     Raises:
       InvalidArgumentError: the value cannot be converted to this dtype.

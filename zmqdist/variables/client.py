@@ -1,11 +1,11 @@
-"""The client of a parameter server. A process has one PsClient for each ps, and sends all its requests to that ps with it.
+"""The client of a parameter server. A process has one PsClient for each ps, which sends all requests of the process to that ps.
 
 Rules
-    While a caller waits for a request whose connection has ended, the client repeats the request with the same id: for PS_PATIENCE_S,
-    because the process of the ps may still exist. An update is applied only once nevertheless (updates_machine.py).
+    If the connection ends while a caller waits for a request, the client repeats the request with the same id for PS_PATIENCE_S, because
+    the process of the ps may still run. An update is applied only once nevertheless (updates_machine.py).
     PSUnavailableError means that the ps is lost, or was restarted and no longer knows the variables. It is raised at once if the
-    kernel refuses the connection or another incarnation replies, otherwise after PS_PATIENCE_S. With `recovery_s` in the handle, the
-    caller waits that long for the variables to be recovered.
+    kernel refuses the connection or another incarnation replies, otherwise after PS_PATIENCE_S. If the Ref has a `recovery_s`, the caller
+    first waits that long for the variables to be recovered.
     A value that does not fit its variable is refused before a message is sent, with an InvalidArgumentError that names the variable.
     Requests to several ps can be in flight at the same time: a caller starts all of them, and then waits for each.
 
@@ -58,8 +58,8 @@ class Ref:
     Attributes:
       task: the ps that holds the variable, such as "ps:1"; for error texts.
       address: address of the task.
-      session, number: identify the variable at the task.
-      recovery_s: seconds to wait for the variable if the ps has lost it; 0: do not wait.
+      session, number: the numbers that identify the variable at the task.
+      recovery_s: seconds for which a caller waits for the variable if the ps has lost it; 0 means that the caller does not wait.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Ref:
         return f"variable {self.name!r} on {self.task} ({self.address})"
 
     def fit(self, value: Any) -> NDArray[Any]:
-        """Return a value as an array of this shape and dtype.
+        """Return a value as an array of the variable's shape and dtype.
 
         Python numbers, and lists of them, are converted if the dtype can represent them; arrays are cast by NumPy's "same_kind" rule.
 
@@ -88,7 +88,7 @@ class Ref:
         return array
 
     def cast(self, value: Any) -> NDArray[Any]:
-        """Return a value as an array of this dtype, of any shape. Raises as `fit`."""
+        """Return a value as an array of the variable's dtype and of any shape. Raises as `fit`."""
         return cast(value, self.dtype, str(self))
 
 
@@ -97,7 +97,7 @@ class UpdateOutcome(NamedTuple):
 
     Attributes:
       version: the variable's version after the update.
-      applied: whether the value was changed. It is not if the condition of a swap was false, or if the step had ended already.
+      applied: whether the value was changed. It is False if the condition of a swap was false, or if the step had ended already.
       value: the new value, if it was requested.
     """
 
@@ -112,30 +112,27 @@ Change = tuple[Any, ...]
 
 
 def assign(ref: Ref, value: Any) -> Change:
-    """Return the change that sets the value. Raises InvalidArgumentError if an argument does not fit the variable, as do all functions
-    below."""
+    """Return the change that sets the value of a variable. Raises InvalidArgumentError if `value` does not fit the variable."""
     return ("assign", ref.fit(value))
 
 
 def add(ref: Ref, value: Any) -> Change:
-    """Return the change that adds to the value."""
+    """Return the change that adds an array to the value of a variable."""
     return ("add", ref.fit(value))
 
 
 def sub(ref: Ref, value: Any) -> Change:
-    """Return the change that subtracts from the value."""
+    """Return the change that subtracts an array from the value of a variable."""
     return ("sub", ref.fit(value))
 
 
 def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
-    """Return the change that updates rows. `op` is "add", "sub", "mul", "div", "min", "max" or "update". A row that is named twice is
-    updated twice."""
+    """Return the change that updates rows of a variable by `op`, a key of storage.SCATTERS. A row that is named twice is updated twice."""
     return ("scatter", op, rows_of(ref, slices.indices), ref.cast(slices.values))
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """Return the change that sets the value if its version is `version` and it equals `expected`. A condition that is None is not
-    checked."""
+    """Return the change that sets the value if the old value equals `expected` and has this version, unless these are None."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
@@ -145,7 +142,7 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
 
     Args:
       rule: an Optimizer, or a function that changes `value` in place or returns the new value. `slots` is a dict of arrays by name, in
-        which the function can store arrays for its next call. A function is pickled at its first use.
+        which the function can store arrays for its next run. A function is pickled at its first use.
       gradient: an array, or IndexedSlices.
     """
     if isinstance(rule, type) or (not callable(rule) and not isinstance(rule, Optimizer)):
@@ -161,14 +158,12 @@ def apply(ref: Ref, rule: Optimizer | Callable[..., Any], gradient: Any) -> Chan
 
 
 def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
-    """Return the change that sets value and slots to those that `PsClient.saved` has returned."""
+    """Return the change that sets value and slots of a variable to a state that `PsClient.saved` has returned."""
     return ("restore", ref.fit(value), slots)
 
 
 def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
-    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension. The ps checks that they
-    are in bounds.
-    """
+    """Return indices of rows as an array. Raises InvalidArgumentError unless they are integers in one dimension."""
     array = np.asarray(indices)
     if array.size == 0 and array.ndim == 1:
         return array.astype(np.int64)
@@ -179,8 +174,7 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
 
 
 def rows_wanted(ref: Ref, rows: Any) -> Any:
-    """Return rows in the form that is sent. A range is sent by its bounds, because its row numbers may take more bytes than the rows.
-    Raises as `rows_of`."""
+    """Return row numbers in the form in which they are sent; a range is sent as its bounds, to save bytes. Raises as `rows_of`."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
@@ -203,15 +197,13 @@ class PsCall:
         self._connect()
 
     def done(self) -> bool:
-        """Return whether a reply or an error has arrived, so that `get_value` ends at once unless it has to repeat the request. Never
-        waits."""
+        """Return whether a reply or an error has arrived. Then `get_value` ends at once, unless it has to repeat the request."""
         return (
             self._outcome is not None or self._unreachable is not None or (self._call is not None and self._call.done())
         )
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Call `fn()` once as soon as `done()` is true: in the calling thread, or later in a thread of the client, which `fn` must not
-        block."""
+        """Call `fn()` once as soon as `done()` is true, at once in this thread or later in one of the client's. `fn` must not block."""
         call = self._call
         if self.done() or call is None:
             fn()
@@ -219,7 +211,7 @@ class PsCall:
             call.add_done_callback(lambda _: fn())
 
     def get_value(self) -> Any:
-        """Wait for the reply and return its value.
+        """Wait for the reply, repeat the request if necessary, and return the value.
 
         Raises:
           PSUnavailableError: the ps is lost, or was restarted and no longer has the variables.
@@ -252,7 +244,8 @@ class PsCall:
             except FailedPreconditionError:
                 if not self._request.functions or sent_again:
                     raise
-                sent_again = True  # the ps no longer has the update function, because it keeps only a number of them
+                # the ps no longer has the update function, because it stores only PS_FUNCTIONS_MAX functions
+                sent_again = True
                 self._client.forget_sent(self._request.functions)
                 self._connect()
             except AbortedError as error:  # ABORTED always means that the ps has lost the variable or the session
@@ -275,7 +268,7 @@ class PsCall:
             self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
-        """Wait AGAIN_S for the recovery of the ps, or raise if its time is over. Return the time when it will be over."""
+        """Wait AGAIN_S for the recovery of the ps, or raise if the time for the recovery is over. Return when this time will be over."""
         now = time.monotonic()
         if now >= self._request.due:
             raise DeadlineExceededError(lost.message)
@@ -292,12 +285,12 @@ class PsCall:
 
 @dataclass(frozen=True)
 class _Request:
-    """The contents of a request, which are kept so that it can be repeated.
+    """The contents of a request. The client keeps them, so that it can repeat the request.
 
     Attributes:
       subject: name of the variables or the ps of the request, for error texts.
-      functions: update functions that the ps needs for the request.
-      sequence: sequence number of an update; 0 for other requests.
+      functions: update functions that the ps needs to execute the request.
+      sequence: sequence number if the request is an update; 0 for other requests.
     """
 
     subject: str
@@ -330,32 +323,33 @@ class PsClient:
     # -- sessions and variables -----------------------------------------------------------------------------------------
 
     def open(self, program: int, session: int) -> tuple[int, str, bool]:
-        """Open a session, whose variables are kept as long as this process is connected.
+        """Open a session, whose variables the ps keeps as long as this process is connected.
 
         Args:
           program: a random number of this process.
 
         Returns:
-          Incarnation and task name of the ps, and whether it had this session already.
+          Incarnation and task name of the ps, and whether the ps had this session already.
         """
         incarnation, task, was_there = self._start(f"the ps at {self.address}", "open", program, session).get_value()
         return incarnation, task, was_there
 
     def close_session(self, session: int) -> PsCall:
-        """Have the ps drop a session with its variables. Return the request."""
+        """Have the ps drop a session with its variables. Return the PsCall."""
         return self._start(f"the ps at {self.address}", "close", session)
 
     def watch(self, task: str, session: int, recovery_s: float) -> PsCall:
-        """Send a request that ends when the session is closed, or with an error when the ps is lost or has lost the session. Return the
-        request."""
+        """Send a request to which the ps replies when the session is closed. The request ends with an error when the ps is lost or has lost
+        the session. Return the PsCall.
+        """
         return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
     def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None) -> PsCall:
         """Create a variable, unless it exists.
 
         Args:
-          initial: the first value: an array; a TensorSpec, for zeros; or the result of `initializer`.
-          earlier: the state of a lost variable that this one continues: its version, and slots and updates from `saved`.
+          initial: the first value, which is an array, a TensorSpec for zeros, or the result of `initializer`.
+          earlier: the state of a lost variable that the new variable continues: its version, and its slots and updates from `saved`.
 
         Returns:
           A PsCall whose value is the variable's TensorSpec.
@@ -363,7 +357,7 @@ class PsClient:
         return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial, earlier)
 
     def drop(self, refs: Sequence[Ref]) -> PsCall:
-        """Have the ps drop variables of one session. Return the request."""
+        """Have the ps drop variables of one session. Return the PsCall."""
         return self._start(_subject(refs), "drop", refs[0].session, [ref.number for ref in refs])
 
     # -- values ---------------------------------------------------------------------------------------------------------
@@ -372,8 +366,8 @@ class PsClient:
         """Read variables of one session.
 
         Returns:
-          A PsCall whose value is a list with (version, array) of each variable. Large arrays are read-only; a program on the host of the
-          ps reads them in shared memory.
+          A PsCall whose value is a list with (version, array) of each variable. Large arrays are read-only. A program on the host of the ps
+          gets them in shared memory, without a copy.
         """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
@@ -382,7 +376,7 @@ class PsClient:
         """Read rows of several variables.
 
         Args:
-          wanted: for each variable the row numbers, in any order, or an ascending range.
+          wanted: for each variable its row numbers, in any order, or an ascending range.
 
         Returns:
           A PsCall whose value is a list of arrays, one for each variable.
@@ -392,7 +386,7 @@ class PsClient:
         return self._start(_subject(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> PsCall:
-        """Read the full state of variables atomically. `create` accepts parts of it as `earlier`.
+        """Read the full state of variables atomically. `create` accepts parts of this state as `earlier`.
 
         Returns:
           A PsCall whose value is a list with (version, array, slots, updates) of each variable.
@@ -411,23 +405,23 @@ class PsClient:
         due: float = inf,
         still: bool = False,
     ) -> PsCall:
-        """Change variables of one session: all of them, or none if an error is raised.
+        """Change variables of one session. Either all variables change, or an error is raised and no variable changes.
 
         Args:
           changes: one change for each variable.
-          want: True: the outcomes have the new values.
-          key: identifies this update in its session: another update with the same key, from any process, changes nothing. "": the
-            key of the running scheduled function, if there is one (task_context.py).
+          want: whether the outcomes have the new values.
+          key: identifies this update in its session: another update with the same key, from any process, changes nothing. "" means the key
+            of the running scheduled function, if a scheduled function runs (task_context.py).
           step: number of a synchronous step, 0 or more: the ps collects the gradients of `workers_per_step` updates for this step, and
-            applies their mean. -1: the ps applies the update at once.
+            applies their mean. With -1 the ps applies the update at once.
           due: when the caller stops waiting, on the clock of `time.monotonic`. The update may be applied nevertheless.
-          still: True: the caller promises not to change the arrays in `changes` before the reply.
+          still: whether the caller promises not to change the arrays in `changes` before the reply.
 
         Returns:
           A PsCall whose value is a list with an UpdateOutcome for each variable.
         """
         refs = [ref for ref, _ in changes]
-        # The request itself has only the digests of these functions.
+        # The request itself contains only the digests of these functions, so they are kept to be sent before it.
         functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
         changes_on_wire = [
@@ -449,11 +443,11 @@ class PsClient:
         )
 
     def status(self, due: float = inf) -> PsCall:
-        """Request the figures of the ps. Return the request, whose value is the dict that variable_host.py builds."""
+        """Request the figures of the ps. Return a PsCall whose value is the dict that variable_host.py builds."""
         return self._start(f"the ps at {self.address}", "status", due=due)
 
     def close(self) -> None:
-        """End the connection and all pending requests. The next `client_of` makes a new client."""
+        """End the connection and all requests in flight. The next `client_of` makes a new client."""
         with _lock:
             if _clients.get(self.address) is self:
                 del _clients[self.address]
@@ -478,7 +472,7 @@ class PsClient:
         except BaseException:
             self._ids.settled(sequence, None)
             raise
-        if sources and not still:  # the request may be repeated after the caller has changed the arrays
+        if sources and not still:  # copied, because the request may be repeated after the caller has changed the arrays
             sources = [bytes(each) if isinstance(each, memoryview) else each for each in sources]
         request = _Request(
             subject, PREFIX + method, body, sources, due, recovery_s, read, functions=functions, sequence=sequence
@@ -486,14 +480,13 @@ class PsClient:
         return PsCall(self, request)
 
     def call(self, request: _Request) -> StatusOrResult:
-        """Send a request over the current connection, after the update functions that it needs. Raises UnavailableError if the connection
-        has ended.
-        """
+        """Send a request over the current connection, after its update functions. Raises UnavailableError if the connection has ended."""
         for fn in request.functions:
             if fn.digest not in self._sent:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
                 send.get_value()
-                if len(self._sent) >= PS_FUNCTIONS_MAX:  # the ps keeps no more functions than this
+                if len(self._sent) >= PS_FUNCTIONS_MAX:
+                    # the ps stores no more functions than this, so it may have dropped any of them
                     self._sent.clear()
                 self._sent.add(fn.digest)
         return internal_client.start_packed(
@@ -501,12 +494,12 @@ class PsClient:
         )
 
     def reach(self, until: float) -> None:
-        """Make sure that the ps is connected. If several threads call this, one of them connects and the others wait for it.
+        """Make sure that the ps is connected. If several threads call this, one thread connects and the others wait for that thread.
 
         Raises:
-          UnavailableError: no process listens at the address, or none replies before `until`.
+          UnavailableError: no process listens at the address, or no reply arrives before `until`.
         """
-        # Before the lock: the wait for another thread's attempt is part of the wait for the ps.
+        # Measured before the lock, because the wait for another thread's attempt is part of the wait for the ps.
         began = time.monotonic()
         with self._reaching:
             if self.reached:
@@ -524,7 +517,7 @@ class PsClient:
         self._sent.difference_update(fn.digest for fn in functions)
 
     def settled(self, request: _Request, call: StatusOrResult | None) -> None:
-        """Note that no caller waits for the request any more; see `UpdateIds.settled`."""
+        """Note that no caller waits for the request any more. `UpdateIds.settled` describes `call`."""
         self._ids.settled(request.sequence, call)
 
 
@@ -542,8 +535,7 @@ def _subject(refs: Sequence[Ref]) -> str:
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
-    """Return an initial value for `PsClient.create` that the ps computes by `fn(**named)`. The result must have the spec's shape and
-    dtype."""
+    """Return an initial value for `PsClient.create` that the ps computes by `fn(**named)`, with the shape and dtype of `spec`."""
     return trusted.pack_function(fn), spec, named
 
 
@@ -559,8 +551,8 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
     """Return this process's client for a ps.
 
     Args:
-      credentials: where the secrets are; None: the credentials that were last passed for this address, or else those of the environment,
-        as in a slot process.
+      credentials: the places of the secrets. `None` means the credentials that were last passed for this address, or else the credentials
+        in the environment, as in a slot process.
     """
     client = _clients.get(address)
     if client is None or (credentials is not None and credentials != client.credentials):
@@ -568,7 +560,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
                 known = credentials or _credentials.get(address)
-                if known is None:  # a handle was unpickled in this process, which opened no session at this ps
+                if known is None:  # a Ref was unpickled in this process, which has opened no session at this ps
                     role = "worker" if task_context.scheduled() else "submit"
                     client = _clients[address] = PsClient(address, Credentials.from_environment(), role)
                 else:
@@ -578,7 +570,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
 
 
 def release_client(address: str) -> None:
-    """Close the client of a ps, if there is one. The next `client_of` makes a new one."""
+    """Close this process's client of a ps, if there is such a client. The next `client_of` makes a new client."""
     with _lock:
         client = _clients.pop(address, None)
     if client is not None:
@@ -586,7 +578,7 @@ def release_client(address: str) -> None:
 
 
 def _forked() -> None:
-    """Forget the clients in a forked child, because it has none of its parent's connections."""
+    """Forget the clients in a forked child, because the child cannot use its parent's connections."""
     global _lock
     _lock = threading.Lock()
     _clients.clear()

@@ -1,4 +1,4 @@
-"""Users' update functions. Each is pickled once for all parameter servers, which identify it by the digest of the pickle."""
+"""Users' update functions. A function is pickled once for all parameter servers, which identify it by the digest of the pickle."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class PackedFunction:
 
 
 class UpdateFunctions:
-    """A cache of pickled functions. The pickle of a function has the values that it captured at its first use, and is dropped with the
-    function."""
+    """A cache of pickled functions. The pickle contains the values that the function had captured at its first use. It is dropped when the
+    function is collected.
+    """
 
     def __init__(self) -> None:
         self._packed: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
@@ -30,7 +31,7 @@ class UpdateFunctions:
         return len(self._packed)
 
     def packed(self, fn: Any) -> PackedFunction:
-        """Return the pickled function. Raises InvalidArgumentError if `fn` is not callable or cannot be pickled."""
+        """Return the pickle of a function with its digest. Raises InvalidArgumentError if `fn` is not callable or cannot be pickled."""
         if not callable(fn):
             raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
         try:

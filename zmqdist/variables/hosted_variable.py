@@ -1,19 +1,20 @@
-"""One variable at its ps: its value, its version, the slots of its optimizers, the gradients of incomplete steps.
+"""One variable at its ps: the value, its version, the slots of optimizers, and the gradients of incomplete steps.
 
 Rules
-    A change has two parts: `prepare` makes all checks and runs all code that may raise, and `commit` cannot fail. A refused change has
-    therefore changed nothing, and an update of several variables changes all of them or none.
+    A change has two parts: `prepare` makes all checks and runs all code that may raise, and `commit` cannot fail. So a refused change has
+    changed nothing, and an update of several variables changes either all of them or no variable.
     Each commit that changes the value adds 1 to the version, which starts at 1.
-    A user's update function works on copies. They replace the value and the slots only after the function has returned.
-    Callers hold the variable's lock while they call a method.
+    A user's update function works on copies, which replace the value and the slots only after the function has returned.
+    A caller of any method holds the variable's lock.
 
 Changes, in the form in which they are sent: (kind, ...)
-    ("assign" | "add" | "sub", value)           of the variable's shape and dtype
+    ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype
     ("scatter", op, indices, rows)              op is one of storage.SCATTERS
-    ("swap", version, expected, value)          assign if the version is `version` (-1: any) and the value equals `expected` (None: any)
+    ("swap", version, expected, value)          assign if the version is `version`, unless that is -1, and if the value equals `expected`,
+                                                unless that is None
     ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
     ("call", digest, gradient)                  a step of a user's update function, which the client has sent before
-    ("restore", value, slots)                   set value and slots to those of `saved`; () for slots: remove the existing slots
+    ("restore", value, slots)                   set the value, and the slots to the result of `saved`; () removes the existing slots
 
 A gradient is an array, or a tuple of indices and rows.
 """
@@ -37,14 +38,14 @@ from zmqdist.variables.updates_machine import Steps
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = "Array | tuple[Array, Array]"
 Commit: TypeAlias = Callable[[], bool]
-"""Makes a prepared change. Returns whether the value has changed."""
+"""A function that makes a prepared change, and returns whether the value has changed."""
 
 STEP: Final = "step"
 """The name under which an optimizer's number of steps is saved beside its slots."""
 
 
 class HostedVariable:
-    """One variable at its ps; see the module's docstring.
+    """One variable at its ps; the module's docstring has the rules.
 
     Attributes:
       label: name of the variable in error texts, such as "variable 'w/part_1' on ps:1".
@@ -52,7 +53,8 @@ class HostedVariable:
       version: version of the value.
       slots: arrays of slots, by optimizer and then by name.
       step_counts: number of steps that each optimizer has made, by optimizer.
-      steps: the synchronous steps; `sums` holds the gradients of the incomplete steps, by number of the step.
+      steps: the synchronous steps.
+      sums: the gradients of each incomplete synchronous step, by number of the step.
       drop_reason: why the variable was dropped; "" while it exists.
       updates, bytes_in, bytes_out: number of updates, bytes received and bytes sent, for `status`.
     """
@@ -82,13 +84,13 @@ class HostedVariable:
     # -- reading --------------------------------------------------------------------------------------------------------
 
     def read(self) -> Array:
-        """Return the value itself. The caller sends or copies it before it releases the lock."""
+        """Return the value of the variable without a copy. The caller sends or copies the array before it releases the lock."""
         self.bytes_out += self.storage.nbytes
         return self.storage.read()
 
     def rows(self, indices: Any) -> Array:
-        """Return some rows as a new array: the rows at indices, or of a range (start, stop, step). Raises InvalidArgumentError if there are
-        no such rows.
+        """Return the rows at some indices, or of a range (start, stop, step), as a new array. Raises InvalidArgumentError if there are no
+        such rows.
         """
         if isinstance(indices, (tuple, list)):
             found = self.storage.run(self._range(*indices))
@@ -108,7 +110,7 @@ class HostedVariable:
         return arrays
 
     def resume(self, version: int, saved: dict[str, Array]) -> None:
-        """Set the version, slots and numbers of steps to those of an earlier incarnation of this variable. Call it on a new variable only.
+        """Set the version, slots and numbers of steps of a new variable to those of an earlier incarnation of the variable.
 
         Args:
           saved: the result of `saved` of the earlier incarnation.
@@ -119,10 +121,10 @@ class HostedVariable:
     # -- changing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, change: tuple[Any, ...], function: Callable[[bytes], tuple[str, Any]]) -> Commit:
-        """Check a change, and execute the part of it that may fail. Return a function that executes the rest.
+        """Check a change, and execute the part of it that may fail. Return a function that executes the rest of the change.
 
         Args:
-          function: returns (name, function) of the user's update function with a digest.
+          function: a function that takes a digest, and returns (name, function) of the user's update function with this digest.
 
         Raises:
           InvalidArgumentError: the change does not fit; the text names the variable.
@@ -249,7 +251,8 @@ class HostedVariable:
         if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
             text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
             raise self.wrong(text)
-        return np.array(array, self.storage.dtype, order="C")  # a copy, because the function may have kept `returned`
+        # copied, because the user's function may have kept a reference to `returned`
+        return np.array(array, self.storage.dtype, order="C")
 
     def _restore(self, value: Any, saved: Any) -> Commit:
         array = self._value(value)
@@ -265,7 +268,7 @@ class HostedVariable:
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def wrong(self, problem: str) -> InvalidArgumentError:
-        """Return an InvalidArgumentError that names the variable."""
+        """Return an InvalidArgumentError with this problem, whose text names the variable."""
         return InvalidArgumentError(f"{self.label}: {problem}")
 
     def gradient(self, value: Any) -> Gradient:
@@ -322,7 +325,7 @@ class HostedVariable:
 
     def _check_floats(self, name: str) -> None:
         if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:
-            # "V" is the kind of bfloat16 and the like.
+            # "V" is the kind of bfloat16 and similar dtypes.
             raise self.wrong(f"{name} needs a variable of floats, and this one is {self.storage.dtype}")
 
 
@@ -357,7 +360,7 @@ _PREPARE: Final[dict[str, Callable[..., Commit]]] = {
 
 
 class Sum:
-    """The gradients that have arrived for one step. In the mean, rows that a sparse gradient lacks count as zeros."""
+    """The gradients that have arrived for one synchronous step. In their mean, rows that a sparse gradient lacks count as zeros."""
 
     def __init__(self) -> None:
         self._dense: Array | None = None
@@ -374,7 +377,9 @@ class Sum:
         return self._dense is None if isinstance(gradient, tuple) else not self._sparse
 
     def add(self, gradient: Gradient) -> None:
-        """Add a gradient. Its array is kept and never changed, because it may be in memory that the sender needs to repeat the request."""
+        """Add a gradient. This object refers to the gradient's array and never changes it, because the sender may need its memory to repeat
+        the request.
+        """
         if isinstance(gradient, tuple):
             self._sparse.append(gradient)
         elif self._dense is None:
@@ -384,7 +389,7 @@ class Sum:
             self._ours = True
 
     def mean(self, count: int) -> Gradient:
-        """Return the mean over `count` gradients. It may reuse the memory of the sum, so call this once."""
+        """Return the mean over `count` gradients. The mean may reuse the memory of the sum, so call this only once."""
         if self._dense is not None:
             return mean_of(self._dense, count, self._room(self._dense))
         indices = np.concatenate([indices for indices, _ in self._sparse])

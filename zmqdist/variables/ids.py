@@ -10,7 +10,9 @@ from zmqdist.rpc.client import new_incarnation
 
 
 class UpdateIds:
-    """Hands out sequence numbers, and computes the number up to which all updates are settled, which means that none is sent again."""
+    """The sequence numbers of one client. This class also computes the number up to which all updates are settled, which means that the
+    client will not send them again.
+    """
 
     def __init__(self) -> None:
         self.client = new_incarnation()
@@ -38,8 +40,8 @@ class UpdateIds:
             return self.client, self._last, next(iter(self._open)) - 1
 
     def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Note that no caller waits for the result of this update any more. If its call is still in flight, pass it as `call`: the update
-        is settled when the call ends.
+        """Note that no caller waits for the result of this update any more. If the update's call is still in flight, pass it as `call`; the
+        update is then settled when the call ends.
 
         This method takes no lock, because finalizers call it.
         """

@@ -1,10 +1,10 @@
 """The memory of a hosted variable's value.
 
 Rules
-    The value is always changed in place, because its pages are mapped already and the update of a large value then needs no second array.
-      A reader of the whole value therefore sends or copies it before it releases the lock.
-    A large value that is read repeatedly without a change gets a frozen copy, which readers share without copying it again.
-    A Storage has no lock: its owner makes sure that one thread at a time uses it.
+    The value is always changed in place, because its pages are mapped already, and because the update of a large value then needs no second
+      array. So a reader of the whole value sends or copies it before it releases the lock.
+    When a large value is read repeatedly without a change, the Storage makes a frozen copy, which readers share without copying it again.
+    A Storage has no lock. Its owner makes sure that only one thread at a time uses it.
 
 Not here: versions, the meaning of updates, checks of their arguments (hosted_variable.py).
 """
@@ -35,8 +35,9 @@ SCATTERS: Final = {
 
 
 FROZEN_FROM: Final = 3
-"""A large value is frozen at this number of reads without a change. It is above 1, because new memory costs as much as a few copies into
-mapped memory."""
+"""Number of reads without a change after which a large value is frozen. It is above 1, because a frozen copy needs new memory, which costs
+as much as a few copies into mapped memory.
+"""
 
 
 class Storage:
@@ -44,14 +45,14 @@ class Storage:
 
     Attributes:
       value: the array. Its owner may write to it, and then calls `changed`.
-      shape, dtype, nbytes: those of the array; they never change.
+      shape, dtype, nbytes: attributes of the array, which never change.
       row_bytes: number of bytes of one row; a scalar is one row.
     """
 
     __slots__ = ("_frozen", "_marks", "_reads", "dtype", "nbytes", "row_bytes", "shape", "value")
 
     def __init__(self, value: Array) -> None:
-        """Take ownership of `value`. It must be writable and contiguous, and no other code may have a reference to it."""
+        """Take ownership of `value`, which must be writable and contiguous, and to which no other code may refer."""
         self.shape = value.shape
         self.dtype = value.dtype
         self.nbytes = value.nbytes
@@ -62,8 +63,8 @@ class Storage:
         self._marks: NDArray[np.int32] | None = None
 
     def read(self) -> Array:
-        """Return the current value, or its frozen copy. The caller sends or copies the array before the next change; a frozen copy is sent
-        without copying it.
+        """Return the current value, or a frozen copy of it. The caller sends or copies the array before the next change. Sending a frozen
+        copy needs no further copy.
         """
         if self._frozen is not None:
             return self._frozen
@@ -75,26 +76,26 @@ class Storage:
         return self.value
 
     def changed(self) -> None:
-        """Note that the value is about to be changed, or was changed."""
+        """Note that the value is about to change or has changed, so that the frozen copy is no longer valid."""
         self._reads = 0
         self._frozen = None
 
     def assign(self, value: Array) -> None:
-        """Copy another array into the value. If that array is frozen, readers get it from now on."""
+        """Copy another array into the value. If that array is frozen, readers get it as the frozen copy."""
         np.copyto(self.value, value)
         self.changed()
         if self.nbytes >= SHM_DESCRIPTOR_BYTES_MIN and is_frozen(value) and value.flags.c_contiguous:
             self._frozen = value
 
     def gather(self, indices: Array) -> Array:
-        """Return the rows at `indices` as a new array."""
+        """Return the rows of the value at `indices` as a new array."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
-        # The indices are in bounds; with mode "clip" NumPy needs no buffer.
+        # With mode "clip" NumPy needs no buffer. No index is clipped, because all indices are in bounds.
         np.take(self.value, indices, axis=0, out=out, mode="clip")
         return out
 
     def run(self, rows: range) -> Array:
-        """Return an ascending range of rows as a new array."""
+        """Return an ascending range of rows of the value as a new array."""
         found: Array = self.value[rows.start : rows.stop : rows.step].copy()
         return found
 
@@ -116,7 +117,9 @@ class Storage:
         target[indices] = touched
 
     def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
-        """Return an equal "add" update with unique indices: the rows of an index that occurs several times are added up."""
+        """Return an "add" update with the same effect and unique indices, in which the rows of an index that occurs several times are added
+        up.
+        """
         owners, unique = self._owned(indices)
         if unique:
             return indices, rows
@@ -126,10 +129,10 @@ class Storage:
         return indices[is_owner], total[is_owner]
 
     def _owned(self, indices: Array) -> tuple[Array, bool]:
-        """Return, for each index, its last position in `indices`, and whether all indices are unique.
+        """Return the last position in `indices` of each index, and whether all indices are unique.
 
-        It writes each position into a mark at its row, and reads the marks back. Old marks need not be cleared, because only marks that
-        were just written are read.
+        The method writes each position into a mark for the row, and reads the marks back. Old marks need not be cleared, because only marks
+        that were just written are read.
         """
         if self._marks is None:
             self._marks = np.empty(self.shape[0], np.int32)
@@ -151,7 +154,7 @@ def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
     """Compute target = ufunc(target, rows) in place. Quotients of integers are rounded towards zero, as in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":
-        quotient = np.floor_divide(target, rows)  # no division of floats, because they cannot hold all 64-bit integers
+        quotient = np.floor_divide(target, rows)  # integer division, because floats cannot hold all 64-bit integers
         quotient += ((target < 0) != (rows < 0)) & (quotient * rows != target)
         np.copyto(target, quotient)
     else:

@@ -1,4 +1,4 @@
-"""The execution of an update of several variables while the caller holds all their locks, and the creation of initial values."""
+"""The execution of an update of several variables, whose locks the caller holds, and the computation of initial values."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
 def apply_changes(
     variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
 ) -> tuple[Any, ...]:
-    """Execute one change of each variable. The caller holds all locks. Raises as `HostedVariable.prepare`; then no variable has changed.
+    """Execute one change of each variable. The caller holds all locks. If this raises as `HostedVariable.prepare`, no variable has changed.
 
     Returns:
-      For each variable its version, then whether it was changed: (version, changed, version, changed, ...).
+      The version of each variable, and whether it was changed: (version, changed, version, changed, ...).
     """
     commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
     outcomes: list[Any] = []
@@ -49,8 +49,8 @@ def apply_missing(
     changes: Changes,
     function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
-    """Execute changes as `apply_changes`, but skip the variables in `applied`, which contain the update already; for these, return the
-    earlier outcomes.
+    """Execute changes as `apply_changes` does, but skip the variables in `applied`, which contain the update already. For these variables,
+    return the earlier outcomes.
     """
     missing = [index for index, change in enumerate(changes) if change[0] not in applied]
     outcomes = iter(
@@ -60,14 +60,16 @@ def apply_missing(
 
 
 def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
-    """Return a tuple with version, changed and value of each variable, from the result of `apply_changes`. The caller holds all locks."""
+    """Add the values of the variables to a result of `apply_changes`: return (version, changed, value, version, ...). The caller holds all
+    locks.
+    """
     outcomes = zip(results[::2], results[1::2], variables, strict=True)
     return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
 
 
 def initial_value(label: str, initial: Any) -> Any:
-    """Return an initial value as a new array. Raises UnknownError if the user's function raises, and InvalidArgumentError if its result has
-    the wrong shape or dtype.
+    """Return the initial value of a variable as a new array. Raises UnknownError if the user's function raises, and InvalidArgumentError if
+    the function's result has the wrong shape or dtype.
     """
     if isinstance(initial, TensorSpec):
         return np.zeros(initial.shape, initial.dtype)

@@ -1,9 +1,10 @@
-"""The record of the keyed updates that each variable of a session contains. A restarted parameter server needs it to apply no update twice.
+"""The record of the updates with a key that each variable of a session contains. A restarted parameter server needs this record, so that it
+applies no update twice.
 
 Rules
     An update is recorded under the locks of the variables that it changes, so that the record agrees with the value that is saved at the
-    same time. A variable that is restored from a checkpoint is restored with the record of the updates that its value contains. A repeated
-    update skips the variables that contain it already and changes the others.
+    same time. A variable is restored from a checkpoint together with the record of the updates that its value contains. A repeated update
+    skips the variables that contain it already, and changes the other variables.
     The record has at most PS_UPDATE_KEYS_MAX updates, as many as updates_machine.py keeps keys.
 
 Not here: replies to requests while an update is being executed (variable_host.py, updates_machine.py).
@@ -29,7 +30,7 @@ class _Saved(msgspec.Struct):
     """The saved updates of one variable.
 
     Attributes:
-      step: the last synchronous step that was applied; -1: none.
+      step: the last synchronous step that was applied; -1 if no step was applied.
       updates: (key, version, changed) of each update.
     """
 
@@ -38,29 +39,31 @@ class _Saved(msgspec.Struct):
 
 
 class AppliedUpdates:
-    """The keyed updates of one session. Threads may share it."""
+    """The updates of one session that have a key. Threads may share this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._updates: OrderedDict[str, tuple[tuple[int, int, bool], ...]] = OrderedDict()
 
     def of(self, key: str) -> dict[int, AppliedUpdate]:
-        """Return the outcome of the update with this key for each variable that contains it, by the variable's number."""
+        """Return the outcomes of the update with this key for the variables that contain it, by the variables' numbers."""
         with self._lock:
             return {number: (version, changed) for number, version, changed in self._updates.get(key, ())}
 
     def note(self, key: str, outcomes: Iterable[tuple[int, int, bool]]) -> None:
-        """Record that variables contain the update: (number, version, changed) of each. The caller holds their locks."""
+        """Record that variables contain the update with this key. `outcomes` has (number, version, changed) of each variable. The caller
+        holds the variables' locks.
+        """
         with self._lock:
             self._updates[key] = (*self._updates.get(key, ()), *outcomes)
             if len(self._updates) > PS_UPDATE_KEYS_MAX:
                 self._updates.popitem(last=False)
 
     def saved(self, number: int, step: int) -> bytes:
-        """Return the encoded updates of a variable for `restore`; b"" if there are none. The caller holds the variable's lock.
+        """Return the encoded updates of a variable for `restore`; b"" if there are no updates. The caller holds the variable's lock.
 
         Args:
-          step: the last synchronous step that was applied to the variable; -1: none.
+          step: the last synchronous step that was applied to the variable; -1 if no step was applied.
         """
         with self._lock:
             found = [

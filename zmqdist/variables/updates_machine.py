@@ -1,27 +1,27 @@
-"""The state that a parameter server keeps besides values: the updates that it has executed, the updates that wait in synchronous steps, and
-the sessions.
+"""The state of a parameter server besides values: the updates that it has executed, the updates that wait in synchronous steps, and the
+sessions.
 
-An update has an id: the number of its client and a sequence number of that client. A request also carries `settled`, the number up to
-which the client has all replies and will repeat no request. The log of a client therefore has one entry for each update that the client has
-in flight. A request that is repeated because its reply was lost finds its result in the log.
+An update has an id: the number of its client and a sequence number of that client. A request also carries `settled`, the sequence number up
+to which the client has all replies and will repeat no request. So the log needs only one entry for each update that the client has in
+flight. When a request is repeated because its reply was lost, the ps finds the result in the log.
 
 A *key* identifies an update within a session when another process repeats it: a function that runs again in another process sends the
 same key, so that the update takes effect once.
 
-In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th update ends the step: the mean of the gradients is
-applied once, and all `k` updates get their replies.
+In a *synchronous step* each variable waits for the gradients of `k` updates. The k-th update ends the step: the ps applies the mean of the
+gradients once, and replies to all `k` updates.
 
 Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
     U1  An update is executed at most once by its id, and at most once by its key within its session, even if messages are lost, repeated
         or late.
-    U2  A request that is repeated while its update is being executed gets the outcome of that execution. A request that is repeated later
-        gets the same result again.
+    U2  If a request is repeated while its update is being executed, it gets the outcome of that execution. If it is repeated later, it gets
+        the same result again.
     U3  An update that failed has changed nothing, and may be requested again.
     U4  A client has at most one entry for each update that is not settled. There are at most `clients_max` clients and `keys_max` keys. An
         update that is being executed is never forgotten.
-    U5  The mean of a step is over exactly `k` updates, the first to arrive. A step is applied once, and never after a later step.
+    U5  The mean of a step is over exactly the first `k` updates that arrive. A step is applied once, and never after a later step.
     U6  Every update of a step gets one verdict: APPLIED, or LATE if this step or a later step was applied before.
-    U7  A session is dropped when its program closes it, or when another program opens a session and the program of this one has had no
+    U7  A session is dropped when its program closes it, or when another program opens a session after the first program has had no
         connection for `gone_s`.
 
 Not here: values, locks, messages (variable_host.py). No clock: times are arguments.
@@ -37,11 +37,11 @@ from typing import Any, Final, TypeAlias
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
 
 NEW: Final = "new"
-"""The update was not executed: execute it."""
+"""The update was not executed, so the host must execute it."""
 RUNNING: Final = "running"
-"""The update is being executed: this request gets the same outcome."""
+"""The update is being executed, and this request gets the outcome of that execution."""
 DONE: Final = "done"
-"""The update was executed, with the result beside this constant."""
+"""The update was executed; `begin` returns its result together with this constant."""
 SETTLED: Final = "settled"
 """The update was executed, and its client has the reply or waits no longer."""
 
@@ -55,7 +55,9 @@ Ticket: TypeAlias = Any
 
 
 class _Client:
-    """The updates of one client. Those with numbers up to `settled` are settled; `results` has the results of the others by number."""
+    """The updates of one client. The updates with numbers up to `settled` are settled; `results` has the results of all other updates by
+    number.
+    """
 
     __slots__ = ("results", "settled")
 
@@ -76,11 +78,13 @@ class UpdateLog:
 
     @property
     def clients(self) -> int:
-        """The number of clients that are remembered."""
+        """The number of clients whose updates the log remembers."""
         return len(self._clients)
 
     def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and the result of a DONE update."""
+        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and the
+        result if the update is DONE.
+        """
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client()
@@ -118,7 +122,7 @@ class UpdateLog:
 
 
 class UpdateKeys:
-    """The updates of one session that were executed, by key (U1 to U4)."""
+    """The updates with a key that were executed in one session (U1 to U4)."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -158,9 +162,9 @@ class Update:
     """One update, from its first request to its outcome.
 
     Attributes:
-      id: client and sequence number.
-      key: identifies the update in its session; "" if it has no key.
-      keys: the keys of the session.
+      id: number of the client, and sequence number.
+      key: identifies the update in its session; "" if the update has no key.
+      keys: the updates with a key of the session.
       tickets: the requests that get the outcome, in order of arrival.
       over: whether the update has ended.
     """
@@ -174,20 +178,22 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The update was executed before: reply with `result`, or with None if its client no longer waits."""
+    """The decision that the update was executed before, so that the host replies with `result`, or with None
+    if the client no longer waits.
+    """
 
     result: Any
 
 
 class Updates:
-    """Decides for each request whether its update has to be executed (U1 to U4)."""
+    """The updates that are being executed. This class decides for each request whether its update has to be executed (U1 to U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._log = UpdateLog(clients_max)
         self._running: dict[tuple[int, int] | tuple[UpdateKeys, str], Update] = {}
 
     def __len__(self) -> int:
-        """Return the number of results that are kept."""
+        """Return the number of results in the log, including updates that are being executed."""
         return len(self._log)
 
     def begin(
@@ -196,7 +202,7 @@ class Updates:
         """Decide whether a requested update has to be executed.
 
         Returns:
-          An Update, which the host must execute; a Repeated, with which the host replies; or None if the request waits for an update
+          An Update, which the host must execute; a Repeated, which has the result for the reply; or None if the request waits for an update
           that is being executed.
         """
         id = client, sequence
@@ -211,7 +217,8 @@ class Updates:
             if found == DONE:
                 self._log.end(*id, result)
                 return Repeated(result)
-            if found == RUNNING:  # U3: the id is freed, because it may be requested again if the running update fails
+            if found == RUNNING:
+                # the id is freed, because the client may request it again if the running update fails (U3)
                 self._log.fail(*id)
                 self._running[keys, key].tickets.append(ticket)
                 return None
@@ -221,14 +228,14 @@ class Updates:
         return update
 
     def ended(self, update: Update, result: Any) -> None:
-        """Note that an update was executed. `result` is the result for all its tickets."""
+        """Note that an update was executed. `result` is the result for all requests in `update.tickets`."""
         self._over(update)
         self._log.end(*update.id, result)
         if update.key:
             update.keys.end(update.key, result)
 
     def failed(self, update: Update) -> bool:
-        """Note that an update was refused or raised an error, and has changed nothing. Return False if it had ended already."""
+        """Note that an update was refused or raised an error, and has changed nothing. Return False if the update had ended already."""
         if update.over:
             return False
         self._over(update)
@@ -255,14 +262,14 @@ class _Step:
 
 @dataclass(frozen=True)
 class Pushed:
-    """The effect of a push.
+    """The effect of adding a gradient to a synchronous step.
 
     Attributes:
-      verdict: "": the step waits for more gradients. APPLIED: this was the last gradient, and the host applies the mean now. LATE: the host
-        drops the gradient.
+      verdict: "" while the step waits for more gradients. APPLIED means that this was the last gradient, and that the host applies the mean
+        now. LATE means that the host drops the gradient.
       applied: tickets of all gradients of the step that is applied now, in order of arrival.
-      late: tickets of earlier steps that are still open, which will never be applied.
-      dropped: numbers of these earlier steps.
+      late: tickets of the earlier steps in `dropped`.
+      dropped: numbers of earlier steps that were still open and will never be applied.
     """
 
     verdict: str
@@ -275,7 +282,7 @@ class Steps:
     """The synchronous steps of one variable (U5, U6).
 
     Attributes:
-      applied: the highest number of a step that was applied; -1 before the first.
+      applied: the highest number of a step that was applied; -1 before the first step.
     """
 
     def __init__(self, open_max: int) -> None:
@@ -284,7 +291,7 @@ class Steps:
         self._open: dict[int, _Step] = {}
 
     def check(self, step: int, wanted: int) -> None:
-        """Raise InvalidArgumentError or ResourceExhaustedError if `push` cannot accept this step."""
+        """Check that `push` can accept a gradient for this step. Raises InvalidArgumentError or ResourceExhaustedError."""
         if step < 0 or wanted < 1:
             text = f"a step is a number of 0 or more and takes 1 gradient or more, not step {step} of {wanted}"
             raise InvalidArgumentError(text)
@@ -312,7 +319,7 @@ class Steps:
         return Pushed(APPLIED, tuple(open_step.tickets), late, dropped)
 
     def waiting(self) -> list[Hashable]:
-        """Return the tickets of all open steps. When the variable is dropped, the host fails them."""
+        """Return the tickets of all open steps. The host fails these updates when the variable is dropped."""
         return [ticket for step in self._open.values() for ticket in step.tickets]
 
 
@@ -327,10 +334,10 @@ class _Session:
 
 
 class KeptSessions:
-    """The sessions whose variables are kept (U7).
+    """The sessions whose variables the ps keeps (U7).
 
-    A program is the random number of a process. The holder of a session is the client that opened it for its program: the incarnation in
-    the client's hello, which stays the same when the client reconnects.
+    A program is identified by a random number of its process. The holder of a session is the client that opened it for its program. The
+    holder is identified by the incarnation in its hello, which stays the same when the client reconnects.
     """
 
     def __init__(self, gone_s: float) -> None:
@@ -344,13 +351,13 @@ class KeptSessions:
         return len(self._sessions)
 
     def open(self, program: int, session: int, holder: int, present: Iterable[int], now: float) -> list[int]:
-        """Open a session for a program, for the first time or again.
+        """Open a session for a program, for the first time or again after a lost connection.
 
         Args:
           present: the holders that are connected now.
 
         Returns:
-          The sessions of other programs that are dropped.
+          The sessions of other programs that the host must drop, because their programs have been gone for `gone_s`.
         """
         connected = {*present, holder}
         dropped = []
@@ -372,5 +379,5 @@ class KeptSessions:
                 each.gone_at = now
 
     def close(self, session: int) -> bool:
-        """Forget a session that its program has closed. Return False if it was not known."""
+        """Forget a session that its program has closed. Return False if the session was not known."""
         return self._sessions.pop(session, None) is not None

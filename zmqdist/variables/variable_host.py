@@ -1,13 +1,13 @@
 """The variable host: the part of every task's server that holds the variables of programs.
 
 Rules
-    A program opens a *session* under a random number that it draws, and numbers its variables itself. Every request can therefore be
-    repeated: a second `create` finds the variable that the first one has made, and an update has an id (updates_machine.py).
-    A request for an unknown session or variable is answered ABORTED: this process was restarted, or has dropped it. The variable host uses
-      ABORTED for no other error.
-    Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests, under the locks
-    of the variables. An update of several variables holds all their locks, and changes all of them or none.
-    An update of a synchronous step gets its reply when the step is applied; no thread waits for that.
+    A program opens a *session* under a random number that it draws, and numbers its variables itself. So every request can be repeated: a
+    second `create` finds the variable that the first `create` has made, and an update has an id (updates_machine.py).
+    The reply to a request for an unknown session or variable is ABORTED, because this process was restarted, or has dropped the session or
+      variable. The variable host uses ABORTED for no other error.
+    Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests. Each of them
+    holds the locks of the variables meanwhile. An update of several variables holds all their locks, and changes all or none of them.
+    The variable host replies to an update of a synchronous step when the step is applied. No thread waits for this.
     Pickles are accepted only from roles that may send code.
 
 Not here: the effect of a change (hosted_variable.py), which update is applied (updates_machine.py), when requests are repeated
@@ -42,10 +42,12 @@ from zmqdist.wire import trusted
 
 PREFIX: Final = "zmqdist.ps."
 ROLES: Final = frozenset({"worker", "submit"})
-"""The roles that may use variables and send code."""
+"""The roles that may use variables. Peers with these roles may also send code."""
 
 _BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
-"""Changes that a synchronous step can make: their last item is a gradient, which the mean of the step's gradients replaces."""
+"""Kinds of changes that a synchronous step can make. Their last item is a gradient, in place of which the step uses the mean of its
+gradients.
+"""
 
 _Effect = Callable[[], None]
 
@@ -72,7 +74,7 @@ class _Request:
 
 
 class _PendingUpdate:
-    """An update that `_at_once` has not executed.
+    """An update that waits for a thread, for locks or for other updates of its step, because `_at_once` has not executed it.
 
     Attributes:
       outcomes: in a synchronous step, the outcomes of the variables whose step has ended, by the variable's position in `variables`.
@@ -89,7 +91,7 @@ class _PendingUpdate:
 
 
 class VariableHost:
-    """The variables of one server. The server makes this object before it serves requests."""
+    """The variables that one server holds for programs. The server makes this object before it serves requests."""
 
     def __init__(self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str) -> None:
         """Register the methods at `service`; `name` is the task, such as "ps:1"."""
@@ -122,7 +124,7 @@ class VariableHost:
     def _open(self, call: PendingCall, program: int, session: int) -> None:
         """Open a session, and drop the sessions of programs that have been disconnected for PS_PROGRAM_GONE_S.
 
-        Reply with (incarnation of this ps, its name, whether it had this session already).
+        Reply with (incarnation of this ps, name of this ps, whether this ps had the session already).
         """
         present = [_holder(peer) for peer in self._router.peers]
         was_there = session in self._known
@@ -133,7 +135,7 @@ class VariableHost:
         call.reply((self._incarnation, self._name, was_there))
 
     def _watch(self, call: PendingCall, session: int) -> None:
-        """Reply when the session is closed. If this process ends first, the caller notices that its call ends with an error."""
+        """Reply when the session is closed. If this process ends first, the client's call ends with an error, which shows the end."""
         watching = self._session(session).watching
         watching.add(call)
         call.on_dropped(lambda: watching.discard(call))
@@ -152,13 +154,13 @@ class VariableHost:
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
-        for watcher in ended.watching:  # a call to which `_close` has replied ignores this
+        for watcher in ended.watching:  # if `_close` has replied to the call, this second reply has no effect
             watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
         for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)
 
     def _abandon(self, variable: HostedVariable, why: str) -> None:
-        """Mark a variable as dropped, and fail the updates that wait in its steps. Runs in a thread."""
+        """Mark a variable as dropped, and fail the updates that wait in its steps. This runs in a thread of the pool."""
         with variable.lock:
             variable.drop_reason = why
             waiting: list[Any] = variable.steps.waiting()
@@ -189,9 +191,9 @@ class VariableHost:
     ) -> None:
         """Create a variable, unless it exists; reply with its spec.
 
-        `initial`: the first value: an array; a TensorSpec, for zeros; or a pickled function, the spec of its result, and its keyword
+        `initial` is the first value: an array, a TensorSpec for zeros, or a pickled function with the spec of its result and its keyword
         arguments.
-        `earlier`: the state of a lost variable that this one continues: its version, and the slots and updates from `saved`.
+        `earlier` is the state of a lost variable that the new variable continues: its version, and the slots and updates from `saved`.
         """
         found = self._session(session)
         if number in found.variables:
@@ -224,7 +226,7 @@ class VariableHost:
         call.reply(None)
 
     def _function(self, call: PendingCall, digest: bytes, blob: bytes) -> None:
-        """Keep a user's update function. Updates refer to it by its digest."""
+        """Store a user's update function, to which updates refer by its digest."""
         if digest not in self._functions:
             fn = trusted.unpack(blob)
             self._functions[digest] = trusted.describe(fn), fn
@@ -295,7 +297,7 @@ class VariableHost:
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
-                "answers": len(self._updates),  # results that are kept until their clients have received them
+                "answers": len(self._updates),  # results that the ps keeps until their clients have received them
                 "variables": variables,
             }
         )
@@ -310,12 +312,13 @@ class VariableHost:
         sizes: bool = True,
         here: bool = True,
     ) -> None:
-        """Reply with the result of `fn()`, called under the locks of the variables. The loop calls it if few bytes are read and every lock
-        is free, otherwise a thread does.
+        """Reply with the result of `fn()`, which is called under the locks of the variables. The loop calls `fn` if it reads few bytes and
+        every lock is free; otherwise a thread of the pool calls it.
 
         Args:
-          nbytes: number of bytes that `fn` reads; with `sizes`, in addition to the variables' values.
-          here: False: a thread calls `fn` in any case.
+          nbytes: number of bytes that `fn` reads.
+          sizes: whether `fn` also reads the variables' values, whose bytes are then added to `nbytes`.
+          here: whether the loop may call `fn`.
         """
         if sizes:
             nbytes += sum(each.storage.nbytes for each in variables)
@@ -359,13 +362,13 @@ class VariableHost:
 
         Args:
           client, sequence, settled: the update's id, and the number up to which its client has all replies.
-          want: True: the reply includes the new values.
-          key: the key of the update in its session, or "".
-          step, wanted: number of a synchronous step, and the number of updates that it takes; -1 and 0 outside steps.
-          changes: (number, kind, ...) of each variable; each variable at most once.
+          want: whether the reply includes the new values.
+          key: the key of the update in its session; "" if the update has no key.
+          step, wanted: number of a synchronous step, and the number of updates that the step waits for; -1 and 0 outside steps.
+          changes: (number, kind, ...) of each variable. No variable occurs twice.
 
-        The reply has the items of an UpdateOutcome for each variable, one after the other; None if the client cannot be waiting for it any
-        more.
+        The reply is a flat list with the fields of an UpdateOutcome for each variable. It is None if the client cannot be waiting for it
+        any more.
         """
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
@@ -381,7 +384,7 @@ class VariableHost:
             self._begin(_PendingUpdate(update, found, variables, changes), step, wanted)
 
     def _at_once(self, update: Update, request: _Request, changes: Sequence[tuple[Any, ...]]) -> bool:
-        """Execute a small update in the loop if every lock is free. Return whether it was executed."""
+        """Execute an update in the loop if it is small and every lock is free. Return whether the update was executed."""
         variables = request.variables
         if not is_small(variables, changes):
             return False
@@ -423,7 +426,9 @@ class VariableHost:
             self._service.soon(effect)
 
     def _carry_out(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Execute an update; the caller is the loop or a thread, and holds the locks. Return the functions that the loop must call next."""
+        """Execute an update. The caller is the loop or a thread of the pool, and holds the locks. Return the functions that the loop must
+        call next.
+        """
         try:
             if step >= 0:
                 return self._push(pending, step, wanted)
@@ -435,7 +440,7 @@ class VariableHost:
         return [partial(self._finish, pending, kept, 1)]
 
     def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
-        """Execute an update outside synchronous steps, and skip the variables that already contain it, by its key. The caller holds the
+        """Execute an update outside synchronous steps. Skip the variables that contain an update with its key already. The caller holds the
         locks.
         """
         key = pending.update.key
@@ -449,7 +454,7 @@ class VariableHost:
         return kept
 
     def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
-        """Note that an update was executed, and reply to its requests, except the first `answered` ones. Runs in the loop."""
+        """Note that an update was executed, and reply to its requests, except the first `answered` requests. This runs in the loop."""
         self._updates.ended(pending.update, kept)
         for request in pending.update.tickets[answered:]:
             self._reply_again(request, kept)
@@ -460,7 +465,7 @@ class VariableHost:
                 request.call.fail(error)
 
     def _reply_again(self, request: _Request, kept: Any) -> None:
-        """Reply with the outcome of an earlier execution. If the request wants values, they are the current values."""
+        """Reply with the outcome of an earlier execution. If the request wants values, it gets the current values."""
         if kept is None or not request.want:
             request.call.reply(kept)
         else:
@@ -469,13 +474,13 @@ class VariableHost:
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
     def _push(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Add the gradients of an update to their step; the caller holds the locks. All gradients are checked before the first one is
+        """Add the gradients of an update to their step. The caller holds the locks. All gradients are checked before the first gradient is
         added, so that a refused update changes no step.
         """
         gradients = []
         for each, change in zip(pending.variables, pending.changes, strict=True):
             gradient = each.gradient(change[-1])
-            if change[1] == "call":  # the function runs once, with the mean, so here only its existence is checked
+            if change[1] == "call":  # the function runs later with the mean, so this only checks that the ps has it
                 self._function_of(change[2])
             elif change[1] in _BY_STEP:
                 each.prepare(change[1:], self._function_of)
@@ -521,7 +526,9 @@ class VariableHost:
         ]
 
     def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
-        """Record that a step has ended for one variable, and reply to updates whose variables all have ended. Runs in the loop."""
+        """Record that a step has ended for one variable of each of these updates. Reply to the updates for all of whose variables the step
+        has ended. This runs in the loop.
+        """
         for pending, index in tickets:
             if error is not None:
                 self._fail(pending, error)
@@ -534,7 +541,7 @@ class VariableHost:
 
 
 def _holder(peer: Peer) -> int:
-    """Return the incarnation of the client at the other end of a connection. It stays the same when the client reconnects."""
+    """Return the incarnation of the client at the other end of a connection, which stays the same when the client reconnects."""
     return 0 if peer.hello is None else peer.hello.incarnation
 
 

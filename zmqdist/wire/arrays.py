@@ -5,11 +5,11 @@ Rules
     ("bfloat16"), or, if it has fields, a list of them with their offsets. The string of a long double also has its number of bits,
     because "<f16" may mean different numbers on two hosts.
 
-    Only dtypes travel whose values their bytes describe completely: bool, numbers, fixed-length strings, times, raw and structured data.
-    Dtypes that hold pointers (object, NumPy's variable-length strings) cannot.
+    A dtype can travel only if the bytes of a value describe the value completely: bool, numbers, fixed-length strings, times, raw and
+    structured data. Dtypes that hold pointers (object, NumPy's variable-length strings) cannot travel.
 
-    A received description is checked completely before memory is touched. A wrong one raises `BadArray`, which the caller turns into an
-    error that names the peer. Sizes are Python's integers, so no product overflows.
+    A received description is checked completely before memory is touched. A wrong description raises `BadArray`, which the caller turns
+    into an error that names the peer. Sizes are Python's integers, so no product overflows.
 
 Not here: the peer, and the transport of the buffer.
 """
@@ -30,17 +30,19 @@ DTypeJson: TypeAlias = "str | list[Any]"
 """A dtype as plain data, from `dtype_to_json`."""
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
-"""A buffer with the bytes of an array. Any other object with the buffer protocol works, too."""
+"""A buffer with the bytes of an array. Any object with the buffer protocol works."""
 
 
 class FrozenMemory:
-    """Marks the memory of a frozen array, at the end of the array's chain of bases. *Invariant*: no process writes to it."""
+    """The base class of objects that own frozen memory. Such an object is the last in the chain of bases of a frozen array. *Invariant*: no
+    process writes to the memory.
+    """
 
     __slots__ = ()
 
 
 def is_frozen(array: NDArray[Any]) -> bool:
-    """Return whether an array shows frozen memory. Such an array travels as a frozen one and is read-only when it arrives."""
+    """Return whether an array shows frozen memory. Such an array travels as a frozen array, which is read-only at the receiver."""
     if array.flags.writeable:
         return False
     base: Any = array
@@ -70,7 +72,7 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _WritableAlias:
-    """The memory of a read-only array, marked as writable."""
+    """The memory of a read-only array, which NumPy sees as writable."""
 
     __slots__ = ("__array_interface__", "kept")
 
@@ -80,12 +82,14 @@ class _WritableAlias:
 
 
 def writable_alias(data: memoryview) -> NDArray[np.uint8]:
-    """Return read-only bytes as an array marked as writable, so that its pickle describes a writable array. Never write to it."""
+    """Return read-only bytes as an array that is marked as writable, so that its pickle describes a writable array. Never write to this
+    array.
+    """
     return np.asarray(_WritableAlias(np.frombuffer(data, np.uint8)))
 
 
 class BadArray(ValueError):
-    """A description that belongs to no array, or an array that cannot be described; the text says why."""
+    """The error for a description that belongs to no array, and for an array that cannot be described; the text says why."""
 
 
 _PLAIN = re.compile(
@@ -143,7 +147,7 @@ def dtype_from_json(described: Any) -> np.dtype[Any]:
     """Return the dtype that `dtype_to_json` described.
 
     Raises:
-      BadArray: `dtype_to_json` never returns this description, or it names a dtype of ml_dtypes, which is not installed here.
+      BadArray: `described` is no result of `dtype_to_json`, or names a dtype of ml_dtypes, and this package is not installed here.
     """
     dtype = _KNOWN_NAMES.get(described) if type(described) is str else None
     return dtype if dtype is not None else _any_from_json(described, DEPTH_MAX)
@@ -162,7 +166,7 @@ def _any_from_json(described: Any, depth_left: int) -> np.dtype[Any]:
                 return _fields_from_json(fields, itemsize, aligned, depth_left - 1)
     except BadArray:
         raise
-    except (TypeError, ValueError, OverflowError) as error:  # from NumPy's own checks
+    except (TypeError, ValueError, OverflowError) as error:  # raised by NumPy's own checks
         raise BadArray(f"no such dtype: {error}") from None
     raise BadArray("no such dtype")
 
@@ -234,7 +238,8 @@ def is_fortran(array: NDArray[Any]) -> bool:
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """Return the bytes of an array, in the order that `is_fortran` decides.
 
-    For a contiguous array this is its own memory, so that later changes of the array are visible; for any other array it is a copy.
+    For a contiguous array the result is the array's own memory, so that later changes of the array are visible. For any other array the
+    result is a copy.
     """
     if array.nbytes == 0:
         return memoryview(b"")
@@ -243,13 +248,13 @@ def bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDArray[Any]:
-    """Return an array over `buffer`, without a copy. It is writable if the buffer is.
+    """Return an array over `buffer`, without a copy. The array is writable if the buffer is writable.
 
     Args:
       shape: list of sizes, as received.
 
     Raises:
-      BadArray: no array has such sizes, or they need another number of bytes than the buffer has.
+      BadArray: no array has such a shape, or an array of this shape needs more or fewer bytes than the buffer has.
     """
     sizes = _checked_shape(shape)
     count = 1
@@ -262,7 +267,8 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
         raise BadArray(f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, and {have} arrived")
     try:
         array: NDArray[Any] = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
-    except (ValueError, TypeError, OverflowError) as error:  # from NumPy's bound on the other sizes if one is 0
+    except (ValueError, TypeError, OverflowError) as error:
+        # if one size is 0, NumPy still bounds the product of the other sizes
         raise BadArray(f"no array has shape {_cut(sizes)} and dtype {dtype}: {error}") from None
     return array
 

@@ -1,16 +1,17 @@
 """The decision which functions must be pickled again: those that capture an object that may have changed.
 
 Rule (promises.md, Memory)
-    A function is constant if it captures nothing mutable: only None, numbers, str, bytes, tuples and frozensets of those, importable
+    A function is constant if it captures no mutable object, but only None, numbers, str, bytes, tuples and frozensets of these, importable
     modules and classes, and constant functions. It captures every object that cloudpickle adds to the pickle: closure cells, the globals
-    that the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if one
-    of these was rebound: the key of the cache consists of the ids of all of them, and the cache refers to them, so that no id is used for
-    another object. Any object that this module does not know counts as mutable. So does a function that binds captured names itself
-    (`global`, `nonlocal`), because its next run must see the values that the last run has left.
+    that the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if a
+    captured name was bound to another object. To notice this, the key of the cache consists of the ids of all captured objects, and the
+    cache refers to these objects, so that no id is used for another object. Any object that this module does not know counts as mutable. So
+    does a function that binds captured names itself (`global`, `nonlocal`), because its next run must see the values that the last run has
+    left.
 
-A cache hit takes a few microseconds, because only ids are compared; no value is compared or hashed.
+A cache hit takes a few microseconds, because only ids are compared, and no value is compared or hashed.
 
-Not here: pickling (trusted.py), and the numbers by which the other side knows functions.
+Not here: pickling (trusted.py), and the numbers by which the receiver knows functions.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ P = TypeVar("P")
 
 
 class FunctionCache:
-    """Pickles of constant functions. Not thread-safe: the owner must lock it.
+    """Pickles of constant functions. This class is not thread-safe, so the owner must lock it.
 
     Attributes:
       pickles: number of times that a function was pickled.
     """
 
     def __init__(self, kept_max: int = FUNCTIONS_KEPT_MAX) -> None:
-        """Make a cache of `kept_max` functions. Beyond that, it drops the longest unused function."""
+        """Make a cache of `kept_max` functions. When the cache is full, a new function replaces the longest unused function."""
         self.pickles = 0
         self._kept_max = kept_max
-        # The entry refers to the captured objects, because then no other object can have their ids.
+        # Each entry refers to the captured objects, so that no other object can have their ids.
         self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
 
     def pack_changing(self, fn: Callable[..., Any]) -> Packed:
@@ -65,12 +66,13 @@ class FunctionCache:
         return self._counted(pack_function_parts, fn)
 
     def pack_constant(self, fn: Callable[..., Any]) -> bytes | None:
-        """Return the pickle of a constant function, the same bytes object until a captured object is rebound; None if `fn` is not constant.
+        """Return the pickle of a constant function; None if `fn` is not constant. The result is the same bytes object until a captured name
+        is bound to another object.
 
         Raises:
           InvalidArgumentError: as `pack_function`; the cache is then unchanged.
         """
-        named = self._kept.get((id(fn),))  # only a function that is pickled by its name has a key of one id
+        named = self._kept.get((id(fn),))  # a key of one id belongs to a function that is pickled by its name
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
             self._kept.move_to_end((id(fn),))
             return named[0]
@@ -95,7 +97,7 @@ class FunctionCache:
 
 
 class _Mark:
-    """A separator between the parts of a key, so that two different functions cannot have the same key."""
+    """A separator between the parts of a cache key, so that two different functions cannot have the same key."""
 
 
 _NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS = (_Mark() for _ in range(5))
@@ -109,7 +111,7 @@ def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
     """Append to `captured` each object whose identity decides about the pickle of `value`. Return False at the first mutable object.
 
     Args:
-      seen: by id, the number of each function met so far, because functions may refer to themselves.
+      seen: the number of each function that was met before, by id, because functions may refer to themselves.
     """
     cls = type(value)
     if cls in ATOMS:
@@ -152,17 +154,19 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
 
 
 def _reduces_to_name(value: Any) -> bool:
-    """Return whether the value's own rule for pickling returns a name. It is for other kinds of functions (NumPy's, cached, with specs)."""
+    """Return whether the value's own rule for pickling returns a name. This applies to other kinds of functions, such as NumPy's and cached
+    functions.
+    """
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         return isinstance(reduce(value) if reduce else value.__reduce_ex__(4), str)
-    except Exception:  # pickling the function will raise the same error, and name its place
+    except Exception:  # pickling the function will raise the same error, with a text that names the place of the value
         return False
 
 
 def _rebinds(code: CodeType) -> bool:
-    """Return whether this code, or a function inside it, binds globals or cells that come from outside of it."""
-    known = _rebinding.get(id(code))  # by id, because comparing code objects is slow, as in `global_names`
+    """Return whether this code, or a function inside it, binds globals or cells of an outer function."""
+    known = _rebinding.get(id(code))  # looked up by id, because comparing code objects is slow, as in `global_names`
     if known is None:
         found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
         if len(_rebinding) >= 4 * FUNCTIONS_KEPT_MAX:

@@ -1,7 +1,7 @@
 """Header frames: conversion of a message of `zmqdist.messages` to MessagePack and back.
 
 Decoding any bytes either returns a message or raises WireError. A decoded header takes at most about 16 times the memory of its bytes, and
-a header above `HEADER_BYTES_MAX` is refused.
+a header of more than `HEADER_BYTES_MAX` bytes is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def decode(header: bytes | memoryview, peer: str) -> Message:
       peer: name of the sender, for errors.
 
     Raises:
-      WireError: the header has an unknown tag or a field of a wrong type, or it is truncated or too long.
+      WireError: the header has an unknown tag or a field of a wrong type, or the header is truncated or too long.
     """
     if len(header) > HEADER_BYTES_MAX:
         raise WireError(peer, f"header of {len(header)} bytes, at most {HEADER_BYTES_MAX} are allowed")

@@ -1,8 +1,8 @@
 """The first message of each side of a connection: it describes the process, and names its version of the protocol.
 
-Every version can read the beginning: four magic bytes, the protocol's major and minor number as a byte each, then a MessagePack array whose
-first fields never change their meaning. A peer of another major version also gets a hello in reply, so that both sides can report both
-versions.
+Every version of the protocol can read the beginning of a hello: four magic bytes, the protocol's major and minor number as one byte each,
+and a MessagePack array whose first fields never change their meaning. A peer of another major version also gets a hello in reply, so that
+each of the two peers can report both versions.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ HELLO_BYTES_MAX = 4096
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """One side's description of itself.
+    """The description that one side of a connection sends of itself.
 
     Attributes:
       kind: the part of the process in the cluster: "client", "coordinator", "worker" or "server".
       incarnation: random number that the process drew when it started; never 0.
-      name: name for log lines: "worker:0", "host:pid". It is not an identity.
-      host: identity of the host (`host_identity`). It is only a hint until the other side has opened the shared memory.
+      name: name for log lines, such as "worker:0" or "host:pid". Two processes may have the same name.
+      host: identity of the host (`host_identity`). It proves that both sides share a host only when the receiver has opened `memory`.
       python: (major, minor) of the interpreter, because pickled functions contain byte code.
       protocol: version of the protocol; `decode_hello` sets it.
-      memory: the offer of the sender's shared memory (transport/shm_pool.py); None if it has none.
-      nonce: the number that the sender has read in the memory which the receiver of this hello had offered; 0 if it has read none.
+      memory: the offer of the sender's shared memory (transport/shm_pool.py); None if the sender offers no memory.
+      nonce: the number that the sender has read in the memory which the receiver of this hello had offered; 0 if it has read no number.
       version: version of zmqdist, because pickles contain names of its functions and classes.
     """
 
@@ -59,10 +59,10 @@ def our_hello(kind: str, incarnation: int, name: str = "") -> Hello:
 
 
 def pickles_differ(ours: Hello, theirs: Hello) -> list[tuple[str, str, str]]:
-    """Return the versions because of which one side cannot read the other's pickles, as (name, theirs, ours).
+    """Return the versions because of which one of two processes may be unable to read the other's pickles, each as (name, theirs, ours).
 
     Pickled functions contain byte code, which each minor version of Python changes, and names inside zmqdist, which each minor version of
-    zmqdist may change. If `theirs` names no version, this function assumes that it is equal to ours.
+    zmqdist may change. A version that the hello `theirs` does not contain counts as equal to ours.
     """
     differ = []
     if theirs.python != ours.python and theirs.python != (0, 0):
@@ -87,10 +87,10 @@ def is_hello(header: bytes) -> bool:
 
 
 def decode_hello(header: bytes, peer: str) -> Hello:
-    """Return the hello that a header encodes. No large memory is allocated.
+    """Return the hello that a header encodes, without allocating much memory.
 
     Raises:
-      ProtocolMismatchError: the peer has another major version; the rest of the header was not read.
+      ProtocolMismatchError: the peer has another major version of the protocol. The rest of the header was not read.
       WireError: the header is not a hello, or the hello is damaged.
     """
     if not is_hello(header) or len(header) < 6:
@@ -109,7 +109,9 @@ def decode_hello(header: bytes, peer: str) -> Hello:
 
 @lru_cache(maxsize=1)
 def host_identity() -> str:
-    """Return boot id, pid namespace and user namespace. Unlike host names, they are equal exactly for processes that can share memory."""
+    """Return a text with boot id, pid namespace and user namespace. Unlike host names, these are equal exactly for processes that can share
+    memory.
+    """
     parts = []
     for path, read in (
         ("/proc/sys/kernel/random/boot_id", _read),

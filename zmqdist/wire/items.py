@@ -1,7 +1,7 @@
 """Several items of a stream as the body of one reply.
 
-Each item is a value that the safe codec encoded when the generator yielded it. The large parts of all items are the payload frames of the
-reply, in the order of the items.
+Each item is a value that the safe codec has encoded when the generator yielded the item. The large parts of all items are the payload
+frames of the reply, in the order of the items.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Items(msgspec.Struct, array_like=True, gc=False, frozen=True):
     Attributes:
       bodies: the bodies of the items, in order.
       parts: number of large parts of each item; empty if no item has large parts.
-      end: None if the stream continues; (0, "") if it has ended; else code and message of the error that ended it.
+      end: None if the stream continues, (0, "") if it has ended, or (code, message) of the error that has ended it.
     """
 
     bodies: list[bytes]

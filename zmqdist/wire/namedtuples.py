@@ -1,7 +1,7 @@
 """Namedtuples that travel: the names that are permitted, and the class of a received namedtuple.
 
-This module makes that class from the name and the fields; the sender never chooses a class. A namedtuple of zmqdist itself that is
-registered with `known_namedtuple` keeps its class.
+This module makes the class from the name and the fields, so that the sender never chooses a class. A namedtuple of zmqdist itself that is
+registered with `known_namedtuple` arrives with its own class.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from zmqdist.limits import NAMEDTUPLE_FIELDS_MAX, NAMEDTUPLE_KINDS_KEPT_MAX
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
 def is_valid_kind(name: str, fields: tuple[str, ...]) -> bool:
-    """Return whether a namedtuple can have these names. `_0`, `_1`, ... are permitted, because namedtuple(rename=True) puts them in place
-    of invalid names.
+    """Return whether a namedtuple can have this name and these names of fields. `_0`, `_1`, ... are permitted, because
+    namedtuple(rename=True) puts them in place of invalid names.
     """
     if not isinstance(fields, tuple) or len(fields) > NAMEDTUPLE_FIELDS_MAX or len(set(fields)) != len(fields):
         return False
@@ -36,7 +36,9 @@ _known: dict[tuple[str, tuple[str, ...]], type] = {}
 
 
 def known_namedtuple(cls: Kind) -> Kind:
-    """Decorate a namedtuple class of zmqdist, so that a received one with its name and fields has this class and not a generic one."""
+    """Decorate a namedtuple class of zmqdist, so that a received namedtuple with the same name and fields has this class and not a generic
+    class.
+    """
     _known[cls.__name__, cls._fields] = cls  # type: ignore[attr-defined]
     generic_namedtuple.cache_clear()
     return cls
@@ -44,7 +46,9 @@ def known_namedtuple(cls: Kind) -> Kind:
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
 def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return the namedtuple class with this name and these fields, the same class each time. Its objects can be pickled."""
+    """Return the namedtuple class with this name and these fields, which is the same class each time. Objects
+    of the class can be pickled.
+    """
     if (name, fields) in _known:
         return _known[name, fields]
     kind: Any = namedtuple(name, fields, rename=True, module=__name__)  # type: ignore[misc]
@@ -53,7 +57,7 @@ def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _reduce_kind(self: Any) -> tuple[Any, ...]:
-    """Return a call that makes an equal object, for pickle, which could not find the class by its name."""
+    """Return the parts of a call that makes an equal object. pickle uses it, because it could not find the class by its name."""
     return _make_kind, (type(self).__name__, self._fields, tuple(self))
 
 

@@ -1,8 +1,8 @@
 """Results and errors of scheduled functions as bytes, in two forms: pickled (trusted.py), or with a closed set of types (safe.py).
 
-A program with `results: safe` marks each payload that it sends, and the worker then replies in the safe form. The program refuses pickles,
-and so does each worker that uses such a result as an input. So if a worker sends a pickle in order to run code elsewhere, it causes an
-error instead.
+A program with `results: safe` marks each payload that it sends, and the worker then replies in the safe form. The program refuses results
+that are pickles, and so does each worker that uses such a result as an input. So if a worker sends a pickle in order to run code elsewhere,
+the pickle causes an error instead.
 
     value   SAFE, then the body of the safe codec; the frames of the value follow as further parts
     error   SAFE, then MessagePack: code (-1 for a class of Python), class, text, traceback, whether the function had not begun
@@ -28,7 +28,9 @@ from zmqdist.limits import ERROR_CHARS_MAX, INLINE_BYTES_MAX
 from zmqdist.wire import safe, trusted
 
 SAFE: Final = b"\xc5"
-"""The mark of the safe form. No pickle and no MessagePack string begins with it. In a payload it requires a safe result."""
+"""The mark of the safe form. No pickle and no MessagePack string begins with it. A payload with this mark requires a result in the safe
+form.
+"""
 
 _SENDER: Final = "a worker"
 _ERROR: msgspec.msgpack.Decoder[tuple[int, str, str, str, bool]] = msgspec.msgpack.Decoder(
@@ -41,7 +43,8 @@ def pack(value: Any) -> trusted.Packed:
     """Return a result in the safe form, as one blob or as a list of buffers like `trusted.pack`.
 
     Raises:
-      InvalidArgumentError: the result contains a value of another type; the text says at which place, of which type, and what to do.
+      InvalidArgumentError: the result contains a value of a type that the safe codec refuses. The text names the place and the type, and
+        says what to do.
     """
     try:
         body, frames = safe.encode(value)
@@ -57,10 +60,10 @@ def pack(value: Any) -> trusted.Packed:
 
 
 def unpack(packed: Any, *, safe_only: bool) -> Any:
-    """Return the value of a blob or of a list of buffers, in either form.
+    """Return the value of a result, which is a blob or a list of buffers, in the safe form or pickled.
 
     Args:
-      safe_only: whether to refuse a pickle.
+      safe_only: whether to refuse a result that is a pickle.
 
     Raises:
       FailedPreconditionError: the result is a pickle, and `safe_only` refuses it.
@@ -90,7 +93,9 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
 
 
 def unpack_error(packed: Any, *, safe_only: bool) -> BaseException:
-    """Return a new copy of the exception, with a RemoteTraceback as its cause. For a refused pickle, return an error that says so."""
+    """Return a new copy of the exception, with a RemoteTraceback as its cause. If the error is a pickle and is refused, return an error
+    that says so.
+    """
     blob = bytes(packed)
     if blob[:1] != SAFE:
         if not safe_only:
@@ -116,7 +121,7 @@ def _rebuilt(code: int, name: str, text: str) -> BaseException:
     if isinstance(cls, type) and issubclass(cls, Exception) and cls.__module__ == "builtins":
         try:
             return cls(text)
-        except TypeError:  # the constructor of UnicodeDecodeError, for instance, needs more arguments
+        except TypeError:  # some constructors, such as UnicodeDecodeError's, need more arguments
             pass
     return UnknownError(f"{name}: {text}")
 

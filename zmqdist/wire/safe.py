@@ -1,19 +1,19 @@
-"""Values as bytes, for peers that may not send code: the codec of RPC.
+"""The codec of RPC, which converts values to bytes and back, for peers that may not send code.
 
 Rules
     The set of types is closed: None, bool, int of any size, float, complex, str, bytes, list, tuple, namedtuple, dict, NumPy's scalars
-    and arrays, TensorSpec. A value arrives with its exact type. There are three exceptions: bytearray and memoryview become bytes, a
-    namedtuple becomes a generic one with the same name and fields (unless it is registered in namedtuples.py), and np.memmap becomes an
-    array. Other subclasses are refused, because they would arrive as their base class.
+    and arrays, TensorSpec. A value arrives with its exact type, with three exceptions: bytearray and memoryview become bytes,
+    a namedtuple gets a generic class with the same name and fields (unless its class is registered in namedtuples.py), and np.memmap
+    becomes an array. Other subclasses are refused, because they would arrive as their base class.
 
     Decoding any bytes either returns a value or raises WireError, and the sender chooses no class. A decoded value takes at most about 80
-    times the memory of its body (as a list of empty dicts does), and the body is bounded. Twice the bytes take twice the time, whatever
-    they are (dicts.py).
+    times the memory of its body (as a list of empty dicts does), and the size of a body is bounded. Decoding takes time in proportion to
+    the number of bytes, whatever the bytes are (dicts.py).
 
 Form
-    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are encoded as themselves, a dict that has only str as keys
-    as a map. Every other value is an array that begins with a tag of `_READERS`. Large parts (arrays, and in a large body str and bytes)
-    are in the frames, in the order of a walk through the value from left to right.
+    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are encoded as themselves. A dict that has only str as keys
+    is encoded as a map. Every other value is encoded as a MessagePack array that begins with a tag of `_READERS`. Large parts (arrays, and
+    in a large body also str and bytes) are in the frames, in the order of a walk through the value from left to right.
 
 Not here: dicts whose keys a peer has chosen (dicts.py), functions and objects (trusted.py), the bound on a frame (transport).
 """
@@ -61,7 +61,9 @@ _ALWAYS_PLAIN = frozenset({NoneType, bool, float})
 _STR = frozenset({str})
 
 _CAREFUL_BYTES = 2**20
-"""Bytes. If a body is larger, the value is encoded again with long str and bytes in frames, because frames are not copied on the way."""
+"""Bytes. If a body is larger than this, the value is encoded again with long str and bytes in frames, because frames are not copied on the
+way.
+"""
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -70,15 +72,15 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class _Refused(Exception):
-    """An error for a value that cannot travel. Its text continues a sentence that begins with the place of the value."""
+    """The error for a value that cannot travel. Its text continues a sentence that begins with the place of the value."""
 
 
 class _TooDeep(_Refused):
-    """An error for a value that is nested too deeply. Its place is not searched for."""
+    """The error for a value that is nested too deeply. The codec does not search for the place of this value."""
 
 
 class _Writer:
-    """The state of one encoding.
+    """The state while one value is encoded.
 
     Attributes:
       frames: the large parts that were found so far.
@@ -97,12 +99,12 @@ class _Writer:
 def encode(value: Any) -> tuple[bytes, list[Any]]:
     """Return the body and the frames that encode a value.
 
-    The frames of contiguous arrays show the arrays' own memory: send or copy them before the caller can change the arrays. The body is a
+    The frames of contiguous arrays show the arrays' own memory, so send or copy the frames before the arrays can change. The body is a
     copy.
 
     Raises:
-      InvalidArgumentError: part of the value has another type (the text names its place), or is nested too deeply; or the value is too
-        large without its arrays.
+      InvalidArgumentError: part of the value has a type that cannot travel (the text names its place), or is nested too deeply, or the
+        value is too large without its arrays.
     """
     cls = type(value)
     try:  # the fast path, for most replies and the arguments of most calls
@@ -112,7 +114,8 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
             body = _pack((_TUPLE, *value))
         else:
             body = None
-    except (OverflowError, ValueError):  # from an int of more than 64 bits, half a surrogate pair, or 4 GiB of bytes
+    except (OverflowError, ValueError):
+        # raised for an int of more than 64 bits, half a surrogate pair, or 4 GiB of bytes
         body = None
     if body is None or len(body) > _CAREFUL_BYTES:
         return _encode(value)
@@ -145,7 +148,7 @@ def _encode(value: Any) -> tuple[bytes, list[Any]]:
 
 
 def _node(value: Any, out: _Writer, depth: int) -> Any:
-    """Return the object that MessagePack encodes for a value."""
+    """Return the object that msgspec encodes in place of a value."""
     cls = type(value)
     if cls in out.plain:
         return value
@@ -232,7 +235,7 @@ def _write_array(value: Any, out: _Writer, depth: int) -> Any:
 
 
 def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
-    # np.asarray would drop the zeros at the end of a string, and so would str(value).
+    # np.asarray and str(value) would drop the zeros at the end of a string.
     if isinstance(value, np.str_):
         return (_SCALAR, "U", str.encode(value, "utf-8", "surrogatepass"))
     if isinstance(value, np.bytes_):
@@ -254,7 +257,7 @@ def _write_int(value: int, out: _Writer, depth: int) -> Any:
 
 
 def _write_str(value: str, out: _Writer, depth: int) -> Any:
-    data = value.encode("utf-8", "surrogatepass")  # file names may hold halves of surrogate pairs
+    data = value.encode("utf-8", "surrogatepass")  # a str may hold halves of surrogate pairs, as some file names do
     if len(data) > INLINE_BYTES_MAX:
         out.frames.append(data)
         return (_TEXT, None)
@@ -290,7 +293,7 @@ _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
 
 
 def _explain(value: Any, refused: _Refused) -> NoReturn:
-    """Raise the error with the place of the refused part. Encoding keeps no track of places, so the parts are encoded one by one."""
+    """Raise the error for a refused value, with the place of the refused part. To find the place, encode the parts one by one."""
     path, text = "value", str(refused)
     searching = not isinstance(refused, _TooDeep)
     while searching:
@@ -298,7 +301,8 @@ def _explain(value: Any, refused: _Refused) -> NoReturn:
         for where, part in _parts(value):
             try:
                 _node(part, _Writer(careful=True), 0)
-            except _Refused as deeper:  # only the text is kept: the exception would hold stack frames in a cycle
+            except _Refused as deeper:
+                # only the text is kept, because the exception would hold stack frames in a reference cycle
                 path, value, text, searching = path + where, part, str(deeper), True
                 break
     _invalid(f"{path} {text}")
@@ -322,7 +326,7 @@ def _invalid(message: str) -> NoReturn:
 
 
 class _Reader:
-    """The state of one decoding: the unused frames, and the kinds of namedtuple met so far."""
+    """The state while one value is decoded: the unused frames, and the kinds of namedtuple that were met so far."""
 
     __slots__ = ("_frames", "_kinds", "frames_left")
 
@@ -339,8 +343,8 @@ class _Reader:
         return next(self._frames)
 
     def kind(self, name: Any, fields: Any) -> Any:
-        """Return the namedtuple class with a name and fields. The number of kinds in a value is bounded, because making a class takes a
-        third of a millisecond.
+        """Return the namedtuple class with a name and fields. The number of such classes in a value is bounded, because making a class
+        takes a third of a millisecond.
         """
         if type(fields) is not list or not _STR.issuperset(map(type, [name, *fields])):
             raise ValueError("a namedtuple without proper names")
@@ -357,7 +361,8 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     """Return the value that a body and its frames encode.
 
     Arrays belong to the caller and are writable. A writable frame becomes the memory of its array without a copy, so pass only frames that
-    no other code uses. A read-only frame is copied, unless it is a NumPy array: that is frozen memory, and the decoded array is read-only.
+    no other code uses. A read-only frame is copied, unless it is a NumPy array. A read-only NumPy array is frozen memory, and the decoded
+    array over it is read-only.
 
     Args:
       frames: objects with the buffer protocol, as many as `encode` returned.
@@ -392,7 +397,8 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
 
 
 def single_array_layout(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
-    """Return (dtype, shape, whether in Fortran order) if the value is a single array with its bytes in a frame; None for any other value.
+    """Return (dtype, shape, whether in Fortran order) if a body encodes a single array whose bytes are in a frame; None for any other
+    value.
 
     Raises:
       WireError: the bytes do not encode a value.

@@ -1,4 +1,4 @@
-"""Functions and any values as bytes, for peers that may run code here. This is the only module that pickles.
+"""Functions, and values of any type, as bytes, for peers that may run code in this process. This is the only module that pickles.
 
 Rules
     Unpickling executes code that the sender has written, so call `unpack*` only for bytes of an authenticated peer that may send code.
@@ -7,9 +7,9 @@ Rules
     every value that refers to `__main__`, which is another module at the receiver. Functions and classes of importable modules are pickled
     by name, unless `send_by_value` was called for their module.
 
-    A pickle is a snapshot. Large arrays are not in it but beside it, as views of their memory: the caller copies or sends them before the
-    program may change them. Unpickled arrays are private and writable, even if the sender's array was read-only; only frozen arrays are
-    read-only everywhere.
+    A pickle is a snapshot. Large arrays are not in the pickle but beside it, as views of their memory, which the caller copies or sends
+    before the program may change the arrays. Unpickled arrays are private and writable, even if the sender's array was read-only. Only
+    frozen arrays are read-only at the receiver, too.
 
 Not here: which functions must be pickled again (functions.py), and the transport of the bytes.
 """
@@ -59,14 +59,14 @@ Packed: TypeAlias = "bytes | list[Any]"
 
 
 class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
-    """Part of a value cannot be pickled; the message names it and its place."""
+    """Part of a value cannot be pickled; the message names the part and its place."""
 
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
 _NONE = pickle.dumps(None, 5)
 _NO_ARGUMENTS = pickle.dumps(((), {}), 5)
-"""The result of most functions is None, and many calls have no arguments, so these two pickles are recognised without a pickler."""
+"""The pickle of a call without arguments. Many calls have none, and most functions return None, so these two values need no pickler."""
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
@@ -75,10 +75,10 @@ _NO_ARGUMENTS = pickle.dumps(((), {}), 5)
 def pack(value: Any) -> Packed:
     """Return a small value as one blob, a large value as a list of buffers.
 
-    The buffers show the memory of large arrays: copy or send them before the arrays change.
+    The buffers show the memory of large arrays, so copy or send the buffers before the arrays change.
 
     Raises:
-      InvalidArgumentError: part of the value cannot be pickled; the message names it and its place, the cause is the original error.
+      InvalidArgumentError: part of the value cannot be pickled; the message names the part and its place. The cause is the original error.
       ResourceExhaustedError: there is no memory for the pickle.
     """
     if value is None:
@@ -95,7 +95,7 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
 
     Raises:
       FailedPreconditionError: the pickle names a module or an object that does not exist here.
-      Exception: a class in the pickle has raised it while an object was rebuilt.
+      Exception: any exception that a class in the pickle raises while an object is rebuilt.
     """
     if blob == _NONE:
         return None
@@ -108,7 +108,7 @@ def unpack_parts(parts: Sequence[Any]) -> Any:
     """Return the value of a list of buffers, which must be in the order in which `pack` returned them. Raises as `unpack`.
 
     A writable buffer becomes the memory of its array without a copy, and so does a read-only NumPy array, which is the memory of a frozen
-    array. So pass only buffers to which no other code writes. Other read-only buffers are copied.
+    array. So pass only buffers to which no other code writes. Any other read-only buffer is copied.
     """
     buffers = [
         bytearray(part) if memoryview(part).readonly and not isinstance(part, np.ndarray) else part
@@ -118,7 +118,9 @@ def unpack_parts(parts: Sequence[Any]) -> Any:
 
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
-    """Return the pair (args, kwargs) of a call for `unpack` or `unpack_parts`. Raises as `pack`; errors name `args[0]`, `kwargs['x']`."""
+    """Return the pair (args, kwargs) of a function call, packed for `unpack` or `unpack_parts`. Raises as `pack`. Errors name the arguments
+    as `args[0]` and `kwargs['x']`.
+    """
     if not args and not kwargs:
         return _NO_ARGUMENTS
     if not kwargs and ATOMS.issuperset(map(type, args)):
@@ -146,8 +148,8 @@ def _joined(blob: bytes, parts: list[Any]) -> Packed:
 class _Dump:
     """One run of a pickler: its rule for arrays, and the buffers that it collects beside the pickle.
 
-    It must not be part of a reference cycle, and must not give the pickler views of views: the garbage collector of some Pythons crashes on
-    a memoryview if a PickleBuffer in the same cycle was made from it.
+    This object must not be part of a reference cycle, and must not pass views of views to the pickler. Otherwise the garbage collector of
+    some versions of Python crashes on a memoryview from which a PickleBuffer in the same cycle was made.
     """
 
     def __init__(self, parts: list[Any] | None) -> None:
@@ -163,7 +165,7 @@ class _Dump:
         if is_frozen(array):
             return _frozen, (described, array.shape, fortran, _buffer(bytes_of(array)))
         data = bytes_of(array)
-        # With a read-only buffer the array would be read-only at the receiver, too.
+        # With a read-only buffer, the array would also be read-only at the receiver.
         return _array, (
             described,
             array.shape,
@@ -172,7 +174,7 @@ class _Dump:
         )
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether this buffer stays in the pickle; if not, it is added to the parts."""
+        """Return whether this buffer stays in the pickle. If it does not, add it to the parts."""
         raw = buffer.raw()
         assert self._parts is not None
         if raw.nbytes <= INLINE_BYTES_MAX or len(self._parts) >= FRAMES_MAX - 2:
@@ -182,7 +184,7 @@ class _Dump:
 
 
 def _buffer(data: Any) -> pickle.PickleBuffer:
-    # A bytearray and not an empty constant, which would be read-only.
+    # An empty buffer is a bytearray, because empty bytes would be read-only.
     return pickle.PickleBuffer(np.frombuffer(data, np.uint8) if len(data) else bytearray())  # type: ignore[arg-type]
 
 
@@ -193,14 +195,14 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
-    """Return the rules of a pickler. If the program uses multiprocessing's managers, they include one for proxies."""
+    """Return the rules of a pickler by type. If the program uses multiprocessing's managers, the rules include a rule for their proxies."""
     managers = sys.modules.get("multiprocessing.managers")
     return table if managers is None else _WithProxies(table, managers.BaseProxy)
 
 
 class _WithProxies(dict[type, Callable[[Any], Any]]):
-    """Rules of a pickler that send a manager's proxy with the manager's key. A child of the program would inherit that key, but a worker is
-    not a child of it.
+    """Rules of a pickler that send the proxy of a manager with the manager's key. A child of the program would inherit this key, but a
+    worker is not a child of the program.
     """
 
     def __init__(self, table: dict[type, Callable[[Any], Any]], base: type) -> None:
@@ -219,7 +221,7 @@ def _reduce_proxy(proxy: Any) -> tuple[Any, ...]:
 
 
 def _dumps(value: Any, parts: list[Any] | None) -> bytes:
-    """Return the pickle of a value. With `parts`, large arrays are appended to that list instead."""
+    """Return the pickle of a value. If `parts` is given, large arrays are appended to this list and are not in the pickle."""
     dump = _Dump(parts)
     pickler = pickle.Pickler(dump.file, 5, buffer_callback=None if parts is None else dump.keep)
     pickler.dispatch_table = _rules({**copyreg.dispatch_table, np.ndarray: dump.reduce_array})
@@ -228,7 +230,7 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
         blob = dump.file.getvalue()
         if b"__main__" not in blob and b"__mp_main__" not in blob and not _names_by_value_module(blob):
             return blob
-    except Exception:  # cloudpickle may succeed; if it does not, it raises its own error below
+    except Exception:  # cloudpickle may pickle the value; if not, it raises its own error below
         pass
     if parts is not None:
         parts.clear()
@@ -245,12 +247,12 @@ def _names_by_value_module(blob: bytes) -> bool:
 
 
 def _array(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """Rebuild an array. Pickles refer to this function by its name, which is therefore part of the protocol."""
+    """Rebuild an array. Pickles refer to this function by its name, so the name is part of the protocol."""
     return rebuild(dtype_from_json(described), shape, fortran, buffer)
 
 
 def _frozen(described: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
-    """Rebuild a frozen array. The name of this function is part of the protocol, too."""
+    """Rebuild a frozen array. Pickles refer to this function by its name, so the name is part of the protocol."""
     return frozen(rebuild(dtype_from_json(described), shape, fortran, buffer))
 
 
@@ -279,7 +281,7 @@ def _here() -> str:
 
 
 def _raise_no_memory(what: str, error: MemoryError) -> NoReturn:
-    """Raise the error for missing memory. No part of the value is at fault, so this does not search for one."""
+    """Raise the error for missing memory. This does not search for a part of the value, because no part is at fault."""
     said = f": {error}" if str(error) else ""
     text = f"no memory to pickle {what}{said}. Send less at a time; NumPy arrays are not copied into the pickle, lists and text are"
     raise ResourceExhaustedError(text) from error
@@ -333,7 +335,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".args[{index}]", item) for index, item in enumerate(value.args))
             yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
         case _ if not any("__reduce__" in cls.__dict__ for cls in type(value).__mro__[:-1]):
-            # If an object has its own rule for pickles, the error already names the fault.
+            # An object with its own rule for pickling is not searched, because its error already names the fault.
             yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 
 
@@ -347,7 +349,7 @@ def _captured_by_name(fn: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def type_name(value: Any) -> str:
-    """Return `module.name` of a value's class; only the name if the class is built into Python."""
+    """Return `module.name` of a value's class, or only the name if the class is built into Python."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
@@ -364,10 +366,11 @@ def describe(fn: Any) -> str:
 
 
 def pack_function(fn: Callable[..., Any]) -> bytes:
-    """Return a function for `unpack`: by name if it is importable, else with its code and a snapshot of each object that it captures.
+    """Return a function, packed for `unpack`. An importable function is packed as its name, any other function as its code with a snapshot
+    of each object that it captures.
 
     Raises:
-      InvalidArgumentError: the function captures a value that cannot be pickled; the message names it.
+      InvalidArgumentError: the function captures a value that cannot be pickled; the message names the value.
     """
     try:
         return _dumps(fn, None)
@@ -376,7 +379,7 @@ def pack_function(fn: Callable[..., Any]) -> bytes:
 
 
 def pack_function_parts(fn: Callable[..., Any]) -> Packed:
-    """Return a function as `pack_function` does, but with the large arrays that it captures beside the pickle, as `pack` does.
+    """Return a function as `pack_function` does, but with the large arrays that the function captures beside the pickle, as `pack` does.
 
     Raises as `pack_function`; also raises ResourceExhaustedError if there is no memory for the pickle.
     """
@@ -390,17 +393,17 @@ def pack_function_parts(fn: Callable[..., Any]) -> Packed:
 
 
 class _Unset:
-    """Stands for a captured variable that has no value."""
+    """The type of UNSET, which stands for a captured variable that has no value."""
 
 
 UNSET = _Unset()
 
 
 def cell_content(cell: Any) -> Any:
-    """Return the value of a closure cell; UNSET if its variable has no value yet."""
+    """Return the value of a closure cell, or UNSET if the cell's variable has no value yet."""
     try:
         return cell.cell_contents
-    except ValueError:  # no value was assigned to the variable yet
+    except ValueError:  # the variable has no value yet
         return UNSET
 
 
@@ -408,8 +411,10 @@ _names_of_code: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
 
 
 def global_names(code: CodeType) -> tuple[str, ...]:
-    """Return the names of globals in a function's code, including inner functions: cloudpickle pickles the values of these globals."""
-    # By id, because comparing code objects is slow; the entry keeps the code alive.
+    """Return the names of the globals that a function's code and its inner functions use. cloudpickle pickles
+    the values of these globals.
+    """
+    # Looked up by id, because comparing code objects is slow. The entry keeps the code alive, so that no other code gets the id.
     known = _names_of_code.get(id(code))
     if known is not None:
         return known[1]
@@ -430,8 +435,8 @@ def send_by_value(module: ModuleType | str) -> None:
     """Send the functions and classes of a module, and of its submodules, by value from now on, instead of by their names.
 
     Functions of `__main__`, including a notebook's cells, are sent by value in any case. Use this for a module that you edit beside a
-    notebook, or that workers do not have, because workers then need not import it. Each function is sent with the globals that it uses,
-    with the values that they have when it is scheduled; after `importlib.reload(module)` with the new ones. It costs some hundred
+    notebook, or that workers do not have, because workers then need not import the module. Each function is sent with the globals that it
+    uses, which have their values at the time of scheduling, also after `importlib.reload(module)`. Sending by value costs some hundred
     microseconds for each function, and on a worker the module has no state that lasts from one function to the next.
 
     Args:
@@ -451,11 +456,11 @@ def send_by_value(module: ModuleType | str) -> None:
 
 
 _MAINS = frozenset({"__main__", "__mp_main__"})
-"""Names of the script's module. The second one is its name in children of multiprocessing."""
+"""Names of the script's module. `__mp_main__` is its name in children of multiprocessing."""
 
 
 def goes_by_name(value: Any) -> bool:
-    """Return whether a function or class is pickled as its name, because an importable module has it under that name."""
+    """Return whether a function or class is pickled as its name, because an importable module has the object under this name."""
     name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if name is None or path is None or name in _MAINS:
         return False
@@ -468,7 +473,7 @@ def goes_by_name(value: Any) -> bool:
 
 
 def is_importable_module(module: ModuleType) -> bool:
-    """Return whether a module is pickled as its name: it is not `__main__`, not made by the program, and not sent by value."""
+    """Return whether a module is pickled as its name, because it is not `__main__`, not made by the program, and not sent by value."""
     name = getattr(module, "__name__", None)
     if name in _MAINS or name is None or sys.modules.get(name) is not module:
         return False
@@ -480,10 +485,10 @@ def is_importable_module(module: ModuleType) -> bool:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of another process, as text. It is the `__cause__` of an error that was raised there.
+    """The traceback of an error in another process, as text. It is the `__cause__` of the copy of the error in this process.
 
     Attributes:
-      unpickling: whether the function had not begun, because it or its arguments could not be unpickled there.
+      unpickling: whether the function had not begun, because the function or its arguments could not be unpickled in the other process.
     """
 
     unpickling = False
@@ -493,11 +498,11 @@ class RemoteTraceback(Exception):
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """Return an exception with its traceback, in at most a few times ERROR_BYTES_MAX. Never raises.
+    """Return an exception with its traceback, packed in at most a few times ERROR_BYTES_MAX. This never raises.
 
     The exception keeps its class and attributes if it can be pickled *and* rebuilt, which this function tries. If not, it arrives as an
-    UnknownError that has the name of its class and its text. A StopIteration would end loops of the receiver, so it becomes an
-    OutOfRangeError. `unpickling` means that the exception was raised before the function began; the RemoteTraceback then says so.
+    UnknownError whose text has the class name and the text of the exception. A StopIteration would end loops of the receiver, so it becomes
+    an OutOfRangeError. `unpickling` means that the exception was raised before the function began; the RemoteTraceback then says so.
     """
     lines = traceback.format_exception(error)
     text = _cut("".join(lines))
@@ -513,7 +518,7 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     if pickled:
         try:
             error = _loads(pickled, ())
-        except Exception:  # the class is not importable here, so only its name and text are used
+        except Exception:  # the class is not importable in this process, so only its name and the text are used
             error = None
     if not isinstance(error, BaseException):
         error = UnknownError(f"{type_name}: {text}")
@@ -525,8 +530,8 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
 def as_ordinary_error(error: BaseException) -> BaseException:
     """Return an error that a function has raised, in a form that ends no other process.
 
-    SystemExit and KeyboardInterrupt end the process that raises them, and must not end the process that gets the result. So they become an
-    UnknownError, whose `original_exception` is the original.
+    SystemExit and KeyboardInterrupt end the process that raises them, but must not end the process that gets the result. So each of them
+    becomes an UnknownError, whose `original_exception` is the original exception.
     """
     if isinstance(error, Exception):
         return error
@@ -539,11 +544,13 @@ def as_ordinary_error(error: BaseException) -> BaseException:
 _PROGRAM_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 _RAISED_BY_METHODS: Final = (Exception, SystemExit, GeneratorExit)
-"""Exceptions that methods of an exception may raise. KeyboardInterrupt is not one of them, because it may be the user's Ctrl-C."""
+"""Exceptions to expect from methods of a user's exception. KeyboardInterrupt is left out, because it may be the user's Ctrl-C."""
 
 
 class _Bare:
-    """An exception in a form that is rebuilt without its constructor, because `args` often are not the constructor's arguments."""
+    """An exception in a form that is rebuilt without calling its constructor, because `args` often differ
+    from the constructor's arguments.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -560,9 +567,9 @@ def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    """Return the pickle of an exception; empty if no form of it can be rebuilt with the same class.
+    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class.
 
-    If the text of a copy differs, the copy was rebuilt from wrong arguments.
+    A copy with another text does not count as rebuilt, because it was made from wrong arguments.
     """
     for form, is_last in ((error, False), (_Bare(error), True)):
         try:
@@ -576,7 +583,7 @@ def _pickled_error(error: BaseException) -> bytes:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception, even if its `str` raises. Of a long text, return the end."""
+    """Return the text of an exception, even if its `str` raises. If the text is long, return only its end."""
     try:
         return _cut(str(error))
     except _RAISED_BY_METHODS as broken:
@@ -584,7 +591,9 @@ def text_of(error: BaseException) -> str:
 
 
 def _cut(text: str) -> str:
-    """Return a text; of a long one only the end, where a traceback has the place and the error. Halves of surrogate pairs are escaped."""
+    """Return a text with halves of surrogate pairs escaped. If the text is long, return only its end, where a traceback has the place and
+    the error.
+    """
     if len(text) > ERROR_BYTES_MAX // 4:
         text = f"({len(text)} characters, the last of them:) ..." + text[-ERROR_BYTES_MAX // 8 :]
     return text.encode("utf-8", "backslashreplace").decode()
