@@ -14,10 +14,10 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|\*|")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host may be empty, the port may be 0.
+    """Return the host and port of an address: `("::1", 5050)` for `"[::1]:5050"`. The host may be empty, and the port may be 0.
 
     Raises:
-      ValueError: not `host:port`; the text says what is wrong, without repeating the address.
+      ValueError: the address is not `host:port`. The text says what is wrong and does not repeat the address.
     """
     if "://" in address:
         raise ValueError("write host:port without " + address.split("://")[0] + "://")
@@ -39,14 +39,14 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Invert `split_address`."""
+    """Return `host:port`, with brackets around an IPv6 host. This is the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def advertised_address(advertised: str, port: int | str) -> str:
-    """Return the address at which other processes reach a server: `advertised`, with `port` added if it has none.
+    """Return the address at which other processes reach a server. This is `advertised`, with `port` added if `advertised` has no port.
 
-    An IPv6 host may lack its brackets.
+    An IPv6 host in `advertised` may be without brackets.
     """
     host, colon, last = advertised.rpartition(":")
     has_port = colon and last.isdecimal() and (":" not in host or host.endswith("]"))
@@ -56,7 +56,7 @@ def advertised_address(advertised: str, port: int | str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether the text of a host names this host only. Of names, only localhost counts as loopback."""
+    """Return whether a host is a loopback address or localhost. No other name counts as loopback."""
     if host == "localhost":
         return True
     try:
@@ -66,7 +66,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return whether the host means every interface. A server can bind to it, but no client can connect to it."""
+    """Return whether the host means every interface. A server can bind such a host, but no client can connect to it."""
     return host in ("*", "0.0.0.0", "::")
 
 

@@ -1,8 +1,8 @@
 """The sections of a cluster file, as frozen structs.
 
-The type annotation of a key has three things: its type with the allowed range, its description (editors show that, through the JSON
-Schema), and the expectation that an error text quotes. Rules that involve several keys are in `check.py`. Folders and files are relative
-to the working directory of the command. A null for a folder means "none".
+The type annotation of a key has three parts: the type with the allowed range, the description, which editors show with the help of the JSON
+Schema, and a phrase for the allowed values, which error texts contain. Rules that involve several keys are in `check.py`. Paths of folders
+and files are relative to the working directory of the command. A folder that is null means that there is no folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
 
 
 def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
-    """Return the metadata of a key: its description, and the expectation for error texts. Error texts do not repeat a secret value."""
+    """Return the metadata of a key: its description, and the phrase for the allowed values (`expected`) for error texts. An error text does
+    not repeat the value of a key that is `secret`.
+    """
     return Meta(description=description, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
 
 
@@ -39,7 +41,9 @@ DenseTasks = Annotated[list[Address], Meta(min_length=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The base of all sections: immutable, keyword arguments only, unknown keys refused, defaults not written."""
+    """The base class of all sections. A section is immutable, takes only keyword arguments, refuses unknown keys, and is written without
+    keys that have their default values.
+    """
 
 
 class DispatcherJob(Section, frozen=True):
@@ -116,7 +120,7 @@ class DispatcherJob(Section, frozen=True):
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that a DispatcherConfig has under the same names."""
+        """Return the fields of this section that are also fields of DispatcherConfig, by name."""
         elsewhere = ("address", "queue_max", "queue_bytes_max")
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere}
 
@@ -144,13 +148,13 @@ class Job(Section, frozen=True):
     ] = {}
 
     def addresses(self) -> dict[int, str]:
-        """Return the addresses by index; empty if only a count is given."""
+        """Return the addresses of the tasks by index. The dict is empty if only a count is given."""
         if isinstance(self.tasks, list):
             return dict(enumerate(self.tasks))
         return dict(self.tasks or {})
 
     def indices(self) -> list[int]:
-        """Return the sorted indices of the tasks, with or without addresses."""
+        """Return the sorted indices of the tasks, whether or not the tasks have addresses."""
         return sorted(self.addresses()) if self.tasks is not None else list(range(self.count or 0))
 
     def __repr__(self) -> str:
@@ -202,9 +206,9 @@ class ServingJob(Job, frozen=True):
     ] = None
 
     def advertised_at(self, index: int) -> str | None:
-        """Return the address at which other processes reach a task; None if that is the address that it binds.
+        """Return the address at which other processes reach a task. None means the address that the task binds.
 
-        "%port%" in the result stands for a port that the task chooses when it starts.
+        "%port%" in the result means the port that the task chooses when it starts.
         """
         address = self.addresses().get(index)
         if address is not None:
@@ -256,11 +260,11 @@ class WorkerJob(ServingJob, frozen=True):
     ] = limits.CANCEL_GRACE_S
 
     def most(self) -> int:
-        """Return how many workers there may be without a request: `max`, else those of the file."""
+        """Return the largest number of workers that the launcher starts without a request: `max`, or else the number in the file."""
         return len(self.indices()) if self.max is None else self.max
 
     def slots_here(self) -> int:
-        """Return the slots of a worker on this host: `auto` is the number of cores that this process may use."""
+        """Return the number of slots of a worker on this host. `auto` means the number of cores that this process may use."""
         if self.slots != "auto":
             return self.slots
         return min(blas_threads.cores(), limits.SLOTS_MAX)
@@ -280,7 +284,7 @@ class JobsConfig(Section, frozen=True):
     )
 
     def task_jobs(self) -> dict[str, Job]:
-        """Return the jobs in this file that have tasks: all but the dispatcher."""
+        """Return the jobs of this file that have tasks, by name. These are all jobs except the dispatcher."""
         every = {"worker": self.worker, "ps": self.ps, "chief": self.chief, "evaluator": self.evaluator}
         return {name: job for name, job in every.items() if job is not None}
 
@@ -308,11 +312,11 @@ class SecurityConfig(Section, frozen=True):
 
 
 class RuntimeConfig(Section, frozen=True):
-    """Values that are known once the cluster runs; the launcher writes them for its children.
+    """Values that are known when the cluster runs. The launcher writes them for its child processes.
 
     Attributes:
-      dispatcher: target, `zmq://host:port`.
-      token_file, keys_dir: paths, never the secrets themselves.
+      dispatcher: the target of the dispatcher, `zmq://host:port`.
+      token_file, keys_dir: paths of the secrets, never the secrets themselves.
     """
 
     dispatcher: Annotated[str, documented("Target of the running dispatcher.", "zmq://host:port")]
