@@ -64,7 +64,7 @@ def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: t
     """
     try:
         threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()
-    except RuntimeError:  # the system allows no second thread
+    except RuntimeError:  # the system allows no more threads
         _run(fn, args, ended)
 
 

@@ -27,7 +27,9 @@ class IndexedSlices:
         """Raises ValueError if the number of indices differs from the number of rows, or an index is not an integer."""
         values, indices = np.asarray(self.values), np.asarray(self.indices)
         if values.ndim < 1 or indices.shape != values.shape[:1] or (indices.dtype.kind not in "iu" and indices.size):
-            raise ValueError(f"values of shape {values.shape} need {values.shape[:1]} whole numbers, not {indices!r}")
+            raise ValueError(
+                f"values of shape {values.shape} need indices of shape {values.shape[:1]}, whole numbers, not {indices!r}"
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "indices", indices)
         if self.dense_shape is not None:

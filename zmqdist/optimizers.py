@@ -62,7 +62,7 @@ class Optimizer:
     def to_wire(self) -> tuple[str, dict[str, Any]]:
         """Return the name of the class and its fields, for `from_wire`. Raises ValueError if the class is not one of this module."""
         if KINDS.get(type(self).__name__) is not type(self):
-            raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: write a function for another rule")
+            raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: for another rule write an update function")
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod

@@ -314,7 +314,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
         return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
-    if "nesting depth" in str(error.problem):  # libyaml reads ahead, so its own limit may be reached first
+    if "nesting depth" in str(error.problem):  # libyaml, which reads ahead, may reach its own limit first
         return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
 

@@ -101,7 +101,7 @@ def id_in_cluster(cluster: Cluster, task_type: str, task_id: int) -> int:
         return _count(spec, "chief") + spec.task_indices("worker").index(task_id)
     if task_type == "evaluator":
         return task_id
-    raise ValueError(f"a {task_type} has no rank among the workers; only chief, worker and evaluator have")
+    raise ValueError(f"a {task_type} has no rank among the workers: only a chief, worker or evaluator has a rank")
 
 
 def collective_leader(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> Task | None:

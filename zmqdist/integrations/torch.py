@@ -41,7 +41,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         if info is None:
             return iter(self.dataset)
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            # All processes of one epoch have the same number, and the number differs from epoch to epoch.
+            # This number is equal in all processes of an epoch, and differs from epoch to epoch.
             epoch = info.seed - info.id
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
         return iter(self.dataset.shard(info.num_workers, info.id))

@@ -106,7 +106,7 @@ class Child:
                     if group:
                         os.killpg(self.pid, number)
                     elif isinstance(self.process, ForkedProcess):
-                        # The pid may belong to another process by now, because the zygote, not this process, reaps the child.
+                        # Do not use the pid: if the zygote has ended, the kernel may have given the pid to another process.
                         signal.pidfd_send_signal(self.process.pidfd, number)
                     else:
                         os.kill(self.pid, number)

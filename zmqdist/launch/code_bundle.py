@@ -112,7 +112,7 @@ def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> C
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(found):
             data = found[name].read_bytes()
-            entry = tarfile.TarInfo(name)  # without time and owner, so that equal files make an equal archive
+            entry = tarfile.TarInfo(name)  # no time and no owner, so that equal files make equal archives
             entry.size = len(data)
             entry.mode = 0o755 if found[name].stat().st_mode & stat.S_IXUSR else 0o644
             archive.addfile(entry, io.BytesIO(data))

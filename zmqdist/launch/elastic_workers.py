@@ -79,7 +79,7 @@ class ElasticWorkers:
         if job == "ps":
             raise errors.FailedPreconditionError(self._ps_problem())
         if job != WORKER:
-            raise errors.InvalidArgumentError(f"only workers can be more or fewer, and {job} is another job")
+            raise errors.InvalidArgumentError(f"only the number of workers can change, not that of job {job!r}")
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
         seen = [
             replace(each, refusal="; ".join(reports[name].losses))

@@ -212,7 +212,7 @@ class Launch:
         )
 
     def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
-        from zmqdist.scheduling.dispatcher.runtime import DispatchServer  # late, so that zygote or agents start first
+        from zmqdist.scheduling.dispatcher.runtime import DispatchServer  # after zygote or agents were started
 
         return DispatchServer(self._dispatcher_config(credentials))
 
@@ -266,7 +266,7 @@ class Launch:
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
-        for index in self._workers.indices():  # place them before the ps, so that workers spread over the hosts
+        for index in self._workers.indices():  # workers get places before ps, so that they spread evenly
             pool.place(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {

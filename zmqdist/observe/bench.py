@@ -144,7 +144,7 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
     """
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         if not hasattr(client, "bare_port_blocking"):
-            client.methods()  # raises if the server cannot be reached; otherwise the address has another kind of server
+            client.methods()  # this raises OpError if the server cannot be reached, so here the server is no peer
             raise ValueError(
                 f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` on that host"
             )
@@ -219,7 +219,7 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
       cluster: a target for ClusterCoordinator, with two worker processes.
     """
     pool_tasks = max(1, plan.tasks // 5)
-    # The pool spawns its processes, because a fork of a process with threads is unsafe. They import this module, as the workers do.
+    # The pool spawns its processes, because a fork of a process with threads is unsafe. The workers import this module, too.
     with _interrupts_held():  # an interrupt of the constructor would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:

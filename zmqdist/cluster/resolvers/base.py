@@ -124,7 +124,7 @@ class ClusterResolver(abc.ABC):
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return [str(error.args[0]) if isinstance(error, KeyError) else str(error)]
         problems = []
-        beside = me[0] == "chief" and "chief" not in spec.jobs  # a coordinator, which needs no address in the cluster
+        beside = me[0] == "chief" and "chief" not in spec.jobs  # the program, which needs no address there
         try:
             validate_cluster_spec(spec, *((None, None) if beside else me))
         except ValueError as error:

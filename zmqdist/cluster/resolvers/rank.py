@@ -135,7 +135,7 @@ class RankClusterResolver(ResolverByRank):
 def _with_chief(jobs: Mapping[str, int]) -> dict[str, int]:
     """Return the jobs together with the chief. The chief gets rank 0, because the name "chief" sorts before those of the other jobs."""
     if jobs.get("chief", 1) != 1 or any(job < "chief" for job in jobs):
-        raise RuntimeError(f"rank 0 is the one chief, so jobs cannot be {dict(jobs)}")
+        raise RuntimeError(f"rank 0 is the only chief, so `jobs` cannot be {dict(jobs)}")
     return {"chief": 1, **{job: count for job, count in jobs.items() if count}}
 
 

@@ -35,7 +35,7 @@ class UnionResolver(ClusterResolver):
             raise ValueError("a union needs at least one resolver")
         for each in resolvers:
             if not isinstance(each, ClusterResolver):
-                raise TypeError(f"a union is made of resolvers, {each!r} is none")
+                raise TypeError(f"a union is made of resolvers, and {each!r} is not a resolver")
         self._resolvers = resolvers
         self._rpc_layer = rpc_layer
         self._task_type = task_type
