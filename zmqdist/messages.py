@@ -419,7 +419,7 @@ class Assign(Message, tag=43):
 
 
 class StealRequest(Message, tag=44):
-    """Give back those of these leases that have not started, because another worker is idle."""
+    """Give back each of these leases that has not started, because another worker is idle."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]

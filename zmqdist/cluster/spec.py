@@ -80,9 +80,7 @@ class ClusterSpec:
         return {job: _dense_or_sparse(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """Return the ClusterDef of this spec, sorted by job and index. Each call returns the same object, so copy it before you change
-        it.
-        """
+        """Return the ClusterDef of this spec, sorted by job and index. Each call returns the same object: copy it, do not change it."""
         return self._def
 
     def validate(self) -> list[str]:

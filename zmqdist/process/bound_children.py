@@ -50,7 +50,7 @@ class BoundChild:
     Attributes:
       pid: the pid of the child. 0 until the zygote has forked the child.
       ticket: the number by which the zygote knows the child. 0 until the child was ordered from the zygote.
-      killed: whether the child must end. A child that was not yet ordered is then killed as soon as it was ordered.
+      killed: whether `kill` was called. If the child was not ordered before, it is killed as soon as it was ordered.
     """
 
     def __init__(self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited) -> None:

@@ -43,8 +43,8 @@ class _NotYet(Exception):
 class KubernetesClusterResolver(ClusterResolver):
     """A resolver whose tasks are the running pods with given labels. Each call of `cluster_spec` requests the pods from the API server.
 
-    In a process that `zmqdist launch` has started, all methods describe the launcher's cluster, and the arguments have no effect. They
-    have an effect if `override_client` is given or `executable_location` is OFF_CLUSTER.
+    In a process that `zmqdist launch` has started, all methods describe the launcher's cluster, and the arguments have no effect. If
+    `override_client` is given or `executable_location` is OFF_CLUSTER, the resolver lists pods in such a process, too.
 
     Args:
       job_to_label_mapping: the label selectors of each job. By default the workers are the pods with `job-name=tensorflow`.

@@ -15,9 +15,7 @@ from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
 
 
 def launched_cluster() -> TFConfigClusterResolver | None:
-    """Return a resolver of the cluster in which `zmqdist launch` has started this process. None means that it has not started this
-    process.
-    """
+    """Return a resolver of the cluster of `zmqdist launch`, or None if `zmqdist launch` has not started this process."""
     path = os.environ.get(CONFIG_ENV)
     if not path or is_json(path) or TF_CONFIG_ENV not in os.environ:
         return None

@@ -26,7 +26,7 @@ class TFConfigClusterResolver(ClusterResolver):
     Args:
       task_type, task_id, rpc_layer, environment: values that win over those in the variable.
 
-    Every method and attribute raises these errors. Their texts name the variable or the file.
+    Every method and attribute can raise these errors, whose texts name the variable or the file.
 
     Raises:
       json.JSONDecodeError: the variable is not JSON. An empty TF_CONFIG is not JSON, either.
