@@ -57,19 +57,19 @@ class ClusterConfig(Section, frozen=True):
         str | list[str],
         documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
-    security: Annotated[SecurityConfig, documented("Who may connect.", "a mapping")] = SecurityConfig()
+    security: Annotated[SecurityConfig, documented("Which peers may connect.", "a mapping")] = SecurityConfig()
     ports: Annotated[
         str | None,
         documented(
-            "The range from which processes of the cluster take free ports, for a firewall; null: any.",
+            "The range from which processes of the cluster take free ports, for a firewall; null: any port.",
             "a range such as 5000-5100, or null",
         ),
     ] = None
     code: Annotated[
         list[str] | None,
         documented(
-            "Paths to send to hosts that do not share this file system; []: none; null: the folder of the program's script, and none for "
-            "slurm.",
+            "Paths of the code to send to hosts that do not share this file system; []: no code; null: the folder of the program's script, "
+            "or no code with slurm.",
             "a list of paths, or null",
         ),
     ] = None
@@ -79,7 +79,7 @@ class ClusterConfig(Section, frozen=True):
     ] = "local"
     ssh: Annotated[SshConfig, documented("Hosts that ssh reaches.", "a mapping")] = SshConfig()
     slurm: Annotated[SlurmConfig, documented("The job of Slurm.", "a mapping")] = SlurmConfig()
-    kubernetes: Annotated[KubernetesConfig, documented("The manifests.", "a mapping")] = KubernetesConfig()
+    kubernetes: Annotated[KubernetesConfig, documented("Settings of the manifests.", "a mapping")] = KubernetesConfig()
     ray: Annotated[RayConfig, documented("A Ray cluster that runs already.", "a mapping")] = RayConfig()
     runtime: RuntimeConfig | None = None
 

@@ -60,7 +60,7 @@ class DispatcherJob(Section, frozen=True):
     advertise: Annotated[
         HostName | None,
         documented(
-            "The address at which other processes reach it, for example behind NAT; null: the address that it binds.",
+            "The address at which other processes reach the dispatcher, for example behind NAT; null: the address that it binds.",
             "host or host:port, or null",
         ),
     ] = None
@@ -77,7 +77,8 @@ class DispatcherJob(Section, frozen=True):
     job_gc_timeout_ms: Annotated[
         int | None,
         documented(
-            "Milliseconds after which a job of the data service without readers is dropped; -1 never.", "a whole number"
+            "Milliseconds after which a job of the data service without readers is dropped; -1: never.",
+            "a whole number",
         ),
     ] = None
     worker_timeout_ms: Annotated[
@@ -133,7 +134,9 @@ class Job(Section, frozen=True):
 
     count: Annotated[
         TaskCount | None,
-        documented("How many tasks; the launcher finds their addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"),
+        documented(
+            "Number of tasks; the launcher finds their addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"
+        ),
     ] = None
     tasks: Annotated[
         DenseTasks | SparseTasks | None,
@@ -222,14 +225,14 @@ class WorkerJob(ServingJob, frozen=True):
     min: Annotated[
         TaskCount | None,
         documented(
-            "With max: idle workers leave until there are so few; null: the number does not change by itself.",
+            "The fewest workers, given together with max: idle workers leave; null: the number changes only by request.",
             f"a whole number, 1 to {limits.WORKERS_MAX}, or null",
         ),
     ] = None
     max: Annotated[
         TaskCount | None,
         documented(
-            "With min: workers start while work waits, until there are so many.",
+            "The most workers, given together with min: workers start while work waits.",
             f"a whole number, 1 to {limits.WORKERS_MAX}, or null",
         ),
     ] = None
@@ -239,7 +242,7 @@ class WorkerJob(ServingJob, frozen=True):
     slots: Annotated[
         SlotCount | Literal["auto"],
         documented(
-            "Functions that run at the same time in each worker; auto: one for each core of its host.",
+            "Functions that run at the same time in each worker; auto: one for each core of the worker's host.",
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
@@ -256,7 +259,9 @@ class WorkerJob(ServingJob, frozen=True):
     ] = limits.ORPHAN_LIMIT_S
     cancel_grace_s: Annotated[
         SecondsFromZero,
-        documented("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
+        documented(
+            "Seconds that a cancelled function has to end before it is killed.", "a number of seconds, 0 or more"
+        ),
     ] = limits.CANCEL_GRACE_S
 
     def most(self) -> int:
@@ -276,9 +281,7 @@ class JobsConfig(Section, frozen=True):
     dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
     worker: Annotated[WorkerJob | None, documented("Processes that run functions.", "a mapping")] = None
     ps: Annotated[ServingJob | None, documented("Parameter servers.", "a mapping")] = None
-    chief: Annotated[SingleJob | None, documented("The task that the program runs as; at most one.", "a mapping")] = (
-        None
-    )
+    chief: Annotated[SingleJob | None, documented("The task of the program; at most one.", "a mapping")] = None
     evaluator: Annotated[EvaluatorJob | None, documented("The side-car that evaluates checkpoints.", "a mapping")] = (
         None
     )
@@ -305,7 +308,7 @@ class SecurityConfig(Section, frozen=True):
     results: Annotated[
         Literal["any", "safe"],
         documented(
-            "Types that functions may return: any, which unpickles the results of workers, or safe, which accepts a closed set of types.",
+            "Which types functions may return. any: every type, because results are unpickled; safe: a closed set of types.",
             "any or safe",
         ),
     ] = "any"
