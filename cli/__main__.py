@@ -11,7 +11,7 @@ def main() -> int:
     with importing():
         from zmqdist_cli.main import main as run
     code = run()
-    # Only the interpreter's own end is left, in which Ctrl-C needs no traceback.
+    # From here on Python only shuts down, and Ctrl-C must print no traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 

@@ -1,4 +1,6 @@
-"""`zmqdist bench`: measure this host. Each figure is printed with its ratio to a simpler program, measured in the same run."""
+"""`zmqdist bench`: measure the speed of zmqdist on this host. Each figure is printed with its ratio to that of a simpler program, which is
+measured in the same run.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def _measured(peer: str | None, plan: BenchPlan) -> list[Figure]:
 
 
 def _note(what: str) -> None:
-    """Print what is being measured, if the user is at a terminal."""
+    """Print what the command measures now, if standard error is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"measuring {what} ...", err=True)
 

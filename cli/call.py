@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000
-"""Without --timeout a call may take as long as its server runs, because the client's own default bounds only the connecting."""
+"""The time-out of a call without --timeout: the command waits for the result as long as the server runs."""
 
 CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
-"""Keyword arguments that the methods of a client use themselves, so that the shell cannot pass them to the handler."""
+"""Keyword arguments that the methods of a client use themselves. The command cannot pass arguments with these names to a handler."""
 
 ROLES: Final = ("client", "submit", "worker", "admin")
 
@@ -162,7 +162,7 @@ def _call(
 def connect(
     address: str, credentials: Credentials, role: str, timeout_s: float
 ) -> tuple[ZmqClient, dict[str, MethodInfo]]:
-    """Return a connected client, and the methods of its server by name. Raises OpError."""
+    """Return a connected client, and the methods of its server by name. Raises OpError if the server cannot be reached or refuses."""
     from zmqdist import errors
     from zmqdist.rpc import ZmqClient
 
@@ -190,7 +190,7 @@ def _find(methods_by_name: dict[str, MethodInfo], method: str, address: str) -> 
 
 
 def report_error(command: str, error: OpError, *, traceback: bool) -> None:
-    """Print `CODE: message` on one line; with `traceback`, print below it the traceback that the server has sent."""
+    """Print an error as one line `CODE: message`. With `traceback=True`, also print the traceback that the server has sent."""
     from zmqdist import errors
     from zmqdist.rpc.handler_errors import TRACEBACK
     from zmqdist_cli.main import report
@@ -225,5 +225,5 @@ def _record(info: MethodInfo) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """Replace control characters in the text of another process, because they could move the cursor of the terminal."""
+    """Return the text of another process with control characters replaced, because they could move the cursor of the terminal."""
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

@@ -1,6 +1,6 @@
 """Code that several commands share: types of options, the address and secret of the target, and the connection to a dispatcher.
 
-Heavy modules are imported in functions, so that `zmqdist --help` takes no noticeable time.
+Modules whose import takes long are imported in functions, so that `zmqdist --help` takes no noticeable time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
-    """A finite number of seconds: more than 0, or with `zero` at least 0."""
+    """A type of option: a finite number of seconds above 0. With `zero=True` 0 is allowed, too."""
 
     name = "seconds"
 
@@ -49,7 +49,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
 
 
 def grace_option(help: str) -> Callable[[F], F]:
-    """Return the option --grace for a command that stops something. `help` tells for which work this time is."""
+    """Return the option --grace, for a command that stops processes or work. `help` is the help text of the option."""
     return click.option(
         "--grace",
         "grace_s",
@@ -62,7 +62,7 @@ def grace_option(help: str) -> Callable[[F], F]:
 
 
 def secret_options(command: F) -> F:
-    """Add the options --token-file, --keys and --insecure, which tell where the secret is if it is not in its usual place."""
+    """Add the options --token-file, --keys and --insecure to a command. They say which secret to use if it is not in its usual place."""
     for option in (
         click.option(
             "--insecure",
@@ -86,11 +86,11 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
             parse_ports(ports)
         except ValueError as error:
             raise click.BadParameter(str(error), context, option) from None
-        os.environ[VARIABLE] = ports  # for this process and its children
+        os.environ[VARIABLE] = ports  # this process and its child processes read the variable
 
 
 def use_ports_of(config: ClusterConfig) -> None:
-    """Have this process choose free ports from the range in a cluster file, unless --ports or the environment has given a range."""
+    """Have this process choose free ports from the range in a cluster file. A range of --ports or the environment has precedence."""
     from zmqdist.port_range import VARIABLE
 
     if config.ports is not None:
@@ -113,7 +113,7 @@ advertise_option = click.option(
 
 
 def ticket_options(command: F) -> F:
-    """Add the options --ticket-file and --ticket-fd. A role that joins by a ticket makes its own keys."""
+    """Add the options --ticket-file and --ticket-fd to a command. A role that joins with a ticket makes its own keys."""
     for option in (
         click.option(
             "--ticket-fd", type=click.IntRange(0), metavar="N", help="File descriptor from which to read a join ticket."
@@ -125,7 +125,7 @@ def ticket_options(command: F) -> F:
 
 
 def target_options(command: F) -> F:
-    """Add the options of each command that talks to a running server: those for the secrets, and --timeout."""
+    """Add the options for a connection to a running server to a command: --timeout and the options for the secrets."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -139,14 +139,16 @@ def target_options(command: F) -> F:
 
 
 def place(target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool) -> tuple[str, Credentials]:
-    """Return the "host:port" of a dispatcher and the credentials for it: of TARGET, or else of the cluster in ZMQDIST_CONFIG.
+    """Return the "host:port" of a dispatcher and the credentials for it.
 
-    TARGET is an address, or the cluster file of a cluster that `zmqdist launch` runs on this host.
+    Args:
+      target: the TARGET of the command line. This is an address, or the file of a cluster that `zmqdist launch` runs on this host. None
+        means the cluster in ZMQDIST_CONFIG.
 
     Raises:
-      click.UsageError: neither names a dispatcher, or TARGET is not an address.
+      click.UsageError: neither TARGET nor ZMQDIST_CONFIG names a dispatcher, or TARGET is not an address.
       ConfigError: the file that TARGET or ZMQDIST_CONFIG names is wrong.
-      NotFoundError: no cluster of that file runs here.
+      NotFoundError: no cluster of the file runs on this host.
     """
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.cluster.environment import CONFIG_ENV
@@ -171,7 +173,7 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
 
 
 def _running_cluster(file: str) -> ClusterConfig:
-    """Return the config of the cluster that runs on this host from a file; they are recognised by their name."""
+    """Return the config of the running cluster of a cluster file. The cluster runs on this host and has the `name` that the file has."""
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.errors import ConfigError, FailedPreconditionError, NotFoundError
     from zmqdist.launch.folders import folders_in_use
@@ -179,7 +181,7 @@ def _running_cluster(file: str) -> ClusterConfig:
     name = ClusterConfig.load(file, runtime_allowed=True).name
     found: list[ClusterConfig] = []
     for folder in folders_in_use():
-        with contextlib.suppress(ConfigError):  # a launcher that is just starting or ending
+        with contextlib.suppress(ConfigError):  # the launcher of this folder is just starting or ending
             running = ClusterConfig.load(folder / "cluster.yaml", runtime_allowed=True)
             if running.name == name and running.runtime is not None:
                 found.append(running)
@@ -194,14 +196,14 @@ def _running_cluster(file: str) -> ClusterConfig:
 
 
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
-    """Raise click.UsageError if a cluster file demands CURVE and no keys are named, because the role must not use the token instead."""
+    """Raise click.UsageError if a cluster file demands CURVE and no key folder is named, because a role must not use the token instead."""
     if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
         problem = f"{Path(file).name} wants CURVE and names no keys: make keys (zmqdist keygen DIR) and pass --keys DIR"
         raise click.UsageError(problem)
 
 
 def printable_line(text: str) -> str:
-    """Return a sentence with names from other processes, with unprintable characters replaced."""
+    """Return a text with unprintable characters replaced, because names in it are from other processes."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -209,13 +211,13 @@ class Dispatcher:
     """A connection to a dispatcher, for a with-statement.
 
     Args:
-      role: "client" may read the status; "submit" may also drain workers and shut down.
+      role: the role whose key is used. "client" may read the status, and "submit" may also drain workers and stop the dispatcher.
       timeout_s: time limit of each call, including the time to connect.
 
     Raises:
       UnavailableError: no server replies within `timeout_s`.
       UnauthenticatedError: the server refuses the token or key.
-      FailedPreconditionError: the server is not a dispatcher; or the secret cannot be read.
+      FailedPreconditionError: the server is not a dispatcher, or the secret cannot be read.
     """
 
     def __init__(self, address: str, credentials: Credentials, role: str, timeout_s: float) -> None:
@@ -235,7 +237,7 @@ class Dispatcher:
             raise errors.FailedPreconditionError(problem)
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
-        """Call a method of the dispatcher and return its result. If `timeout_s` is 0, the constructor's holds. Raises OpError."""
+        """Call a method of the dispatcher and return its result. If `timeout_s` is 0, use the constructor's `timeout_s`. Raises OpError."""
         from zmqdist import errors
 
         try:

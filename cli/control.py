@@ -22,7 +22,7 @@ SILENT_S: Final = 1.0
 """Seconds without a reply after which a dispatcher that has accepted the shutdown counts as ended."""
 
 ASKED_S: Final = 3.0
-"""Seconds beyond --timeout in which the dispatcher asks the programs what a worker keeps for them."""
+"""Seconds beyond --timeout that a drain may take, because the dispatcher asks the programs what the worker has for them."""
 
 ENDS_WITHIN_S: Final = 3.0
 """Seconds that a dispatcher may take to end after the grace."""
@@ -33,8 +33,8 @@ _grace = grace_option("Time that running functions have to end; then they are ki
 @click.command(short_help="Stop one worker after it has finished its running functions.")
 @click.argument("target_and_worker", nargs=-1, metavar="[TARGET] WORKER")
 @_grace
-@click.option("--force", is_flag=True, help="Drain it although what no other worker has is lost.")
-@click.option("--dry-run", is_flag=True, help="Say what would become of everything it has, and do nothing.")
+@click.option("--force", is_flag=True, help="Drain the worker even if values or work are lost.")
+@click.option("--dry-run", is_flag=True, help="Only say what would become of everything that the worker has.")
 @target_options
 @click.pass_context
 def drain(
@@ -48,11 +48,11 @@ def drain(
     timeout_s: float,
     **secrets: Any,
 ) -> None:
-    """Have a worker finish what it runs, and leave.
+    """Have a worker finish its running functions, and leave.
 
-    WORKER is its name, as worker:1. The command first says what becomes of everything that the worker has, and refuses to drain it if
-    values or work are lost that no other worker can make again. Work that the worker has not begun goes back to the queue at once.
-    The command does not wait until the worker has left.
+    WORKER is the name of the worker, such as worker:1. The command first says what becomes of everything that the worker has. It refuses
+    to drain the worker if this would lose values or work that no other worker can make again. Work that the worker has not begun returns
+    to the queue at once. The command does not wait until the worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
@@ -116,7 +116,9 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
 
 
 def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
-    """Wait until the dispatcher stops replying, or another process replies. Return False if `within_s` passes first."""
+    """Wait until the dispatcher does not reply any more, or a process with another pid replies. Return False if `within_s` passes
+    before.
+    """
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s

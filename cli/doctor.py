@@ -70,7 +70,7 @@ def _cluster(config: ClusterConfig, given: Credentials, timeout_s: float) -> lis
 
 
 def _hosts(config: ClusterConfig) -> list[Finding]:
-    """Examine each host on which the file's launcher would start an agent. Starts an agent on the host, but no role."""
+    """Examine each host on which the launcher of a cluster file would start roles. This starts a host agent on each host, but no role."""
     from concurrent.futures import ThreadPoolExecutor
 
     from zmqdist.errors import OpError

@@ -1,7 +1,7 @@
-"""Ctrl-C while modules are imported: Python would print a traceback, or lose the interrupt in a callback of its import locks.
+"""Ctrl-C during imports. Python would print a traceback, or lose the interrupt in a callback of its import locks.
 
-During imports SIGINT therefore has its default action and ends the process at once. At that time the command has begun no work that
-would need an orderly end.
+SIGINT therefore has its default action during imports, and ends the process at once. The command has then begun no work that needs an
+orderly end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Give SIGINT its default action inside the with-statement. Change nothing outside the main thread or if another handler is set."""
+    """Return a context manager in which SIGINT has its default action. It changes nothing outside the main thread, or if SIGINT has a
+    handler other than Python's own.
+    """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

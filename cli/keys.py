@@ -1,4 +1,4 @@
-"""`zmqdist keys`: list the keys that a dispatcher accepts, admit a key by a ticket, revoke and replace keys, all while it runs."""
+"""`zmqdist keys`: list the keys that a running dispatcher accepts, admit a key with a ticket, and revoke and replace keys."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
     """Revoke the keys of a name (worker:3), or one public key, and end their connections.
 
-    The dispatcher refuses a revoked key at once, other members within seconds, and for ever. Functions that a revoked worker was running
-    run again on other workers. Unused tickets of the name become invalid, too.
+    The dispatcher refuses a revoked key at once and for ever, and other members refuse it within seconds. Functions that a revoked worker
+    was running run again on other workers. Unused tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:

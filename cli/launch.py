@@ -22,7 +22,9 @@ sys.path[:] = [folder for folder in sys.path if folder]
 from zmqdist_cli.main import main
 sys.exit(main())
 """
-"""Code that does what the command `zmqdist` does, with the Python of this process, and without modules of the working directory."""
+"""Python code that runs the command `zmqdist` without importing modules from the working directory. Slurm's job runs it with the Python of
+this process.
+"""
 
 
 @click.command(short_help="Start all jobs of a cluster file and run its program.")
@@ -89,7 +91,7 @@ def launch(
             raise click.UsageError(f"--detach submits a job of Slurm without following it, but {why}")
         else:
             code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
-    except NotFoundError as error:  # there is no such program as the file names
+    except NotFoundError as error:  # a program that the file names is missing
         click.echo(f"zmqdist launch: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
     context.exit(code)
@@ -121,7 +123,7 @@ def _follow(number: int) -> int:
 
 
 def _render(config: ClusterConfig, arguments: tuple[str, ...], render: bool, grace_s: float) -> None:
-    """Write the manifests to standard output, and write to standard error the command that makes the Secret which they name."""
+    """Write the manifests to standard output. Write to standard error the command that makes the Secret that the manifests name."""
     from zmqdist.launch import kubernetes
 
     if not render:
@@ -138,6 +140,6 @@ def _render(config: ClusterConfig, arguments: tuple[str, ...], render: bool, gra
 
 
 def _say(line: str) -> None:
-    """Print a line of a worker. Ignore a closed pipe, because it must not stop the worker."""
+    """Print a line of output of a role. Ignore a closed standard output, because it must not stop the cluster."""
     with contextlib.suppress(OSError, ValueError):
         click.echo(line)

@@ -1,7 +1,8 @@
-"""The command `zmqdist`: it finds the subcommand, and turns its errors into one line and an exit code.
+"""The command `zmqdist`. It finds the subcommand, and reports an error of the subcommand by one line and an exit code.
 
-A subcommand is imported when it is called, because some import NumPy and ZeroMQ, and `zmqdist --help` needs neither. Each short
-help is therefore written twice, here and at its command; tests/cli/test_help.py compares them.
+The module of a subcommand is imported when a user runs the subcommand, because some of these modules import NumPy and ZeroMQ, which
+`zmqdist --help` does not need. Each short help is therefore written here as well as at its command. tests/cli/test_help.py compares the two
+texts.
 """
 
 from __future__ import annotations
@@ -37,15 +38,17 @@ COMMANDS: Final = {
     "doctor": ("doctor", "Find faults, and say what to do about each."),
     "bench": ("bench", "Compare the speed of zmqdist with bare pyzmq on this host."),
 }
-"""For each command its module, and its line in `zmqdist --help`."""
+"""The module of each command, and its line in `zmqdist --help`."""
 
 
 class Commands(click.Group):
-    """The group: it loads a command on first use, and reports the failure of a command in one line."""
+    """The group of all commands. It imports the module of a command when the command is used, and reports the failure of a command in
+    one line.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            # click 8.1 would print the help on stdout and exit with 0; 8.2 raises an error class that 8.1 does not have.
+            # click must not handle this case: 8.1 would print the help to stdout and exit with 0, and 8.2 raises a class that 8.1 lacks.
             click.echo(ctx.get_help(), err=True)
             ctx.exit(int(ExitCode.USAGE))
         return super().parse_args(ctx, args)
@@ -88,7 +91,7 @@ class Commands(click.Group):
 
 
 def report(message: str) -> None:
-    """Print a message on stderr as one line, even if it has line breaks."""
+    """Print a message to stderr as one line, even if the message has line breaks."""
     click.echo(" ".join(message.split()), err=True)
 
 
@@ -98,7 +101,7 @@ def discard_output() -> None:
 
 
 def exit_code(error: Exception) -> ExitCode:
-    """Return the exit code for an expected failure."""
+    """Return the exit code for an error that zmqdist raises on purpose."""
     if not isinstance(error, OpError):
         return ExitCode.CONFIG
     from zmqdist.launch.roles import exit_code_for
@@ -129,7 +132,7 @@ def cli(context: click.Context, verbose: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit code. Expected failures are printed on stderr; they raise no exception."""
+    """Run the command and return its exit code. An error that zmqdist raises on purpose is printed to stderr and is not raised."""
     try:
         code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)
         sys.stdout.flush()

@@ -38,7 +38,7 @@ _grace = grace_option("Time that running functions have to end after Ctrl-C or S
 
 
 class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
-    """A number of slots, or "auto" for one slot for each core that this process may use."""
+    """A type of option: a number of slots, or "auto", which means one slot for each core that this process may use."""
 
     name = "slots"
 
@@ -83,8 +83,8 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> None:
     """Run a dispatcher in the foreground.
 
-    Workers register with it (zmqdist worker --dispatcher HOST:PORT), and programs schedule functions on it
-    (ClusterCoordinator("HOST:PORT")). To accept connections from other hosts it needs keys (zmqdist keygen).
+    Workers register with the dispatcher (zmqdist worker --dispatcher HOST:PORT), and programs schedule functions on it
+    (ClusterCoordinator("HOST:PORT")). To accept connections from other hosts the dispatcher needs keys (zmqdist keygen).
     """
     from zmqdist.launch.roles import run_dispatcher
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig
@@ -211,7 +211,8 @@ def worker(
 def _load(file: str) -> ClusterConfig:
     from zmqdist.cluster import ClusterConfig
 
-    return ClusterConfig.load(file, runtime_allowed=True)  # a launcher's manifests name a file that the launcher wrote
+    # In a pod the file is the one that `zmqdist launch --render` wrote, with `runtime`.
+    return ClusterConfig.load(file, runtime_allowed=True)
 
 
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -234,9 +235,9 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dispatcher_address(config: ClusterConfig, file: str) -> str:
-    """Return the address at which workers reach the dispatcher of a cluster file: its `advertise` where it has one.
+    """Return the address at which workers reach the dispatcher of a cluster file. This is its `advertise`, or else its `address`.
 
-    Raises click.UsageError if its port is 0, which only `launch` resolves.
+    Raises click.UsageError if the port is 0, because only `zmqdist launch` knows the port in this case.
     """
     from zmqdist.addresses import advertised_address
     from zmqdist.transport.endpoint import split

@@ -1,4 +1,4 @@
-"""`zmqdist scale [TARGET] worker=COUNT`: change how many workers a launched cluster has, and wait until it has them."""
+"""`zmqdist scale [TARGET] worker=COUNT`: change how many workers a launched cluster has, and wait until it has this number."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, printab
 from zmqdist_cli.exit_codes import ExitCode
 
 LOOK_S: Final = 0.05
-"""Seconds between two looks whether the workers are there."""
+"""Seconds between two checks whether the workers have registered or left."""
 
 START_S: Final = 60.0
-"""Seconds that workers have to register."""
+"""Seconds that new workers have to register if --wait is not given."""
 
 DECIDED_S: Final = 15.0
-"""Seconds that the launcher may take for its decision beyond --timeout: it asks the programs what they keep."""
+"""Seconds beyond --timeout that the launcher may take for its decision, because it asks the programs what workers have for them."""
 
 
 @click.command(short_help="Change how many workers a launched cluster has.")
 @click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
-@grace_option("Time that functions of workers that leave have to end; then they are cut off.")
-@click.option("--force", is_flag=True, help="Also end workers that keep what no other worker has.")
+@grace_option("Time that functions on workers that leave have to end; then they are killed.")
+@click.option("--force", is_flag=True, help="Also end workers whose values or work would be lost.")
 @click.option(
     "--wait",
     "wait_s",
@@ -31,7 +31,7 @@ DECIDED_S: Final = 15.0
     default=START_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for new workers, and beyond --grace for those that leave.",
+    help="How long to wait until new workers have registered and, after --grace, until the others have left.",
 )
 @target_options
 @click.pass_context
@@ -48,8 +48,8 @@ def scale(
 ) -> None:
     """Change how many workers a cluster has that `zmqdist launch` runs.
 
-    New workers are started; workers that are too many finish what they run, and leave: those with the least to lose. The command
-    returns when the new workers have registered and the others have left.
+    If the cluster has too few workers, new ones are started. If it has too many, those with the least to lose finish their running
+    functions and leave. The command returns when the new workers have registered and the others have left.
     """
     target, job, count = _parsed(target_and_count)
     with Dispatcher(*place(target, **secrets), "submit", timeout_s) as dispatcher:
@@ -83,12 +83,14 @@ def _lines(decision: dict[str, Any]) -> list[str]:
 
 
 def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:
-    """Wait until the decision has been carried out. Return "" then, else a sentence about what is missing."""
+    """Wait until the launcher has carried out its decision, and return "". If a worker fails or a time limit passes, return a sentence that
+    names the workers.
+    """
     starts, leaves = set(decision["starts"]), set(decision["leaves"])
     begun = time.monotonic()
     while True:
         scaling = dispatcher.call("status")["scaling"]
-        # Another command may have had a worker leave meanwhile, so a worker that does not start any more is not waited for.
+        # Wait only for workers that still start, because another command may have told one of them to leave meanwhile.
         failed = sorted(starts & set(scaling["failed"]))
         if failed:
             return f"{', '.join(failed)} failed; the launcher shows why"

@@ -61,7 +61,7 @@ def server(
     """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
     CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, the environment variable TF_CONFIG or
-    ZMQDIST_CONFIG says which cluster this is, and which of its tasks to run.
+    ZMQDIST_CONFIG describes the cluster and names the task to run.
     """
     from zmqdist.launch.roles import run_server
     from zmqdist.transport.credentials import Credentials
@@ -88,13 +88,14 @@ def server(
             ticket_file=ticket_file,
             ticket_fd=ticket_fd,
         )
-    except ValueError as error:  # the job or the index has to be given
+    except ValueError as error:  # the cluster has several jobs or tasks, so the user has to name one
         raise click.UsageError(f"{error} (--job NAME --index N)") from None
     context.exit(code)
 
 
 def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None, dict[str, Any]]:
-    """Return the cluster, the folder of its keys, and the server's config: its slots, for a program that recruits the task as a worker."""
+    """Return the cluster of a cluster file, the folder of its keys, and the config of the server. The config has the slots that the task
+    gets when a program recruits it as a worker."""
     from zmqdist.cluster import ClusterConfig
 
     config = ClusterConfig.load(path)

@@ -1,4 +1,4 @@
-"""`zmqdist top [TARGET]`: show the status of a dispatcher live on a terminal. If the output is no terminal, print it once, as `status`."""
+"""`zmqdist top [TARGET]`: show the status of a dispatcher live on a terminal. If the output is not a terminal, print the status once."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[floa
 
 
 def _page(record: dict[str, Any]) -> Any:
-    """Return the record as tables of rich, the same tables that `status` prints."""
+    """Return a status record as tables of rich. They have the rows that `zmqdist status` prints."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -83,7 +83,7 @@ def _page(record: dict[str, Any]) -> Any:
         for name in table.columns:
             shown.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
         for row in table.rows:
-            # As Text, because rich would interpret markup in a str from another process.
+            # Pass Text to rich, because rich would interpret markup in a str, and the str is from another process.
             shown.add_row(*(Text(cell) for cell in row))
         parts.append(shown)
     return Group(*parts)
@@ -97,7 +97,9 @@ def _problem(text: str) -> Any:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits for some seconds and returns False, or returns True at once when q is pressed."""
+    """Return a context manager that yields a function `wait(seconds)`. The function returns True as soon as the user presses q, and False
+    after the seconds.
+    """
     if not sys.stdin.isatty():
         yield lambda wait_s: bool(select.select([], [], [], max(0.0, wait_s))[0])
         return

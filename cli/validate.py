@@ -35,13 +35,13 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
 
     try:
         loaded = ClusterConfig.load(config)
-        # On Kubernetes program and keys are in the image and the Secret, not on this host.
+        # On Kubernetes the program is in the image and the keys are in the Secret, so this host cannot check them.
         if loaded.launcher != "kubernetes":
             Launch(loaded, (), click.echo).check()
     except ConfigError as error:
         click.echo(f"zmqdist validate: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
-    except OpError as error:  # `launch` would refuse it
+    except OpError as error:  # `zmqdist launch` would refuse the file
         click.echo(f"zmqdist validate: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
     summary = summarize(loaded)
@@ -49,7 +49,7 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
 
 
 def summarize(config: ClusterConfig) -> dict[str, Any]:
-    """Return the name, jobs and security of a config, without the values of `env`, which may be secrets."""
+    """Return the name, jobs and security of a config as a dict. The values of `env` are left out, because they may be secrets."""
     jobs: dict[str, Any] = {}
     if config.jobs.dispatcher is not None:
         jobs["dispatcher"] = {"tasks": 1, "address": config.jobs.dispatcher.address}

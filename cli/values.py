@@ -1,15 +1,19 @@
-"""Values in a shell: read the words of a command line as arguments of a call, and print its result as text.
+"""Values in a shell: convert the words of a command line to arguments of a call, and convert the result of a call to text.
 
 Input
-    A word is read as JSON if it is JSON: 3, 2.5, true, null, "text", [1, 2], {"a": 1}, NaN. Python's spellings are read, too: True,
-    False, None, .5, nan, -inf, 1+2j. @FILE is the content of the file: an array (.npy), several by name (.npz), JSON (.json), else bytes.
-    NAME=WORD is an argument by name. Any other word is a string; a word that begins like JSON and is not JSON is a mistake.
-    A string that would be read as another value is written as JSON: '"3"', '"a=b"', '"@x"'.
+    A word that is JSON is read as JSON: 3, 2.5, true, null, "text", [1, 2], {"a": 1}, NaN.
+    Python's spellings of numbers and constants are read, too: True, False, None, .5, nan, -inf, 1+2j.
+    @FILE is the content of a file. A file .npy is an array, .npz is a dict of arrays by name, .json is JSON, and any other file is bytes.
+    NAME=WORD is an argument by name.
+    Any other word is a string, except that a word which begins like JSON and is not JSON is a mistake. To pass a string that would be read
+    as another value, write it as JSON: '"3"', '"a=b"', '"@x"'.
 
 Output
-    JSON, one value a line. Values that JSON does not have are converted: tuples to lists, namedtuples to dicts, keys to strings, bytes to
-    base64, complex numbers to strings ("1+2j"), numbers that are not finite to strings ("nan", "inf", "-inf"). An array by itself is
-    printed as NumPy prints it, with shape and dtype; inside another value, or with --json, it is printed as nested lists.
+    Each value is printed as one line of JSON, or as several indented lines if it is long. Values that JSON does not have are converted:
+    tuples to lists, namedtuples to dicts, keys to strings, bytes to base64, complex numbers to strings ("1+2j"), and numbers that are not
+    finite to strings ("nan", "inf", "-inf").
+    If the value is an array, it is printed as NumPy prints it, with dtype and shape. An array inside another value, and every array with
+    --json, is printed as nested lists.
 """
 
 from __future__ import annotations
@@ -33,11 +37,11 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+\.\d*|\.\d+|0|[1-9]\d*)([eE][+-]?\d+)?|[+
 _COMPLEX: Final = re.compile(r"[+-]?[\d.][\d.eE+-]*j")
 _NAMED: Final = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 INDENT_ABOVE: Final = 100
-"""A line of JSON with more characters is indented over several lines."""
+"""The most characters of JSON that are printed on one line. Longer JSON is indented over several lines."""
 
 
 def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments that the words represent. Raises click.UsageError."""
+    """Return the positional and the named arguments that the words of a command line represent. Raises click.UsageError for a mistake."""
     args: list[Any] = []
     named: dict[str, Any] = {}
     for word in words:
@@ -54,7 +58,7 @@ def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def value_of(word: str) -> Any:
-    """Return the value of one word. Raises click.UsageError."""
+    """Return the value that one word of a command line represents. Raises click.UsageError for a mistake."""
     if word.startswith("@"):
         return _of_file(Path(word[1:]))
     if word in _WORDS:
@@ -79,7 +83,9 @@ def value_of(word: str) -> Any:
 
 
 def as_given(spec: Any, value: Any) -> Any:
-    """Convert lists to the tuples and namedtuples of a signature, because JSON has lists only. A value that does not fit is unchanged."""
+    """Return `value` with its lists converted to the tuples and namedtuples that `spec` has in their place, because JSON has only lists. A
+    value that does not fit `spec` is returned unchanged.
+    """
     if isinstance(spec, dict) and isinstance(value, dict):
         return {key: as_given(spec[key], item) if key in spec else item for key, item in value.items()}
     if isinstance(spec, TensorSpec) or not isinstance(spec, (list, tuple)):
@@ -94,14 +100,14 @@ def as_given(spec: Any, value: Any) -> Any:
 
 
 def shown(value: Any, *, as_json: bool) -> str:
-    """Return a value as text; with `as_json`, as one line of JSON, arrays too."""
+    """Return a value as text by the rules of the module's docstring. With `as_json`, the text is one line of JSON, also for arrays."""
     if isinstance(value, np.ndarray) and value.ndim and not as_json:
         return f"{np.array2string(value, separator=', ')}\n{value.dtype}[{', '.join(map(str, value.shape))}]"
     try:
         text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
         if not as_json and len(text) > INDENT_ABOVE:
             text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=2)
-    except ValueError as error:  # an int with more digits than Python converts to text
+    except ValueError as error:  # the value has an int with more digits than Python converts to text
         raise click.ClickException(f"the answer cannot be printed: {error}") from None
     readable = (sys.stdout.encoding or "").lower().startswith("utf")
     return "".join(
@@ -111,14 +117,14 @@ def shown(value: Any, *, as_json: bool) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value of RPC to the types of JSON."""
+    """Return a value of an RPC with all parts converted to the types of JSON."""
     if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.kind in "mM":
             return value.astype(str).tolist()
         listed = value.tolist()
-        if isinstance(listed, np.generic):  # it has more bits than Python's float
+        if isinstance(listed, np.generic):  # a number with more bits than Python's float
             return str(listed)
         return plain(listed) if value.dtype.kind not in "bui" else listed
     if isinstance(value, float):
@@ -137,10 +143,11 @@ def plain(value: Any) -> Any:
 
 
 def save(value: Any, path: Path) -> str:
-    """Write a value to a file: an array (.npy), arrays by name (.npz), any value (.json), bytes. Return a summary, as "float32[3, 4]".
+    """Write a value to a file. A file .npy takes an array, .npz a dict of arrays, .json any value, and any other file takes bytes. Return a
+    summary of the value, such as "float32[3, 4]".
 
     Raises:
-      click.ClickException: the file does not fit the value, or cannot be written.
+      click.ClickException: the value does not fit the name of the file, or the file cannot be written.
     """
     try:
         if path.suffix == ".npy" and not isinstance(value, (dict, bytes, type(None))):

@@ -56,7 +56,7 @@ def advertised_address(advertised: str, port: int | str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this host can reach `host`.
+    """Return whether `host` is localhost or a loopback address, which only this host can reach.
 
     A name other than localhost is not looked up, and counts as an address that other hosts can reach.
     """

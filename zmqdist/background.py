@@ -1,8 +1,8 @@
 """Threads for the blocking part of finalizers, and the entry point of threads that run one function.
 
-The garbage collector runs a finalizer in any thread, between any two lines and under any lock that the thread holds. While one
-finalizer runs, the whole process collects nothing else. A finalizer therefore must not wait: not for a reply, not for a lock, and
-not even for a thread to start, as `threading.Thread.start` does.
+The garbage collector runs a finalizer in any thread, between any two lines, and while the thread has any locks. While a finalizer runs, the
+process collects no other garbage. A finalizer therefore must not wait for a reply or a lock. It must not even wait until a thread has
+started, as `threading.Thread.start` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ os.register_at_fork(after_in_child=_unfinished.clear)
 
 
 def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
-    """Have a daemon thread of this name call `fn(*args)`. Does not wait. Does nothing while the interpreter shuts down."""
+    """Have a new daemon thread of this name call `fn(*args)`, without waiting for the thread. While Python shuts down, this does
+    nothing.
+    """
     if not sys.is_finalizing():
         ended = threading.Event()
         _unfinished.add(ended)
@@ -35,7 +37,9 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
 
 
 def logged(fn: Callable[..., object], *args: Any) -> None:
-    """Call `fn(*args)` as the entry point of a zmqdist thread. Log any exception, SystemExit included, which would otherwise be lost."""
+    """Call `fn(*args)` as the entry point of a zmqdist thread. Log every exception, including SystemExit, because it would otherwise be
+    lost.
+    """
     try:
         fn(*args)
     except BaseException:
@@ -56,11 +60,11 @@ def wait_finished(within_s: float) -> bool:
 def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
     """Start a `threading.Thread` that runs the function.
 
-    The calling thread is a raw one, which `threading` does not know, so that log records and `threading.enumerate` could not name it.
+    The thread that calls `_begin` was started without `threading`, so that log records and `threading.enumerate` could not name it.
     """
     try:
         threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()
-    except RuntimeError:  # the system allows no second thread
+    except RuntimeError:  # the system allows no more threads
         _run(fn, args, ended)
 
 

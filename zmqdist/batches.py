@@ -14,8 +14,8 @@ T = TypeVar("T", bound=tuple[Any, ...])
 def split(items: list[T], field: int = -1) -> Iterator[list[T]]:
     """Yield parts of at most BATCH_ITEMS_MAX items and about BATCH_BYTES_MAX payload bytes, in order.
 
-    The payload is the item's field `field`, usually the last. An item whose payload alone exceeds the bound is a part by itself.
-    Bytes are checked for short lists as well, because a few errors, pickled functions or log tails can exceed the bound together.
+    The payload of an item is its field `field`, which is usually the last field. An item whose payload exceeds the bound is a part of its
+    own. Bytes are also counted in short lists, because a few errors, pickled functions or log tails together can exceed the bound.
     """
     if len(items) == 1:
         yield items

@@ -1,7 +1,8 @@
-"""How many threads the libraries under NumPy start in each slot: the cores of the host, divided by the number of its slots.
+"""The number of threads that NumPy's BLAS and OpenMP start in each slot: the cores of the host, divided by the number of its slots.
 
-Without a bound each slot's BLAS starts a thread for each core, so that ten slots on ten cores run a hundred threads. The libraries read
-their variables when they are loaded, so the variables must be set when a process that imports NumPy is started.
+Without a bound the BLAS of each slot would start a thread for each core, so that ten slots on ten cores would run a hundred threads. The
+libraries read their environment variables when they are loaded. The variables must therefore be set when a process that imports NumPy is
+started.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ def cores() -> int:
 
 
 def share(slots: int) -> int:
-    """Return the threads of each slot if this host has `slots` slots: the cores divided by the slots, at least 1."""
+    """Return the number of threads of each slot if this host has `slots` slots. This is the cores divided by the slots, and at least 1."""
     return max(1, cores() // max(1, slots))
 
 
 def thread_variables(threads: int | None, slots: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that slots need in addition to `environment`.
+    """Return the environment variables that slots need in addition to `environment`.
 
     Args:
-      threads: the threads of each slot, if the user has set them. None: the share of each slot; but if `environment` has one of the
-        variables, no other is added, because the user has set that one.
+      threads: the number of threads of each slot, if the user has set it. None means the share of each slot (`share`). If `environment`
+        already has one of the variables, the user has set it, and None then adds no variable.
       slots: the number of slots of all workers on this host.
     """
     if threads is None:
@@ -46,7 +47,9 @@ def thread_variables(threads: int | None, slots: int, environment: Mapping[str, 
 
 
 def threads_in(environment: Mapping[str, str]) -> int:
-    """Return the threads of a slot that starts with this environment; 0 if its variables have no number, or different numbers."""
+    """Return the number of threads of a slot that starts with this environment. 0 means that the variables have no number, or different
+    ones.
+    """
     said = {environment[name] for name in VARIABLES if name in environment}
     (number, *others) = said or {""}
     return int(number) if not others and number.isdecimal() else 0

@@ -7,7 +7,7 @@
     with zd.checkpoint.CheckpointManager(checkpoint, "checkpoints", every_s=60) as manager:
         manager.restore_or_initialize()
 
-training/checkpoint/manifest.py describes the files on disk, docs/checkpoints.md how to use this module.
+docs/checkpoints.md says how to use this module. training/checkpoint/manifest.py describes the files on disk.
 """
 
 from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints_iterator, latest_checkpoint

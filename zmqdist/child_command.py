@@ -1,9 +1,9 @@
 """The command that starts a module of this package as a process, without importing modules from the working directory first.
 
-`python -m` puts the working directory first on the module path, so that a file named like a package that zmqdist needs
-(`msgspec.py`) would be imported in its place. This command imports zmqdist from the folder from which the current process has
-imported it. The started module calls `add_working_directory` after its own imports, so that the user's functions still find their
-modules in the working directory.
+`python -m` puts the working directory first on the module path. If the directory had a file such as `msgspec.py`, which has the name of a
+package that zmqdist needs, the file would be imported in place of the package. This command imports zmqdist from the folder from which the
+current process has imported it. The started module calls `add_working_directory` after its own imports, so that the user's functions still
+find their modules in the working directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ sys.exit(importlib.import_module({module!r}).main())
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls `main()` of a module of this package. The exit code is the return value of `main()`.
+    """Return the command of a process that calls `main()` of a module of this package. The process exits with the return value of `main()`.
 
     Args:
       arguments: the values of `sys.argv[1:]` in the process.

@@ -1,8 +1,8 @@
 """Names and options of collectives, and the operations of TensorFlow's CrossDeviceOps built on them.
 
-In TensorFlow a replica may have several devices, and a value is "per replica". In zmqdist each task is one replica and has one value,
-so `destinations`, TensorFlow's choice of devices for the result, has no effect: every member gets the result, in memory.
-Functions that in TensorFlow take a list with one value for each local device take such a list in zmqdist, too; it must have one item.
+In TensorFlow a task may have several replicas, and `destinations` chooses the devices that get a result. In zmqdist each task is one
+replica and has one value. `destinations` has no effect, because every member gets the result, in memory. Functions that in TensorFlow take
+a list with one value for each local device also take such a list in zmqdist. The list must have one item.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ log = logging.getLogger("zmqdist.collectives")
 
 
 class ReduceOp(enum.Enum):
-    """How values are combined. MEAN is the sum divided by the size of the group; the mean of integers is float64."""
+    """The operation that combines the values of all members. MEAN is the sum divided by the size of the group. The mean of integers is
+    float64.
+    """
 
     SUM = "sum"
     MEAN = "mean"
@@ -27,7 +29,8 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def of(op: Any) -> ReduceOp:
-        """Return the ReduceOp for `op`: a ReduceOp, or a name in any case ("prod" or "product").
+        """Return the ReduceOp of a name, such as "sum". Upper and lower case are equal, and "product" is another name of "prod". A
+        ReduceOp is returned unchanged.
 
         Raises ValueError for any other value.
         """
@@ -53,13 +56,13 @@ CollectiveCommunication = CommunicationImplementation
 
 @dataclass(frozen=True, init=False)
 class CommunicationOptions:
-    """How collectives are executed.
+    """Options of collectives.
 
     Attributes:
-      bytes_per_pack: neighbouring arrays of a structure are reduced together up to this many bytes; 0 for the default. Results do
-        not depend on it.
-      timeout_seconds: time limit of each collective; None for the default (limits.COLLECTIVE_TIMEOUT_S).
-      implementation: has no effect.
+      bytes_per_pack: the most bytes of neighbouring arrays of a structure that are reduced together. 0 means the default. Results do not
+        depend on this number.
+      timeout_seconds: the time limit of each collective. None means the default, limits.COLLECTIVE_TIMEOUT_S.
+      implementation: TensorFlow's choice of an implementation. It has no effect.
     """
 
     bytes_per_pack: int
@@ -72,7 +75,7 @@ class CommunicationOptions:
         timeout_seconds: float | None = None,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ) -> None:
-        """Raises ValueError if `bytes_per_pack` is negative, or there is no such implementation."""
+        """Raises ValueError if `bytes_per_pack` is negative, or if `implementation` is unknown."""
         if bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must not be negative, given {bytes_per_pack}")
         if isinstance(implementation, str):
@@ -87,7 +90,7 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", implementation)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """Return these options, overridden by those of `other` that are not the default."""
+        """Return new options. An option of `other` that is not the default replaces the option of this object."""
         if other is None:
             return self
         default = CommunicationImplementation.AUTO
@@ -99,7 +102,7 @@ class CommunicationOptions:
 
 
 def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
-    """Return CommunicationOptions. This is their old name in TensorFlow; it logs a warning."""
+    """Return CommunicationOptions, and log a warning, because CollectiveHints is their old name in TensorFlow."""
     log.warning("CollectiveHints is deprecated: use CommunicationOptions")
     return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
@@ -110,31 +113,31 @@ class CollectiveMember(Protocol):
     def all_reduce(
         self, x: Any, op: Any = "sum", group: Any = None, timeout: float | None = None, *, options: Any = None
     ) -> Any:
-        """See Server.all_reduce."""
+        """Reduce a value of all members, as `Server.all_reduce`."""
 
     def all_gather(self, x: Any, axis: int = 0, group: Any = None, timeout: float | None = None) -> Any:
-        """See Server.all_gather."""
+        """Concatenate the values of all members, as `Server.all_gather`."""
 
     def broadcast(self, x: Any, root: int = 0, group: Any = None, timeout: float | None = None) -> Any:
-        """See Server.broadcast."""
+        """Return the value of one member at every member, as `Server.broadcast`."""
 
 
 class CrossDeviceOps:
     """TensorFlow's operations on one value for each replica, among the tasks of a group.
 
-    Every method is a collective: all members of the group must call it, in the same order. It blocks until this task has the result, but
-    at most for the timeout of its options.
+    Every method is a collective, so all members of the group must call the methods in the same order. A method blocks until this task has
+    the result, at most for the `timeout_seconds` of its options.
     """
 
     def __init__(
         self, server: CollectiveMember, group: Any = None, options: CommunicationOptions | None = None
     ) -> None:
-        """Bind the operations to a task and its group.
+        """Make the operations of a task and its group.
 
         Args:
           server: the server of this task.
-          group: as in Server.all_reduce.
-          options: defaults for methods that are called without options.
+          group: the group, as in `Server.all_reduce`.
+          options: the options of methods that are called without options.
         """
         self._server = server
         self._group = group
@@ -146,7 +149,7 @@ class CrossDeviceOps:
         """Reduce the values of all replicas, and return the result at every member.
 
         Raises:
-          ValueError: there is no value, no such op, or no destinations.
+          ValueError: the value or the destinations are missing, or `reduce_op` is unknown.
         """
         if destinations is None or (isinstance(destinations, Sequence) and not destinations):
             raise ValueError("destinations is missing: every member gets the result, so pass any value")
@@ -155,7 +158,7 @@ class CrossDeviceOps:
     def batch_reduce(
         self, reduce_op: Any, value_destination_pairs: Any, options: CommunicationOptions | None = None
     ) -> list[Any]:
-        """Reduce several values in one collective; return the results in order.
+        """Reduce several values in one collective, and return the results in order.
 
         Raises ValueError if the argument is not a list of pairs (value, destinations).
         """
@@ -175,7 +178,7 @@ class CrossDeviceOps:
         """Concatenate the values of all replicas along an axis, and return the result at every member.
 
         Raises:
-          ValueError: a value is a scalar, or has no such axis.
+          ValueError: a value is a scalar, or does not have this axis.
           NotImplementedError: a value is IndexedSlices.
         """
         merged = self._options.merge(options)

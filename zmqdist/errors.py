@@ -10,7 +10,7 @@
       AlreadyExistsError    6
       PermissionDeniedError 7   the peer is known, but may not do this
       ResourceExhaustedError 8  a bound of limits.py was reached
-      FailedPreconditionError 9 right call, wrong moment (also a RuntimeError)
+      FailedPreconditionError 9 the call is valid, but not in the present state (also a RuntimeError)
         ProtocolMismatchError   the two processes speak different major versions of the protocol
       AbortedError          10
       OutOfRangeError       11
@@ -25,12 +25,12 @@
     ClosureAbortedError         a value is missing because another operation failed; `original_exception` is that failure
     ConfigError                 a file that the user wrote is wrong: file, line, key, hint
 
-A class is also one of Python's own errors if TensorFlow's servers and functions raise that error.
+Where TensorFlow raises one of Python's own errors, such as ValueError, the class of zmqdist is a subclass of this error, too.
 
-Which to catch: try again after an UnavailableError; show an UnknownError to the user; correct the program for all others.
-A bug in zmqdist itself is an AssertionError, which zmqdist never catches.
+What to do about an error: after an UnavailableError try again, show an UnknownError to the user, and correct the program after any other
+error. A bug in zmqdist itself raises AssertionError, which zmqdist never catches.
 
-Errors hold data and build their text from it; all of them can be pickled (tests/test_errors.py).
+All errors can be pickled (tests/test_errors.py).
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ UNAUTHENTICATED = 16
 class OpError(Exception):
     """An operation of zmqdist failed.
 
-    The constructor is TensorFlow's, so that code written against `tf.errors` ports without changes. Classes with a fixed code
-    also accept the message alone. `node_def` and `op` have no meaning in zmqdist, and are None in every error that it raises.
+    The constructor takes the arguments of TensorFlow's class, so that programs that use `tf.errors` need no changes. Classes with a fixed
+    code also accept the message as the only argument. `node_def` and `op` have no meaning in zmqdist, and are None in every error that
+    zmqdist raises.
 
     Attributes:
-      message: what happened, as text.
+      message: a text that says what happened.
       error_code: one of the constants of this module.
-      experimental_payloads: dict of further data from the remote process; empty by default.
+      experimental_payloads: a dict with further data from the remote process. Empty by default.
     """
 
     def __init__(self, node_def: Any, op: Any, message: str, error_code: int, *payloads: dict[Any, Any]) -> None:
@@ -87,7 +88,7 @@ class OpError(Exception):
 
 
 def _extras(error: BaseException) -> dict[str, Any]:
-    """Return the attributes that user code or zmqdist has added to the instance: notes, remote traceback."""
+    """Return all attributes of an error, including those that user code or zmqdist has added, such as notes and the remote traceback."""
     return dict(error.__dict__)
 
 
@@ -99,7 +100,9 @@ def _rebuild(cls: type[OpError], args: tuple[Any, ...], state: dict[str, Any]) -
 
 
 class _Coded(OpError):
-    """Base of the classes with a fixed code: they take (node_def, op, message, *payloads), as in TensorFlow, or the message alone."""
+    """The base class of errors with a fixed code. The arguments are (node_def, op, message, *payloads), as in TensorFlow, or only the
+    message.
+    """
 
     code: int
 
@@ -140,13 +143,13 @@ class NotFoundError(_Coded):
 
 
 class AlreadyExistsError(_Coded):
-    """The object to be created exists already."""
+    """The object that the caller wants to create already exists."""
 
     code = ALREADY_EXISTS
 
 
 class PermissionDeniedError(_Coded):
-    """The peer is authenticated, but its role does not allow this."""
+    """The caller is authenticated, but its role does not allow this operation."""
 
     code = PERMISSION_DENIED
 
@@ -158,13 +161,13 @@ class ResourceExhaustedError(_Coded):
 
 
 class FailedPreconditionError(_Coded, RuntimeError):
-    """The call is valid, but not in the current state."""
+    """The call is valid, but not in the present state."""
 
     code = FAILED_PRECONDITION
 
 
 class AbortedError(_Coded):
-    """The operation was given up because of an event that happened first."""
+    """The operation was given up because of an event that happened before it ended."""
 
     code = ABORTED
 
@@ -206,7 +209,7 @@ class UnauthenticatedError(_Coded):
 
 
 class _FromData(OpError):
-    """Base of errors that build their text from data. Their `args` are the data, so that pickle keeps the data."""
+    """The base class of errors that build their text from data. `args` of such an error is the data, so that pickle keeps the data."""
 
     def _set_message(self, message: str, *data: Any) -> None:
         self.message = message
@@ -214,10 +217,10 @@ class _FromData(OpError):
 
 
 class WireError(InvalidArgumentError, _FromData):
-    """Bytes that are not a zmqdist message.
+    """A peer has sent bytes that are not a message of zmqdist.
 
     Attributes:
-      peer: the peer that sent them.
+      peer: the peer that has sent the bytes.
       problem: what is wrong with the bytes.
     """
 
@@ -232,7 +235,7 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
     """The two processes speak different major versions of the protocol.
 
     Attributes:
-      ours, theirs: (major, minor) of this process and of the peer.
+      ours, theirs: the versions (major, minor) of this process and of the peer.
     """
 
     def __init__(self, peer: str, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
@@ -253,8 +256,8 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
 class LostStart(tuple[str, int, "int | None", str]):
     """One attempt of a work item that ended with a crash of its process.
 
-    A tuple (worker, attempt, exit_code, log), so that a message can carry it unchanged. `exit_code` is as in `subprocess`:
-    negative for a signal; None if no process saw it. `log` has the last lines of the process's output.
+    This is a tuple (worker, attempt, exit_code, log), so that a message can carry it unchanged. `exit_code` is as in `subprocess`: -9 means
+    that SIGKILL ended the process. None means that no process has read the exit code. `log` has the last lines of the process's output.
     """
 
     __slots__ = ()
@@ -283,7 +286,7 @@ class LostStart(tuple[str, int, "int | None", str]):
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit code as text: "killed by SIGSEGV" for -11, "exit code 3" for 3."""
+    """Return a phrase for an exit code: "killed by SIGSEGV" for -11, "exit code 3" for 3."""
     if code >= 0:
         return f"exit code {code}"
     import signal
@@ -299,7 +302,7 @@ class WorkerLost(UnavailableError, _FromData):
 
     Attributes:
       function: the function, as `module.name`.
-      starts: tuple of `LostStart`, oldest first: worker, exit code, last log lines.
+      starts: a `LostStart` for each attempt, the oldest first.
     """
 
     def __init__(self, function: str, starts: tuple[LostStart, ...]) -> None:
@@ -325,7 +328,7 @@ class PSUnavailableError(UnavailableError):
 
     Attributes:
       original_exception: the UnavailableError that led to this one.
-      address: the address of the task; "" if unknown.
+      address: the address of the task. "" means that it is not known.
     """
 
     def __init__(self, original_exception: UnavailableError, address: str = "") -> None:
@@ -339,10 +342,11 @@ class PSUnavailableError(UnavailableError):
 
 
 class _Derived(Exception):
-    """An error that follows from another one. In a chain of errors it keeps the innermost, because that is the one to correct.
+    """An error that is the consequence of another error. If the other error is a consequence itself, this error refers to the first error
+    of the chain, because the user has to correct the first error.
 
     Attributes:
-      original_exception: that error; also the `__cause__`.
+      original_exception: the first error, which is also the `__cause__`.
     """
 
     prefix: str
@@ -376,10 +380,10 @@ class ConfigError(Exception):
     """A file that the user wrote is wrong.
 
     Attributes:
-      path, line: the file, and the line in it, counted from 1.
-      key: dotted path of the key; `(file)` for the file as a whole.
-      problem: what is wrong.
-      hint: what to do, without parentheses; may be empty.
+      path, line: the file, and the line in the file, counted from 1.
+      key: the path of the key, with dots. `(file)` means the whole file.
+      problem: a phrase that says what is wrong.
+      hint: a phrase that says what to do. It may be empty.
     """
 
     def __init__(self, path: str, line: int, key: str, problem: str, hint: str = "") -> None:
@@ -419,17 +423,17 @@ _BY_CODE: dict[int, type[_Coded]] = {
 
 
 def name_of(error_code: int) -> str:
-    """Return the name of a code, such as "INVALID_ARGUMENT"; its number as text if it has no name."""
+    """Return the name of an error code, such as "INVALID_ARGUMENT". If the code has no name, return its number as text."""
     return next((name for name, code in globals().items() if name.isupper() and code == error_code), str(error_code))
 
 
 def exception_type_from_error_code(error_code: int) -> type[OpError]:
-    """Return the class of a code. Raises KeyError if there is no such code."""
+    """Return the error class of a code. Raises KeyError if there is no such code."""
     return _BY_CODE[error_code]
 
 
 def error_code_from_exception_type(cls: type[BaseException]) -> int:
-    """Return the code of a class. For a class without a code, return UNKNOWN and warn."""
+    """Return the code of an error class. If the class has no code, return UNKNOWN and warn."""
     code = getattr(cls, "code", None)
     if isinstance(cls, type) and issubclass(cls, OpError) and isinstance(code, int):
         return code
@@ -438,7 +442,7 @@ def error_code_from_exception_type(cls: type[BaseException]) -> int:
 
 
 def from_code(error_code: int, message: str) -> OpError:
-    """Return the error for the code and message of a reply. For an unknown code, return an UnknownError and warn."""
+    """Return an error with the code and message of a reply. If the code is unknown, return an UnknownError and warn."""
     cls = _BY_CODE.get(error_code)
     if cls is None:
         warnings.warn(f"unknown error code {error_code}", stacklevel=2)

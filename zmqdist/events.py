@@ -1,8 +1,10 @@
 """Events and effects that several machines share.
 
-A machine is `handle(event, now) -> list[Effect]`. Events are named in the past tense, effects in the imperative; both are frozen.
-A message from a peer is the event `Heard`, a message to a peer is the effect `Send`. Peers are opaque: the runtimes use
-connections, the simulation uses names. If an effect fails, the runtime reports that by an event.
+A machine has a method `handle(event, now)`, which returns a list of effects. Events have names in the past tense and effects have names in
+the imperative. Events and effects are immutable. A message from a peer is the event `Heard`, and a message to a peer is the effect `Send`.
+A
+machine does not look into a peer: runtimes use connections as peers, and the simulation uses names. If an effect fails, the runtime reports
+the failure to the machine as an event.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TypeAlias
 from zmqdist.messages import Message
 
 Peer: TypeAlias = Hashable
-"""One connection. A peer that reconnects is another Peer."""
+"""One connection to another process. A process that reconnects is a new Peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,14 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """A connection has ended, or a message could not be sent over it. No message arrives from it or reaches it any more."""
+    """The connection to a peer has ended, or a message could not be sent to the peer. No more messages arrive from the peer or reach it."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class PeerExpelled:
-    """A peer may not be served any more, although its process may still run. No message arrives from it or reaches it any more."""
+    """A peer must not be served any more, although its process may still run. No more messages arrive from the peer or reach it."""
 
     peer: Peer
     reason: str
@@ -42,9 +44,10 @@ class PeerExpelled:
 
 @dataclass(frozen=True, slots=True)
 class ProcessExited:
-    """A worker's process was seen to end, by its parent or by the kernel of its host. Its slots have ended with it.
+    """The process of a worker has ended, and its slots have ended with it. The parent of the process, or the kernel of its host, has
+    reported this.
 
-    `peer` or (job, index) names the worker. `pid` shows that the event is about this process and not about its successor.
+    `peer` or (job, index) names the worker. With `pid` the machine can check that the event is not about an earlier process of the worker.
     """
 
     pid: int

@@ -1,8 +1,8 @@
-"""Open files that a user names, without ever blocking on one.
+"""Functions that open and read files that a user names, and that never block on a file.
 
-Opening a named pipe blocks until another process writes to it, and reading a device may never end. Files that are not regular are
-therefore refused, except descriptors that the user has opened for this process, such as `/dev/stdin`, and `/dev/fd/63` for the
-shell's `<(command)`.
+Opening a named pipe blocks until another process writes to the pipe, and reading a device may never end. These functions therefore refuse
+files that are not regular. They accept file descriptors that the user has opened for this process, such as `/dev/stdin`, or `/dev/fd/63`
+for the shell's `<(command)`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HANDED_OVER: Final = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a file for reading.
 
-    Raises OSError if it cannot be opened, or is neither a regular file nor a descriptor that the user has opened.
+    Raises OSError if the file cannot be opened, or is neither a regular file nor a file descriptor that the user has opened.
     """
     name = os.fspath(path)
     if name.startswith(_HANDED_OVER):
@@ -34,6 +34,6 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_regular(path: str | os.PathLike[str], bytes_max: int = -1) -> bytes:
-    """Return the content of a file, at most `bytes_max` bytes. Raises OSError as `open_regular`, or if reading fails."""
+    """Return the first `bytes_max` bytes of a file. Raises OSError as `open_regular` does, or if the file cannot be read."""
     with open_regular(path) as file:
         return file.read(bytes_max)

@@ -10,7 +10,7 @@ class Future(Protocol):
     """A value that may not be ready yet."""
 
     def get_value(self) -> Any:
-        """Wait for the value and return it: the same object each time. Raises the error of the operation."""
+        """Wait for the value and return it. Each call returns the same object. If the operation has failed, this raises its error."""
 
 
 class ReadyValue:
@@ -26,7 +26,7 @@ class ReadyValue:
 
 
 class Then:
-    """The future of `fn(value)`, where `value` is the value of another future. `fn` is called once."""
+    """A future whose value is `fn(value)`, where `value` is the value of another future. `fn` is called once."""
 
     __slots__ = ("_fn", "_future", "_value")
 
@@ -43,14 +43,14 @@ class Then:
 
 
 class Gathered:
-    """The future of several futures that were started together."""
+    """A future that is ready when several futures are ready."""
 
     def __init__(self, futures: Iterable[Future], combine: Callable[[list[Any]], Any] | None = None) -> None:
-        """Start all futures. If one cannot start, wait until the started ones have ended, then raise its error.
+        """Start all futures. If an operation cannot be started, wait until the started futures have ended, and then raise the error.
 
         Args:
-          futures: an iterable that starts a future in each step.
-          combine: makes the value from the list of all values; None: the value is None.
+          futures: an iterable that starts an operation in each step, and yields its future.
+          combine: a function that makes the value of this future from the list of all values. None means that the value is None.
         """
         self._futures: list[Future] = []
         self._combine = combine
@@ -62,7 +62,7 @@ class Gathered:
             raise
 
     def get_value(self) -> Any:
-        """Wait for all futures. If some have failed, raise the first error after all have ended."""
+        """Wait for all futures, and return the combined value. If some futures have failed, raise the first error after all have ended."""
         values = all_values(self._futures)
         return None if self._combine is None else self._combine(values)
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedSlices:
-    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. Rows with the same index are added up.
+    """Some rows of a larger array: `values[i]` belongs to row `indices[i]`. If an index occurs several times, its rows are added up.
 
     Attributes:
       values: the rows, shape (n, ...).
       indices: n integers.
-      dense_shape: shape of the larger array; None if it is not needed.
+      dense_shape: the shape of the larger array. None means that it is not known.
     """
 
     values: NDArray[Any]
@@ -27,14 +27,18 @@ class IndexedSlices:
         """Raises ValueError if the number of indices differs from the number of rows, or an index is not an integer."""
         values, indices = np.asarray(self.values), np.asarray(self.indices)
         if values.ndim < 1 or indices.shape != values.shape[:1] or (indices.dtype.kind not in "iu" and indices.size):
-            raise ValueError(f"values of shape {values.shape} need {values.shape[:1]} whole numbers, not {indices!r}")
+            raise ValueError(
+                f"values of shape {values.shape} need indices of shape {values.shape[:1]}, whole numbers, not {indices!r}"
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "indices", indices)
         if self.dense_shape is not None:
             object.__setattr__(self, "dense_shape", tuple(int(size) for size in self.dense_shape))
 
     def to_dense(self) -> NDArray[Any]:
-        """Return the larger array as a new one; rows with the same index are summed. Raises ValueError if there is no dense_shape."""
+        """Return a new array of the shape `dense_shape`, with the rows of each index added up. Raises ValueError if `dense_shape` is
+        None.
+        """
         if self.dense_shape is None:
             raise ValueError("a dense_shape is needed to make the whole array")
         dense = np.zeros(self.dense_shape, self.values.dtype)

@@ -1,7 +1,7 @@
 """Every bound of zmqdist, with its unit and its reason.
 
-There is a bound on every queue, loop, frame and table, because without one ZeroMQ would silently drop messages, and Python would use all
-memory. A config key of the same name overrides the figure in this module, which is then its default.
+Every queue, loop, frame and table has a bound. Without a bound ZeroMQ would silently drop messages, and Python would use all memory. Where
+a config has a key with the name of a bound, the figure in this module is the default of the key.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ from typing import Final
 # -- what an unknown peer can make this process allocate -------------------------------------------------------------------------
 
 HEADER_BYTES_MAX: Final = 16 * 2**20
-"""Bytes of one header. A header decodes into at most about 16 times its size (a list of one-byte items)."""
+"""Bytes of one header. The decoded header takes at most about 16 times as much memory, which is the case of a list of one-byte items."""
 
 FRAME_BYTES_MAX: Final = HEADER_BYTES_MAX
-"""Bytes of one frame that a socket accepts (ZMQ_MAXMSGSIZE). A larger frame closes the connection. Payload frames are far smaller."""
+"""Bytes of one frame that a socket accepts (ZMQ_MAXMSGSIZE). libzmq closes a connection on which a larger frame arrives. Payload frames are
+far smaller.
+"""
 
 FRAMES_MAX: Final = 1024
 """Frames of one message, header included. An RPC argument has one frame for each large array in it."""
 
 PAYLOAD_BYTES_MAX: Final = FRAME_BYTES_MAX
-"""Bytes of all payload frames of one message. A payload above CHUNK_BYTES is sent in several messages, so no message reaches
-this bound; without it one message could occupy 16 GiB.
+"""Bytes of all payload frames of one message. A payload above CHUNK_BYTES is sent in several messages, so that no correct message reaches
+this bound. Without the bound one message could occupy 16 GiB.
 """
 
 DEPTH_MAX: Final = 64
 """Levels of nesting in a value of the safe codec. A deeper structure is a mistake, or an attack on the stack."""
 
 SAFE_BODY_BYTES_MAX: Final = HEADER_BYTES_MAX - 65_536
-"""Bytes of a value of the safe codec without its large arrays. With the fields of its message the value must fit into a header."""
+"""Bytes of a value of the safe codec without its large arrays. The value and the other fields of its message must fit into one header."""
 
 NAMEDTUPLE_FIELDS_MAX: Final = 255
 """Fields of a namedtuple in a value of the safe codec."""
 
 NAMEDTUPLE_KINDS_MAX: Final = 64
-"""Different namedtuples in one value of the safe codec. The receiver creates a class for each, which takes time."""
+"""Different namedtuple classes in one value of the safe codec. The receiver has to create each class, which takes time."""
 
 NAMEDTUPLE_KINDS_KEPT_MAX: Final = 256
 """Classes of received namedtuples that a process keeps; the least recently used are dropped first."""
@@ -43,28 +45,31 @@ NDIM_MAX: Final = 32
 """Dimensions of an array: the bound of NumPy 1, so that both processes of a connection may use NumPy 1."""
 
 ARRAY_BYTES_MAX: Final = 2**40
-"""Bytes of one array. It bounds the arithmetic on shapes; memory is exhausted long before."""
+"""Bytes of one array that a peer may announce. Memory is exhausted long before an array is so large."""
 
 PEERS_MAX: Final = 20_000
 """Authenticated connections of one server; each costs about 30 KiB in libzmq and one file descriptor."""
 
 HANDSHAKE_S: Final = 10.0
-"""Seconds in which a connection must authenticate. Until then it occupies a descriptor of the server, and a thousand silent
-connections would occupy all of them. Not less, because thousands of CURVE handshakes at once take seconds.
+"""Seconds in which a connection must authenticate. Until then the connection occupies a file descriptor of the server, and a thousand
+silent connections would occupy all of them. A shorter time would be too short for thousands of CURVE handshakes at once, which take
+seconds.
 """
 
 CALLS_PENDING_MAX: Final = 65_536
-"""Calls of one peer that a server holds without a reply; the next one gets RESOURCE_EXHAUSTED."""
+"""Calls of one peer that a server holds without a reply. The next call gets RESOURCE_EXHAUSTED."""
 
 STATE_BYTES_MAX: Final = 2**30
-"""Bytes of elements in the saved state of one iterator. The state is text, which takes five times as much memory while it is built and
+"""Bytes of elements in the saved state of one iterator. The state is text, and takes five times as much memory while it is built and
 written.
 """
 
 # -- sizes on the wire ---------------------------------------------------------------------------------------------
 
 INLINE_BYTES_MAX: Final = 65_536
-"""A payload up to this size is sent in the header message; a larger one is bulk. Copying 64 KiB costs less than a separate frame."""
+"""Bytes of the largest payload that is sent in the header, because copying 64 KiB costs less than a separate frame. A larger payload is
+*large*.
+"""
 
 DEFINITION_INLINE_BYTES_MAX: Final = 4096
 """Bytes of the definition of a per-worker resource that are sent with each function that uses the resource. Each worker fetches a
@@ -75,26 +80,26 @@ DEFINITION_BYTES_WARNED: Final = 64 * 2**20
 """Bytes of the definition of a per-worker resource above which a warning is logged, because every worker or slot process keeps a copy."""
 
 CHUNK_BYTES: Final = 512 * 2**10
-"""Bytes of one bulk chunk, and payload bytes that one message may carry as frames. Large enough for full speed; small enough that
-copies stay in the cache and that other messages are sent in between (a frame that takes longer than the heartbeat's time-out closes
-its own connection). Chunks are smaller on slow links (transport/pace.py).
+"""Bytes of one bulk chunk, and payload bytes that one message may carry as frames. This is large enough for full speed. It is small enough
+that copies stay in the cache, and that other messages are sent between two chunks. A frame whose transfer takes longer than the heartbeat's
+time-out would make libzmq close the connection, so chunks are smaller on slow links (transport/pace.py).
 """
 
 CHUNK_BYTES_MIN: Final = 16 * 2**10
-"""Bytes of a chunk on the slowest links: a quarter of a second at 0.5 Mbit/s."""
+"""Bytes of a chunk on the slowest links. Such a chunk takes a quarter of a second at 0.5 Mbit/s."""
 
 BULK_CHANNEL_WINDOW_BYTES_START: Final = 32 * 2**10
-"""Bytes of chunks in flight over a link of unknown speed: half a second at 0.5 Mbit/s."""
+"""Bytes of chunks in flight over a link whose speed is not known. They take half a second at 0.5 Mbit/s."""
 
 BULK_CHANNEL_WINDOW_BYTES: Final = 2 * 2**20
-"""The most bytes of chunks in flight in one direction of a connection, for all transfers together. A small message may have to wait
-behind them. With half as much, a small call is a third faster while an array is sent, and the array a quarter slower; with twice as
-much, arrays are not faster.
+"""The most bytes of chunks in flight in one direction of a connection, for all transfers together. A small message may have to wait for
+these chunks. With half as many bytes, a small call during the transfer of an array would be a third faster, but the transfer a quarter
+slower. With twice as many bytes, transfers would not be faster.
 """
 
 BULK_WINDOW_BYTES: Final = 8 * 2**20
-"""The most bytes of chunks in flight to one process that fetches a bulk payload. It covers the round trip of a fast network and bounds
-the sender's queue.
+"""The most bytes of chunks in flight to one process that fetches a large payload. This is enough for the round trip of a fast network, and
+bounds the sender's queue.
 """
 
 RECEIVING_BYTES_MAX: Final = 64 * 2**30
@@ -103,17 +108,17 @@ announcement.
 """
 
 RECEIVED_IDLE_BYTES_MAX: Final = 512 * 2**20
-"""Bytes of free memory that a process keeps for the next large array that arrives by a socket. For a moment it may keep twice as
+"""Bytes of free memory that a process keeps for the next large array that arrives over a socket. For a moment the process may keep twice as
 much.
 """
 
 SHM_SLAB_BYTES: Final = 32 * 2**20
-"""Bytes of a segment of shared memory that is divided into blocks of one size, so that many small arrays share one descriptor and
-one mapping.
+"""Bytes of a segment of shared memory that is divided into blocks of one size. Many small arrays then share one file descriptor and one
+mapping.
 """
 
 SHM_BLOCK_BYTES_MIN: Final = 128 * 2**10
-"""Bytes of the smallest block of shared memory; payloads up to INLINE_BYTES_MAX never use shared memory."""
+"""Bytes of the smallest block of shared memory. Payloads up to INLINE_BYTES_MAX never use shared memory."""
 
 SHM_IDLE_BYTES_MAX: Final = 2**30
 """Bytes of free shared memory that a process keeps for the next large array, because reusing mapped pages is four times as fast as
@@ -121,24 +126,24 @@ touching new ones.
 """
 
 SHM_CELLS: Final = 16_384
-"""Leases of shared memory that a process can have lent at a time; further large arrays are sent by sockets. Eight bytes each."""
+"""Blocks of shared memory that a process can lend at a time. Further large arrays are sent over sockets. Each loan takes eight bytes."""
 
 SHM_DESCRIPTOR_BYTES_MIN: Final = 2**20
-"""Bytes of the smallest array that may have a descriptor of shared memory of its own for its lifetime. Many smaller ones would use up
-the process's descriptors.
+"""Bytes of the smallest array that may have its own file descriptor of shared memory for its lifetime. Many smaller arrays would use up the
+process's file descriptors.
 """
 
 SHM_MAPPED_MAX: Final = 32
-"""Segments of one peer that stay mapped while none of their blocks is in use. Each takes a descriptor."""
+"""Segments of one peer that stay mapped while none of their blocks is in use. Each segment takes a file descriptor."""
 
 SHM_MAPPED_BYTES_MAX: Final = 2**30
-"""Bytes of the segments of one peer that stay mapped while unused. If the peer is killed, the system gets its pages back only when every
-process that mapped them unmaps them.
+"""Bytes of the segments of one peer that stay mapped while unused. If the peer is killed, the kernel frees the pages of its segments only
+when every process that has mapped them unmaps them.
 """
 
 WORKER_CACHE_BYTES_MAX: Final = 2**30
-"""Bytes of arguments from other hosts that a worker caches for its slots while it has work; the least recently used are dropped
-first.
+"""Bytes of arguments from other hosts that a worker caches for its slots while it has work. The worker drops the least recently used
+arguments first.
 """
 
 # -- batches ------------------------------------------------------------------------------------------------------
@@ -155,38 +160,42 @@ BATCH_BYTES_MAX: Final = 4 * 2**20
 # -- scheduled work -----------------------------------------------------------------------------------------------
 
 QUEUE_MAX: Final = 2**20
-"""Work items of one coordinator that wait for a start; at the bound `schedule` blocks. At about 300 bytes each, 300 MB."""
+"""Work items of one coordinator that may wait for a worker. At the bound `schedule` blocks. At about 300 bytes each, they take 300 MB."""
 
 QUEUE_MEMORY_SHARE: Final = 4
-"""The arguments of a coordinator's unfinished work take at most 1/4 of the memory that its process may use; at the bound `schedule`
-blocks. Shared memory takes as much by default, so that waiting arguments stay where workers map them. A dispatcher on the same host
-has copies of small arguments, so half of the memory remains for the workers and other processes.
+"""The arguments of a coordinator's unfinished work take at most 1/4 of the memory that the coordinator's process may use. At the bound
+`schedule` blocks. Shared memory may take as much by default, so that all waiting arguments fit into the shared memory that workers map. A
+dispatcher on the same host has copies of small arguments. The other half of the memory remains for the workers and other processes.
 """
 
 QUEUE_UNBOUNDED: Final = 2**60
-"""QUEUE_MAX of a program that wants no bound. Not larger, so that twice as much still fits into 64 bits."""
+"""The QUEUE_MAX of a program that wants no bound. Twice this number still fits into 64 bits."""
 
 ATTEMPTS_MAX: Final = 3
 """Attempts of one work item that may end with a crash of their process before it fails with WorkerLost."""
 
 WORKER_WINDOW_MAX: Final = 4096
-"""Unfinished work items per slot that a worker may hold. The window grows to this only for tiny work over long round trips
+"""Unfinished work items for each slot that a worker may hold. The window grows to this bound only if work is tiny and round trips are long
 (scheduling/dispatcher/credit.py).
 """
 
 ERROR_BYTES_MAX: Final = 2**20
-"""Bytes of an exception that is sent to another process. A larger one becomes an UnknownError with shortened text and traceback."""
+"""Bytes of an exception that is sent to another process. A larger exception is replaced by an UnknownError with shortened text and
+traceback.
+"""
 
 ERROR_CHARS_MAX: Final = 2**18
-"""Characters of the error that ends a call. The middle of a longer one is replaced by a note. One message may carry many errors."""
+"""Characters of the error that ends a call, because one message may carry many errors. The middle of a longer text is replaced by a
+note.
+"""
 
 FUNCTIONS_KEPT_MAX: Final = 1024
-"""Function definitions that the dispatcher and the workers keep for one coordinator; the least recently used are dropped first."""
+"""Function definitions that the dispatcher and the workers keep for one coordinator. They drop the least recently used definitions
+first.
+"""
 
 LOG_TAIL_LINES: Final = 40
-"""Last lines of a slot's output in the error about its crash. A segfault prints twenty, and the lines before those are the useful
-ones.
-"""
+"""Last lines of a slot's output in the error about its crash. A segfault prints twenty lines, and the most useful lines precede them."""
 
 LOG_TAIL_BYTES: Final = 4096
 """Bytes of the last lines of a slot's output in the error about its crash."""
@@ -203,7 +212,9 @@ COORDINATORS_MAX: Final = 10_000
 # -- barriers and keys of tasks ------------------------------------------------------------------------------------------
 
 BARRIERS_MAX: Final = 16_384
-"""Names of barriers that are kept; the least recently used is dropped first. A name takes about a kilobyte while tasks wait at it."""
+"""Names of barriers that the keeper keeps. It drops the least recently used name first. A barrier at which tasks wait takes about a
+kilobyte.
+"""
 
 KEYS_MAX: Final = 2**20
 """Keys of the key-value store."""
@@ -212,24 +223,24 @@ KEY_CHARS_MAX: Final = 1024
 """Characters of a key, and of the name of a barrier."""
 
 KEYS_BYTES_MAX: Final = 2**30
-"""Bytes of all keys and values together. Data that is larger than a configuration belongs in messages, not in the leader's memory."""
+"""Bytes of all keys and values together. Data that is larger than a configuration belongs in messages, not in the keeper's memory."""
 
 TASK_ERRORS_KEPT: Final = 100
-"""Errors of tasks that are kept for tasks that ask later; an older error shows only in the state of its task."""
+"""Errors of tasks that the keeper keeps for tasks that ask later. An older error is only in the state of the task that has failed."""
 
 # -- time, in seconds ---------------------------------------------------------------------------------------------
 
 LEASE_S: Final = 10.0
-"""Seconds without a message after which a worker is lost, unless the end of its connection shows that sooner."""
+"""Seconds without a message after which a worker is lost. If its connection ends, the worker may be lost sooner (RECONNECT_GRACE_S)."""
 
 RECONNECT_GRACE_S: Final = 1.0
-"""Seconds that a worker has after its connection ended to reconnect under the same incarnation."""
+"""Seconds after the end of its connection that a worker has to reconnect in the same incarnation."""
 
 FAILURES_KEPT: Final = 100
-"""Errors of one round that are reported in addition to the first. Each takes memory, and time to unpickle it."""
+"""Errors of one round that are reported in addition to the first error. Each error takes memory and time for unpickling."""
 
 CANCEL_GRACE_S: Final = 5.0
-"""Seconds that a running function has to end after it was cancelled; then its slot process is killed."""
+"""Seconds that a running function has to end after it was cancelled. After this time its slot process is killed."""
 
 GRACE_S: Final = 10.0
 """Seconds for which an orderly stop (Ctrl-C, SIGTERM) waits for running work, at most."""
@@ -238,49 +249,49 @@ ORPHAN_LIMIT_S: Final = 60.0
 """Seconds after which a worker stops if it finds no dispatcher."""
 
 INVITED_ORPHAN_LIMIT_S: Final = 10.0
-"""Seconds without a dispatcher after which the worker of a task that a program has recruited stops. Shorter than ORPHAN_LIMIT_S, because
-the task stays, and the next program recruits it again.
+"""Seconds without a dispatcher after which a worker stops that a program has recruited in a task. This is shorter than ORPHAN_LIMIT_S,
+because the task continues, and the next program can recruit a worker in it again.
 """
 
 CONNECT_TIMEOUT_S: Final = 180.0
 """Seconds for which a program waits for the tasks of a cluster with parameter servers: as long as TensorFlow does."""
 
 INVITE_PATIENCE_S: Final = 1.0 + LEASE_S
-"""Seconds for which a program keeps asking a worker that belongs to another program, because that program may have crashed a moment
-ago.
+"""Seconds for which a program repeats its request to a task that serves another program as a worker. The other program may have crashed a
+moment ago, and the task is then free soon.
 """
 
 RESTARTS: Final = 3
-"""How often a launcher restarts a worker or ps that crashed: enough for accidents, but few, so that a task that can never run is
+"""How often a launcher restarts a worker or ps that crashed. This is enough for accidents, and few enough that a task that can never run is
 reported soon.
 """
 
 RESTART_PAUSE_S: Final = 0.2
-"""Seconds before the first restart; each further one waits twice as long, up to RESTART_PAUSE_S_MAX."""
+"""Seconds before the first restart. The pause doubles before each further restart, up to RESTART_PAUSE_S_MAX."""
 
 RESTART_PAUSE_S_MAX: Final = 10.0
 """The longest pause before a restart, in seconds. A host that needs longer to recover needs a person."""
 
 DESCRIBED_WORKS_MAX: Final = 100_000
-"""Work items that a coordinator names for the report about a drain, which takes it a tenth of a second and a message of a few MB."""
+"""Work items that a coordinator names for a drain report. This takes a tenth of a second and a message of a few MB."""
 
 DESCRIBED_S: Final = 1.0
-"""Seconds that a coordinator has to name its work for the report about a drain: its loop replies at once unless its process is stopped."""
+"""Seconds that a coordinator has to name its work for a drain report. Its loop thread replies at once unless the process is suspended."""
 
 WORKER_IDLE_S: Final = 60.0
-"""Seconds without work after which a worker leaves a cluster with `min` and `max`: longer than most pauses of a program."""
+"""Seconds without work after which a worker leaves a cluster with `min` and `max`. Most pauses of a program are shorter."""
 
 RESTARTS_FORGOTTEN_S: Final = 600.0
-"""Seconds for which a task must run after a restart; then its restarts are counted from zero again."""
+"""Seconds for which a restarted task must run before its restarts are counted from zero again."""
 
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """Seconds without a dispatcher, or without any worker, after which `join` and `fetch` raise UnavailableError."""
 
 WORKER_RECOVERY_TIMEOUT_S: Final = 3600.0
-"""Seconds after which work pinned to a worker fails if that worker is missing. Most launchers have given the worker up by then."""
+"""Seconds after which work that is pinned to a missing worker fails. Most launchers have given the worker up by then."""
 
 LEADER_WAIT_S: Final = 60.0
-"""Seconds for which requests about barriers and keys without a time-out of their own wait for the leader to appear the first time."""
+"""Seconds for which a request about barriers or keys without a time-out of its own waits until the keeper has started."""
 
 HEARTBEAT_IVL_S: Final = 0.3
 """Seconds between ZeroMQ's own PINGs from the side that connects; libzmq sends them outside the GIL."""
@@ -289,12 +300,12 @@ HEARTBEAT_TIMEOUT_S: Final = 2.0
 """Seconds without a reply to a PING after which libzmq closes the connection. No frame may take longer to transmit."""
 
 HEARTBEAT_SERVER_S: Final = 4.0
-"""Seconds between PINGs of the side that accepted the connection, and for the reply. This side sends them as well, because it would
-otherwise never notice a peer that is suspended before its own first PING has announced a time-out.
+"""Seconds between two PINGs of the side that accepted the connection, and seconds for the reply. This side sends PINGs, too, because it
+would otherwise never notice a peer that is suspended before its first PING has announced a time-out.
 """
 
 WAIT_LOG_S: Final = 10.0
-"""Seconds between log lines of a wait without a deadline, which name the peer that is awaited."""
+"""Seconds between two log lines of a wait without a deadline. The line names the peer for which the process waits."""
 
 NVIDIA_SMI_S: Final = 20.0
 """Seconds that nvidia-smi may take to list the GPUs of this host. With a broken driver it hangs."""
@@ -306,24 +317,28 @@ POD_POLL_S: Final = 1.0
 """Seconds between two checks of the pods while a resolver waits for them."""
 
 POD_READY_LOOK_S: Final = 5
-"""Seconds between two checks of a node whether a pod's port is bound. Cheap: one TCP connection."""
+"""Seconds between two checks by a node whether a pod's port is bound. The check is cheap, because it is only one TCP connection."""
 
 POD_ALIVE_LOOK_S: Final = 60
-"""Seconds between two checks of a node whether a server replies. Each starts a Python: half a second of a core."""
+"""Seconds between two checks by a node whether a server replies. Each check starts a Python interpreter, which takes half a second of a
+core.
+"""
 
 POD_ALIVE_ANSWER_S: Final = 30
 """Seconds that the check whether a server replies may take on a busy node."""
 
 POD_ALIVE_FAILURES: Final = 3
-"""Such checks in a row without a reply after which Kubernetes restarts the server, which loses the data in its memory."""
+"""Checks in a row without a reply after which Kubernetes restarts the server. They are many, because a restarted server has lost its
+data.
+"""
 
 POD_GRACE_MARGIN_S: Final = 5
-"""Seconds that a pod has in addition to the grace of its role. In them the role ends its children and connections."""
+"""Seconds that a pod has in addition to the grace of its role, so that the role can end its child processes and connections."""
 
 # -- files that people write --------------------------------------------------------------------------------------
 
 CONFIG_BYTES_MAX: Final = 2**20
-"""Bytes of a cluster file: 10,000 tasks with addresses are 300 kB."""
+"""Bytes of a cluster file. A file with the addresses of 10,000 tasks has 300 kB."""
 
 CONFIG_NODES_MAX: Final = 100_000
 """Values of a cluster file after its aliases are expanded, because a page of aliases to aliases can expand to billions."""
@@ -331,7 +346,7 @@ CONFIG_NODES_MAX: Final = 100_000
 # -- calls and replies ---------------------------------------------------------------------------------------
 
 HANDLER_THREADS_MAX: Final = 32
-"""Handlers of one RPC server that run at a time, not counting inline ones; further calls wait (CALLS_PENDING_MAX for each peer)."""
+"""Handlers of one RPC server that run at a time, without inline handlers. Further calls wait, at most CALLS_PENDING_MAX of each peer."""
 
 EAGER_BYTES_MAX: Final = 32 * 2**20
 """Bytes of arguments that a client sends with its calls while earlier calls have no reply. Beyond this, the server pulls large arrays,
@@ -339,26 +354,28 @@ and other arguments wait for replies. A path to another continent at 2.5 Gbit/s 
 """
 
 CLIENT_UNASKED_BYTES_MAX: Final = 2 * EAGER_BYTES_MAX
-"""Bytes of one client's arguments that were sent with calls that have not begun; the next call gets RESOURCE_EXHAUSTED. Twice as much as
-a client sends, because the server counts calls that the client has given up a little longer.
+"""Bytes of arguments that one client has sent with calls that have not begun. At the bound the next call gets RESOURCE_EXHAUSTED. This is
+twice as much as a client sends, because the server still counts a call for a short time after the client has given it up.
 """
 
 UNCOUNTED_BYTES_MAX: Final = CLIENT_UNASKED_BYTES_MAX // CALLS_PENDING_MAX
-"""Bytes of arguments up to which neither process counts a call as sent unasked. So small that all calls a client may have stay within
-the server's bound; such calls overtake those that the client holds back.
+"""Bytes of the arguments of a call up to which neither client nor server counts the call against these bounds. The client sends such a
+call at once, also while it holds back others. They are so small that all calls that a client may have stay within the server's bound.
 """
 
 CLIENT_PULLED_BYTES_MAX: Final = 256 * 2**20
-"""Bytes of one client's arguments that a server has pulled for calls that have not begun: enough to keep a call ready for each
+"""Bytes of one client's arguments that a server has pulled for calls that have not begun. This is enough to have a call ready for each
 thread, and little enough for many clients.
 """
 
 SESSION_THREADS_MAX: Final = 512
-"""Functions and accesses of sessions that one task runs at a time; further ones wait. Many, because a function may wait for another."""
+"""Functions and accesses of sessions that one task runs at a time. Further ones wait. The bound is high, because a function may wait for
+another function.
+"""
 
 SESSION_LOST_S: Final = 60.0
-"""Seconds that a session has to reconnect after its connection ended; then the task drops it, and frees the objects that only the
-session could refer to.
+"""Seconds that a session has to reconnect after its connection has ended. After this time the task drops the session, and frees the objects
+that only the session could refer to.
 """
 
 SESSIONS_MAX: Final = 65_536
@@ -368,72 +385,80 @@ TASK_PROBE_S: Final = 1.0
 """Seconds after which a task that does not reply counts as missing in a list of present tasks."""
 
 STREAM_ITEMS_AHEAD: Final = 512
-"""Items that a generator produces before the client requests them; as many may be in flight. It covers a round trip of small items."""
+"""Items that a generator produces before the client requests them, and items that may be in flight. They are enough for the round trip of
+small items.
+"""
 
 STREAM_BYTES_AHEAD: Final = BATCH_BYTES_MAX
-"""Bytes of the items that a generator produces ahead. A larger item is allowed if it is the only one."""
+"""Bytes of the items that a generator produces before the client requests them. One larger item is allowed if there is no other."""
 
 STREAMS_OF_PEER_MAX: Final = 64
-"""Streams of one client at one server: each takes a thread of the server."""
+"""Streams of one client at one server. Each stream takes a thread of the server."""
 
 STREAMS_MAX: Final = 512
 """Streams of all clients at one server."""
 
 SERVER_DESCRIPTORS: Final = 32
-"""Descriptors that a task's server needs: twelve, as many for its connection to the leader, and some for others. Without descriptors
-libzmq ends the process, or never accepts a connection.
+"""File descriptors that the server of a task needs: twelve for itself, twelve for its connection to the leader, and some for other
+connections. Without free descriptors libzmq ends the process, or never accepts a connection.
 """
 
 # -- messages and collectives between tasks -------------------------------------------------------------------------
 
 MAIL_ITEMS_MAX: Final = 65_536
-"""Messages that a task keeps until they are received; the next one gets RESOURCE_EXHAUSTED."""
+"""Messages that a task keeps until they are received. The sender of the next message gets RESOURCE_EXHAUSTED."""
 
 MAIL_BYTES_MAX: Final = 4 * 2**30
-"""Bytes of the messages that a task keeps until they are received, because a sender that runs ahead must notice before memory is full.
-One larger message is accepted if no other is kept.
+"""Bytes of the messages that a task keeps until they are received. A sender that is too fast must get an error before memory is full. One
+larger message is accepted if the task keeps no other.
 """
 
 COLLECTIVE_TIMEOUT_S: Final = 600.0
-"""Seconds for which a collective without a time-out of its own waits for the other members, and for each of their pieces. Members
-may be minutes apart (one reads its data while another compiles); an unbounded wait would be a hang without an explanation.
+"""Seconds for which a collective without a time-out of its own waits for the other members, and for each of their pieces. One member may be
+minutes behind another, because it still reads its data, for example. Without a bound a missing member would look like a hang.
 """
 
 COLLECTIVE_INLINE_BYTES_MAX: Final = 65_536
-"""Bytes of a member's contribution that are sent with its announcement. The leader replies with the result, in one round trip."""
+"""Bytes of the largest contribution that a member sends together with its announcement. The leader then replies with the result, so that
+the collective takes one round trip.
+"""
 
 COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
-"""Bytes of a piece on a ring. With four processes on two cores, half as much is a quarter slower, because each piece wakes two threads."""
+"""Bytes of a piece on a ring. With half as many bytes, four processes on two cores would be a quarter slower, because each piece wakes two
+threads.
+"""
 
 COLLECTIVE_WIDTH: Final = 3
-"""Pieces of a ring that a member processes at a time: one is reduced while another is on its way."""
+"""Pieces of a ring that a member processes at a time, so that it reduces one piece while another is on its way."""
 
 # -- checkpoints ----------------------------------------------------------------------------------------------------
 
 CHECKPOINT_SHARDS_AT_ONCE: Final = 4
-"""Shards that are read, written or checked at a time, each in memory: enough to keep a disk and several parameter servers busy."""
+"""Shards that are read, written or checked at a time, all of them in memory. They are enough to keep a disk and several parameter servers
+busy.
+"""
 
 CHECKPOINT_POLL_S: Final = 0.5
 """Seconds between two checks for a new checkpoint."""
 
 PS_VERSION_INCARNATION_SHIFT: Final = 40
-"""Bits of a variable's version that count its changes: 100,000 per second for four months. The bits above these count how often the
-variable was recovered.
+"""Bits of a variable's version that count its changes. They are enough for 100,000 changes per second for four months. The bits above them
+count how often the variable was recovered.
 """
 
 RECOVERY_POLL_S: Final = 0.25
-"""Seconds between two checks whether a parameter server has lost its variables. Each is a small call."""
+"""Seconds between two checks whether a parameter server has lost its variables. Each check is a small call."""
 
 # -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
 
 GC_CHECK_S: Final = 600.0
-"""Seconds between two checks of a dispatcher for unused readers and iterations. Long, because no caller waits for it."""
+"""Seconds between two checks of a dispatcher for unused readers and iterations. This is long, because no caller waits for the check."""
 
 GC_TIMEOUT_S: Final = 300.0
-"""Seconds after which an iteration without readers is dropped: longer than the restart of a program takes."""
+"""Seconds after which an iteration without readers is dropped. The restart of a program takes less."""
 
 WORKER_TIMEOUT_S: Final = 600.0
-"""Seconds after which a worker that has disconnected is given up: longer than the restart of a host takes."""
+"""Seconds after which a worker that has disconnected is given up. The restart of a host takes less."""
 
 CLIENT_TIMEOUT_S: Final = 300.0
 """Seconds after which a silent reader is dropped."""
@@ -442,97 +467,105 @@ DISPATCHER_TIMEOUT_S: Final = 3600.0
 """Seconds for which a data task waits for a dispatcher that does not reply."""
 
 TRAINER_CACHE_BYTES: Final = 10 * 2**30
-"""Bytes of elements that each worker keeps for trainers that share them; an element takes memory only once it was read."""
+"""Bytes of elements that each worker keeps for trainers that share them. An element takes memory only after a trainer has read it."""
 
 SNAPSHOT_CHUNK_BYTES_MAX: Final = 6 * 10**9
-"""Bytes of one file of a snapshot, so that there are few files, which can still be read in parts."""
+"""Bytes of one file of a snapshot. With this bound a snapshot has few files, and can still be read in parts."""
 
 WORKER_SNAPSHOTS_MAX: Final = 3
 """Streams of snapshots that one worker writes at a time. Each has a pipeline of its own."""
 
 JOURNAL_LOG_BYTES_MAX: Final = 16 * 2**20
-"""Bytes that the journal's write-ahead log keeps on disk; a larger commit lengthens it only for a while. SQLite moves its content into
-the database every 4 MiB.
+"""Bytes of the journal's write-ahead log on disk. A larger commit makes the log longer only for a while. SQLite moves the content of the
+log into the database every 4 MiB.
 """
 
 CONSUMERS_MAX: Final = 65_536
-"""Readers that may share a job by `num_consumers`. The dispatcher keeps state for each."""
+"""Readers that may share a job by `num_consumers`. The dispatcher keeps a state for each of these readers."""
 
 JOURNAL_RECORDS_MAX: Final = 10_000
-"""Records after which a dispatcher replaces them by its whole state, so that a restart reads them in a fraction of a second."""
+"""Records in the journal after which a dispatcher replaces the records by its whole state. A restarted dispatcher then reads its journal
+in a fraction of a second.
+"""
 
 # -- variables of parameter servers -------------------------------------------------------------------------------
 
 PS_PATIENCE_S: Final = 10.0
-"""Seconds for which requests to a silent ps are repeated, with the same update ids, while its process may still exist."""
+"""Seconds for which a program repeats requests to a silent ps, with the same update ids, as long as the process of the ps may still
+exist.
+"""
 
 PS_LOSSES_MAX: Final = 8
-"""Connections that a request to a ps may lose and still be repeated. More losses are not the network's fault."""
+"""How many connections may be lost during one request to a ps before the request fails. More losses do not come from the network."""
 
 PS_PROGRAM_GONE_S: Final = 10.0
-"""Seconds for which a program that opened a session may be without a connection before another program's `open` drops its variables:
-longer than any reconnect takes, and shorter than a user waits for a restarted program.
+"""Seconds without a connection after which the program that opened a session counts as gone, so that the `open` of another program drops
+the variables of the session. Every reconnect takes less, and a user waits longer for a restarted program.
 """
 
 PS_CLIENTS_MAX: Final = 16_384
-"""Processes whose last updates a ps remembers, so that no update is applied twice; the longest silent ones are dropped first. About 500
-bytes each.
+"""Processes whose last updates a ps remembers, so that no update is applied twice. The ps first forgets those that have been silent
+longest. Each process takes about 500 bytes.
 """
 
 PS_UPDATE_KEYS_MAX: Final = 65_536
-"""Keys that a ps remembers in one session, of updates that another process may repeat; the oldest are dropped first."""
+"""Keys of updates that a ps remembers in one session, because another process may repeat the updates. The ps forgets the oldest keys
+first.
+"""
 
 PS_STEPS_OPEN_MAX: Final = 4
-"""Steps of one variable that may wait for gradients at a time. Each holds a sum as large as the variable. Workers that wait for the
-reply of each step need one step, or two if one of them is ahead.
+"""Steps of one variable that may wait for gradients at a time. For each step the ps has a sum as large as the variable. If workers wait for
+the reply to each step, one step waits, or two if a worker is ahead.
 """
 
 PS_FUNCTIONS_MAX: Final = 1024
-"""Users' update functions that a ps keeps unpickled; the least recently used are dropped first, and are sent again."""
+"""Users' update functions that a ps keeps unpickled. It drops the least recently used functions first. A program sends a dropped function
+again.
+"""
 
 # -- keys of members ------------------------------------------------------------------------------------------------
 
 JOIN_VALID_S: Final = 60.0
-"""Seconds in which a join token can be used by default: longer than a process takes to start on a busy host."""
+"""Seconds in which a join token can be used by default. The start of a process takes less, also on a busy host."""
 
 JOIN_TOKENS_MAX: Final = 20_000
-"""Join tokens that a dispatcher keeps, ended ones included, because with these it can tell a second use from a wrong token."""
+"""Join tokens that a dispatcher keeps. It also keeps ended tokens, in order to distinguish the second use of a token from a wrong token."""
 
 JOIN_EXPLAINED_S: Final = 600.0
-"""Seconds for which the dispatcher tells a process that its join token has ended. After that it refuses the key as unknown."""
+"""Seconds for which the dispatcher tells a process that its join token has ended. Later it refuses the key of the process as unknown."""
 
 JOINING_MAX: Final = 1024
-"""Connections of unknown keys that a dispatcher lets in within HANDSHAKE_S to show a join token. Those that show none
-are ended after that time, so strangers hold no more descriptors than this.
+"""Connections with unknown keys that a dispatcher accepts at a time, so that the peers can show a join token. It ends a connection that has
+not shown a token within HANDSHAKE_S. Strangers can therefore occupy only this number of file descriptors.
 """
 
 MEMBER_KEYS_MAX: Final = 65_536
-"""Keys that a dispatcher keeps, revoked ones included. It never forgets a revoked key, because a forgotten key could join again."""
+"""Keys that a dispatcher keeps, including revoked keys. It never forgets a revoked key, because a forgotten key could join again."""
 
 REPLACED_KEYS_MAX: Final = 1024
-"""Replaced keys that a dispatcher keeps besides those that open ports show, to tell their processes why it refuses them. Each restart
-of a process that joins, and each rotation, replaces one.
+"""Replaced keys that a dispatcher keeps in order to tell their processes why it refuses them. Keys that open ports still show do not count.
+Each restart of a process that joins replaces a key, and so does each rotation.
 """
 
 KEY_QUESTIONS_MAX: Final = 32_768
-"""Keys and addresses that one process may ask its dispatcher about; more is a mistake, or an attack on memory."""
+"""Keys and addresses about which one process may ask its dispatcher. A larger number is a mistake, or an attack on memory."""
 
 KEY_RENEWAL_S: Final = 5.0
-"""Seconds for which a replaced key keeps its role, so that connections that are being made with it succeed."""
+"""Seconds for which a replaced key keeps its role, so that connections that processes are just making with the key succeed."""
 
 VOUCHING_S: Final = 2.0
-"""Seconds that a connection with a key of the static `authorized` file waits for the dispatcher to tell whether the key was revoked."""
+"""Seconds for which a connection with a key of the file `authorized` waits until the dispatcher has told whether the key was revoked."""
 
 # -- agents of hosts -----------------------------------------------------------------------------------------------------
 
 AGENT_BEAT_S: Final = 2.0
-"""Seconds between two heartbeats of a launcher to an agent. An agent that hears none for the `orphan_limit_s` of the workers ends."""
+"""Seconds between two heartbeats of a launcher to an agent. An agent that gets no order for the `orphan_limit_s` of the workers ends."""
 
 AGENT_SILENCE_S_MIN: Final = 5 * AGENT_BEAT_S
-"""Seconds of silence that an agent tolerates at least: with a shorter limit, a pause of the launcher or of the link would end agents."""
+"""The shortest silence limit of an agent, in seconds. With a shorter limit, a pause of the launcher or of the network would end agents."""
 
 AGENT_HELLO_S: Final = 60.0
-"""Seconds that a host has to send its hello: ssh may go through jump hosts, and Python be read from a slow file system."""
+"""Seconds that an agent has to send its hello, because ssh may use jump hosts, and Python may be on a slow file system."""
 
 AGENT_CLOCK_S: Final = 60.0
 """Seconds by which the clock of a host may differ from the launcher's without a warning."""
@@ -544,19 +577,21 @@ RAY_JOIN_S: Final = 60.0
 """Seconds that joining a Ray cluster may take. Ray itself would wait for minutes for a cluster that has ended."""
 
 RAY_PLACE_S: Final = 30.0
-"""Seconds that Ray has to place an actor. Less than AGENT_HELLO_S, so that the error says what is missing."""
+"""Seconds that Ray has to place an actor. This is less than AGENT_HELLO_S, so that the error says which resources are missing."""
 
 RAY_LINES_MAX: Final = 1000
-"""Lines of an agent that its actor holds until the launcher takes them. When it holds so many, the agent waits."""
+"""Lines of an agent that the agent's actor holds until the launcher fetches them. At the bound the agent waits."""
 
 CODE_BYTES_MAX: Final = 64 * 2**20
-"""Bytes of the files of a program that a launcher sends to a host: ten times a large project. More is data, or a forgotten folder."""
+"""Bytes of a program's code that a launcher sends to a host. This is ten times a large project. If the files are larger, they contain
+data.
+"""
 
 CODE_FILE_BYTES_MAX: Final = 4 * 2**20
-"""Bytes of one file of a program that a launcher sends to a host; larger files are left out."""
+"""Bytes of one file of a program that a launcher sends to a host. Larger files are left out."""
 
 CODE_FILES_MAX: Final = 20_000
 """Files of a program that a launcher sends to a host."""
 
 CODE_PART_BYTES: Final = 2**18
-"""Bytes of one order with code: short enough that a heartbeat can be sent in between on a slow line."""
+"""Bytes of one order with code. An order is so short that a heartbeat can be sent between two orders on a slow line."""

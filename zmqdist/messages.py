@@ -1,17 +1,17 @@
 """Every message of the protocol. docs/protocol.md has the same list as a table, generated from this file.
 
 Rules
-    A message is a header frame, which is one of these structs in MessagePack, followed by payload frames, whose content only the
-    sender and the receiver interpret. The first message of each side is a hello (wire/hello.py), which every version can read; all others
-    form one tagged union. Fields are identified by position, so a new field is added at the end and has a default.
-    `SENT` of a class names the sender and the receiver. The first line of its docstring is the meaning of the message.
+    A message is a header frame and the payload frames after it. The header is one of these structs in MessagePack. Only the sender and the
+    receiver interpret the payload frames. The first message of each side is a hello (wire/hello.py), which every version can read. All
+    other messages form one tagged union. The position of a field identifies it, so a new field is added at the end and has a default.
+    `SENT` of a class names the sender and the receiver. The first line of the docstring of a class says what the message means.
 
 Words
-    work: a work item, by a number that its coordinator chooses. lease: a number that the dispatcher chooses for one attempt of a
-      work item at one worker. One incarnation of a dispatcher never uses a lease number twice, so late results of an earlier
-      attempt are recognised (fencing).
-    round: the number of a coordinator's round, which ends when the coordinator raises an error. fn: a number that the
-      coordinator chooses for a function.
+    work: the number of a work item, which its coordinator chooses.
+    lease: a number that the dispatcher chooses for one attempt of a work item at one worker. One incarnation of a dispatcher never uses a
+      lease number twice, so that it recognizes late results of an earlier attempt (fencing).
+    round: the number of a coordinator's round, which ends when the coordinator raises an error.
+    fn: the number of a function, which the coordinator chooses.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ import msgspec
 from zmqdist.limits import BATCH_ITEMS_MAX
 
 Item: TypeAlias = tuple[int, int, int, int, bytes]
-"""A work item as submitted: (work, attempt, lost, fn, payload).
+"""A work item that a coordinator submits: (work, attempt, lost, fn, payload).
 
-`attempt` is the number of its first attempt; `lost` counts the attempts that were lost before this submission.
+`attempt` is the number of the first attempt after this submission. `lost` is the number of attempts that were lost before it.
 """
 Leased: TypeAlias = tuple[int, int, int, int, bytes]
-"""A work item as sent to a worker: (lease, coordinator, attempt, fn, payload)."""
+"""A work item that the dispatcher sends to a worker: (lease, coordinator, attempt, fn, payload)."""
 Outcome: TypeAlias = tuple[int, int, bytes]
-"""How a lease ended: (lease, kind, payload). `kind` is one of the constants below."""
+"""The end of a lease: (lease, kind, payload). `kind` is one of the constants below."""
 Result: TypeAlias = tuple[int, int, int, bytes]
-"""How a work item ended: (work, attempt, kind, payload)."""
+"""The end of a work item: (work, attempt, kind, payload)."""
 
 Part: TypeAlias = tuple[int, ...]
-"""Where one large part of a payload is. A tuple (bytes,) means that the part follows in chunks; eight numbers are a handle of shared
-memory (transport/shm_pool.py).
+"""The place of one large part of a payload: (bytes,) of a part that is sent in chunks, or the handle of a block of shared memory.
+
+The handle is a tuple of eight numbers (transport/shm_pool.py).
 """
 
 VALUE = 0
 """The payload is the value."""
 ERROR = 1
-"""The function raised an exception: the payload is that exception with its traceback."""
+"""The function raised an exception. The payload is the exception with its traceback."""
 BULK = 2
-"""The payload is a reference: the worker keeps the value until the coordinator has fetched it."""
+"""The payload is a reference to the value, which the worker keeps until the coordinator has fetched it."""
 CANCELLED = 3
-"""The work item was cancelled before it ended; the payload is empty."""
+"""The work item was cancelled before it ended. The payload is empty."""
 KEPT = 4
-"""The payload is a reference, as for BULK, to a value that stays with its worker. Used only inside a process, and between a slot and
-its worker; messages use BULK.
+"""The payload is a reference, as for BULK, to a value that stays with its worker. This kind is used only inside a process, and between a
+slot and its worker. Messages use BULK.
 """
 INPUT_LOST = 5
 """The function did not run, because the holder no longer has the value of an input. The payload is from `encode_loss`
@@ -58,11 +59,11 @@ INPUT_LOST = 5
 
 
 ALL_NUMBERS = -1
-"""In a Forget to all workers: every number of that coordinator."""
+"""In a Forget to all workers this number means every number of the coordinator."""
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """The base of all messages: an array in MessagePack that starts with the tag. A message is never changed after it was made."""
+    """The base class of all messages. A message is an array in MessagePack that starts with the tag. It is immutable."""
 
     SENT: ClassVar[str] = ""
 
@@ -71,10 +72,11 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
 
 class Call(Message, tag=1):
-    """Run a method and send a Reply. Payload frames are large arrays of the arguments, unless `parts` tells where they are.
+    """Run a method and send a Reply. The payload frames are the large arrays of the arguments, unless `parts` has the places of the arrays.
 
-    `incarnation` is that of the server for which the call is meant: another incarnation replies UNAVAILABLE. `left_ms` is the
-    time for which the caller will still wait, 0 for no limit. `held`: the client sends the chunks of `parts` only after SendParts.
+    `incarnation` is the incarnation of the server for which the call is meant. A server in another incarnation replies UNAVAILABLE.
+    `left_ms` is the time for which the caller still waits, and 0 means no limit. `held` says that the client sends the chunks of `parts`
+    only after SendParts.
     """
 
     SENT = "client -> server"
@@ -99,9 +101,9 @@ class Reply(Message, tag=2):
 
 
 class CancelCall(Message, tag=3):
-    """The client no longer wants the reply to Call `id`: the handler may return early, and the chunks of the call stop.
+    """The client does not want the reply to Call `id` any more. The handler may return early, and no more chunks of the call are sent.
 
-    The handler sees this by `zmqdist.cancelled()`.
+    In the handler `zmqdist.cancelled()` returns True.
     """
 
     SENT = "client -> server"
@@ -115,14 +117,14 @@ class Ping(Message, tag=4):
 
 
 class Goodbye(Message, tag=5):
-    """The sender stops in good order: do not wait for it."""
+    """The sender stops in good order. The receiver must not wait for the sender to reconnect."""
 
     SENT = "any -> any"
     reason: str = ""
 
 
 class Refused(Message, tag=6):
-    """The receiver's last message is not allowed and had no effect. `final`: repeating it will not help, whatever the code."""
+    """The receiver's last message is not allowed and had no effect. `final` says that it must not be repeated, whatever the code."""
 
     SENT = "server -> any"
     code: int
@@ -131,7 +133,7 @@ class Refused(Message, tag=6):
 
 
 class Calls(Message, tag=10):
-    """Several Calls without payload frames, made while an earlier call was in flight. Each Call gets its own reply."""
+    """Several Calls without payload frames, which a client made while an earlier call was in flight. Each Call gets its own reply."""
 
     SENT = "client -> server"
     items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
@@ -154,21 +156,21 @@ class Chunk(Message, tag=12):
 
 
 class Credit(Message, tag=13):
-    """The receiver has taken `nbytes` bytes of chunks, of any call, from its queue, so the other side may send as many more."""
+    """The sender has taken `nbytes` bytes of chunks, of any calls, from its queue, so that the peer may send as many more bytes."""
 
     SENT = "client -> server, server -> client"
     nbytes: int
 
 
 class SharedMemoryAccepted(Message, tag=14):
-    """The client has mapped the shared memory in the server's hello and read this nonce in it, so the server may lend it memory."""
+    """The client has mapped the shared memory in the server's hello and read this nonce in it, so the server may lend blocks to it."""
 
     SENT = "client -> server"
     nonce: int
 
 
 class SendParts(Message, tag=15):
-    """The server has room for the chunks of Call `id`, which was `held`: send them."""
+    """Send the chunks of Call `id`, which was `held`, because the server now has room for them."""
 
     SENT = "server -> client"
     id: int
@@ -178,10 +180,10 @@ class SendParts(Message, tag=15):
 
 
 class RegisterCoordinator(Message, tag=20):
-    """Register as a coordinator. Repeated on each new connection, with the same id.
+    """Register the sender as a coordinator. It repeats this message on each new connection, with the same id.
 
-    `previous_dispatcher`: the coordinator sent work of the current round to an earlier incarnation of the dispatcher. `watch_members`
-    subscribes to Members, `report_starts` to Begun.
+    `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier incarnation of the dispatcher.
+    `watch_members` subscribes to Members, and `report_starts` subscribes to Begun.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -194,7 +196,7 @@ class RegisterCoordinator(Message, tag=20):
 
 
 class CoordinatorRegistered(Message, tag=21):
-    """The coordinator is registered. The dispatcher has dropped work from an earlier connection: submit it again."""
+    """The coordinator is registered. It submits its work again, because the dispatcher has dropped work of earlier connections."""
 
     SENT = "dispatcher -> coordinator"
     attempts_max: int
@@ -202,17 +204,17 @@ class CoordinatorRegistered(Message, tag=21):
 
 
 class Define(Message, tag=22):
-    """Pickled functions under the coordinator's numbers, sent before the first work item that uses them."""
+    """Pickled functions with the coordinator's numbers for them. They are sent before the first work item that uses them."""
 
     SENT = "coordinator -> dispatcher"
     functions: list[tuple[int, bytes]]
 
 
 class Forget(Message, tag=23):
-    """No unfinished work item uses these functions, and no later one will use them under these numbers.
+    """No unfinished work item uses these functions, and no later work item will use them under these numbers.
 
-    `everywhere`: every worker passes this on to all its slots, whether or not they are known to have the functions, also for
-    ALL_NUMBERS. Such a number may belong to an object that a function has made.
+    With `everywhere`, every worker passes this message on to all its slots, even to those that are not known to have the functions. This is
+    needed for ALL_NUMBERS, and because a number may belong to an object that a function has made in a slot.
     """
 
     SENT = "coordinator -> dispatcher, dispatcher -> worker"
@@ -224,9 +226,9 @@ class Forget(Message, tag=23):
 class Submit(Message, tag=24):
     """Work items to be queued, oldest first.
 
-    `worker`: only this worker ("worker:1") may run them, and they wait until it is registered; empty for any worker. Of the items
-    that wait for the same worker, or for any worker, those with the highest `priority` start first. `detached` items belong to no round and
-    do not count against the queue's bound; EndRound does not cancel them.
+    If `worker` is a name such as "worker:1", only this worker may run the items, and they wait until it is registered. "" means any worker.
+    Among items that wait for one worker, or among those that wait for any worker, items with the highest `priority` start first. `detached`
+    items belong to no round, do not count against the bound of the queue, and are not cancelled by EndRound.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -238,10 +240,10 @@ class Submit(Message, tag=24):
 
 
 class CancelWork(Message, tag=25):
-    """Cancel these work items: drop waiting ones, kill running ones after `grace_s`. Each ends with a Result.
+    """Cancel these work items. Waiting items are dropped, and running items are killed after `grace_s`. Each item ends with a Result.
 
-    The Result is CANCELLED unless the item ended otherwise before. `unless_begun`, from a coordinator that subscribed to Begun: items
-    that have begun continue, and the coordinator gets CANCELLED, Begun or the Result of each item.
+    The kind of the Result is CANCELLED, unless the item has ended in another way before. With `unless_begun`, items that have begun
+    continue, and the coordinator, which has subscribed to Begun, gets CANCELLED, Begun or the Result of each item.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -251,7 +253,7 @@ class CancelWork(Message, tag=25):
 
 
 class EndRound(Message, tag=26):
-    """Cancel all work up to this round. The dispatcher replies with RoundEnded once none of it can be executing."""
+    """Cancel all work of this and earlier rounds. The dispatcher replies with RoundEnded when none of this work can run any more."""
 
     SENT = "coordinator -> dispatcher"
     round: int
@@ -259,7 +261,7 @@ class EndRound(Message, tag=26):
 
 
 class ResultReceived(Message, tag=27):
-    """The coordinator has received the bulk results of these (work, attempt): the items are finished, and the worker may free the results.
+    """The coordinator has received the large results of these (work, attempt), so the items are finished and workers may free the results.
 
     With `keep`, the worker keeps the results until a ResultReceived without `keep` names them again.
     """
@@ -277,9 +279,9 @@ class Results(Message, tag=28):
 
 
 class StartsLost(Message, tag=29):
-    """Attempts whose process crashed: (work, attempt, worker, exit code, last log lines, final).
+    """The processes of these attempts have crashed: (work, attempt, worker, exit code, last log lines, final).
 
-    `final`: the bound on lost attempts is reached, and the item will not run again. Otherwise the item waits for its next attempt.
+    `final` says that the item has reached the bound on lost attempts and does not run again. Otherwise it waits for its next attempt.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -287,31 +289,31 @@ class StartsLost(Message, tag=29):
 
 
 class RoundEnded(Message, tag=30):
-    """No work item of this or an earlier round can be executing any more."""
+    """No work item of this or an earlier round can run any more."""
 
     SENT = "dispatcher -> coordinator"
     round: int
 
 
 class QueueProgress(Message, tag=31):
-    """How many of the coordinator's work items have left the queue since it registered. Sent after the queue was full."""
+    """The number of the coordinator's work items that have left the queue since it registered. This is sent after the queue was full."""
 
     SENT = "dispatcher -> coordinator"
     left_queue: int
 
 
 class Workers(Message, tag=32):
-    """The number of workers. Sent when it changes from or to zero."""
+    """The number of workers. This is sent when the number changes from or to zero."""
 
     SENT = "dispatcher -> coordinator"
     count: int
 
 
 class Members(Message, tag=33):
-    """Workers that have joined or are lost, for coordinators that watch: after CoordinatorRegistered, and at each change.
+    """Workers that have registered or are lost. A coordinator that watches gets this after CoordinatorRegistered and at each change.
 
-    The first message has all present workers. `joined`: (name, incarnation, pid, host); `left`: (name, incarnation, reason). Another
-    incarnation is another process.
+    The first message has all registered workers. `joined` has (name, incarnation, pid, host), and `left` has (name, incarnation, reason).
+    Another incarnation is another process.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -320,9 +322,9 @@ class Members(Message, tag=33):
 
 
 class Begun(Message, tag=34):
-    """Workers have begun these items, as far as the dispatcher knows. Sent to coordinators that subscribed (`report_starts`).
+    """The dispatcher knows that workers have begun these items. This is sent to coordinators that have subscribed (`report_starts`).
 
-    An item that ends quickly may not be reported.
+    An item that ends quickly may be missing in all such messages.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -330,7 +332,7 @@ class Begun(Message, tag=34):
 
 
 class DescribeWork(Message, tag=35):
-    """Name these work items, and the per-worker resources of the program. Sent before a worker is drained; the reply is WorkDescribed."""
+    """Name these work items and the per-worker resources of the program, because a worker is to be drained. The reply is WorkDescribed."""
 
     SENT = "dispatcher -> coordinator"
     request: int
@@ -338,7 +340,7 @@ class DescribeWork(Message, tag=35):
 
 
 class WorkDescribed(Message, tag=36):
-    """The reply to DescribeWork: (work, name, whether a lost value is recomputed) of those that the program still needs."""
+    """The reply to DescribeWork: (work, name, whether a lost value is recomputed) of each work item that the program still needs."""
 
     SENT = "coordinator -> dispatcher"
     request: int
@@ -350,12 +352,13 @@ class WorkDescribed(Message, tag=36):
 
 
 class Register(Message, tag=40):
-    """Register as a worker. Repeated on each new connection. `held` are the leases of this dispatcher that the worker still has.
+    """Register the sender as a worker, on each new connection. `held` has the leases of this dispatcher that the worker still has.
 
-    `index` -1 requests the lowest free index. `index_given`: a dispatcher chose the index, so another worker may get it later.
-    `stale_leases` are functions of an earlier dispatcher that run in threads and could not be stopped, as (lease, coordinator); the worker
-    sends a LeasesReturned when one of them ends. `address` is the address at which peers reach the worker's own server. `serial` counts the
-    registrations over this connection. `threads_per_slot` is how many threads BLAS and OpenMP start in each slot; 0: not known.
+    `index` -1 requests the lowest free index. `index_given` says that a dispatcher has chosen the index, so that another worker may get it
+    later. `stale_leases` has (lease, coordinator) of each function of an earlier dispatcher that runs in a thread and could not be
+    stopped. When such a function ends, the worker sends LeasesReturned. `address` is the address at which peers reach the worker's own
+    server. `serial` counts the registrations over this connection. `threads_per_slot` is the number of threads of BLAS and OpenMP in each
+    slot, and 0 means that this number is not known.
     """
 
     SENT = "worker -> dispatcher"
@@ -380,7 +383,7 @@ class Register(Message, tag=40):
 
 
 class Registered(Message, tag=41):
-    """The worker is registered: its index, the interval of its heartbeats, its lease and its grace.
+    """The worker is registered. The message has its index, the interval of its heartbeats, its lease and its grace.
 
     `serial` is the serial of the Register to which this is the reply.
     """
@@ -394,16 +397,17 @@ class Registered(Message, tag=41):
 
 
 class Beat(Message, tag=42):
-    """Heartbeat. Any other message counts as a heartbeat, too."""
+    """A heartbeat. Any other message counts as a heartbeat, too."""
 
     SENT = "worker -> dispatcher, dispatcher -> worker"
 
 
 class Assign(Message, tag=43):
-    """Work items to run, oldest first, and the functions that they use and that are new to this worker: (coordinator, fn, pickled).
+    """Run these work items, the oldest first. Functions that are new to this worker are sent along as (coordinator, fn, pickled).
 
-    `report_before_start`: the items were with a worker that crashed, and may have begun on it, so report each start before it happens.
-    `workers` is the number of workers. `pinned`: the items were scheduled for this worker, and run before items that any worker may run.
+    `report_before_start` has the worker report each start before it happens, because the items were with a worker that crashed and may have
+    begun there. `workers` is the number of workers. `pinned` says that the items were scheduled for this worker, so that they run before
+    items that any worker may run.
     """
 
     SENT = "dispatcher -> worker"
@@ -415,14 +419,14 @@ class Assign(Message, tag=43):
 
 
 class StealRequest(Message, tag=44):
-    """Give back the leases in this list that have not started, because another worker is idle."""
+    """Give back each of these leases that has not started, because another worker is idle."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
 
 
 class AbortLeases(Message, tag=45):
-    """End these leases: give back those that have not started, kill running ones after `grace_s`."""
+    """End these leases. The worker gives back those that have not started, and kills running functions after `grace_s`."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
@@ -430,16 +434,16 @@ class AbortLeases(Message, tag=45):
 
 
 class FreeResult(Message, tag=46):
-    """The coordinator has received the bulk results of these leases, or does not want them: free them."""
+    """Free the large results of these leases, because the coordinator has received them or does not want them."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
 
 
 class Leave(Message, tag=47):
-    """Stop in good order: give back leases that have not started, finish running ones (at most `grace_s`), then say Goodbye.
+    """Stop in good order. The worker gives back leases that have not started, finishes running ones within `grace_s`, and sends Goodbye.
 
-    From a worker it means that the worker is leaving, so that the dispatcher must send it no more work.
+    If a worker sends this message, the worker is leaving, so that the dispatcher must send it no more work.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"
@@ -449,8 +453,8 @@ class Leave(Message, tag=47):
 class Done(Message, tag=48):
     """Leases that have ended, and leases that have started since the last message.
 
-    busy_us: microseconds for which the worker has had work since its last message. trip_us: round-trip time between worker and
-    dispatcher, 0 while unknown.
+    `busy_us` is the microseconds for which the worker has had work since its last message. `trip_us` is the round-trip time between worker
+    and dispatcher, and 0 means that it is not known.
     """
 
     SENT = "worker -> dispatcher"
@@ -468,7 +472,7 @@ class LeasesReturned(Message, tag=49):
 
 
 class SlotsLost(Message, tag=50):
-    """Slot processes that crashed during a lease: (lease, exit code, last log lines)."""
+    """Slot processes have crashed during these leases: (lease, exit code, last log lines)."""
 
     SENT = "worker -> dispatcher"
     items: list[tuple[int, int | None, str]]
@@ -502,7 +506,7 @@ class ReadDone(Message, tag=61):
 class Join(Message, tag=70):
     """Admit the key of this connection under `name`. `number` and `secret` are those of a join token.
 
-    `name` is "worker:3" or "submit". Only a connection whose key is not known yet sends this.
+    `name` is, for example, "worker:3" or "submit". Only a peer whose key the dispatcher does not know yet sends this.
     """
 
     SENT = "any -> dispatcher"
@@ -520,9 +524,9 @@ class Joined(Message, tag=71):
 
 
 class AskKey(Message, tag=72):
-    """Send the state of a public key, or of the key that listens at `address`: now, and after each change.
+    """Send the state of a public key, or of the key of the server at `address`, now and after each change.
 
-    `renews`: the sender is the owner of the key, so it makes a new one after RenewKey.
+    `renews` says that the sender owns the key, so that it makes a new key after RenewKey.
     """
 
     SENT = "any -> dispatcher"
@@ -534,8 +538,8 @@ class AskKey(Message, tag=72):
 class KeyState(Message, tag=73):
     """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost its role because of `problem`.
 
-    `listens`: a port that shows the key may be trusted. `address` is the address in the AskKey, if it has one; `key` is then the key of the
-    server at that address.
+    `listens` says that a server that shows the key may be trusted. If the AskKey has an `address`, this message has it, too, and `key` is
+    the key of the server at this address.
     """
 
     SENT = "dispatcher -> any"

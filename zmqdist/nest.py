@@ -2,11 +2,12 @@
 
 Rules
     Every other object is a leaf, including arrays, str and None. The items of a dict are visited in the order of the sorted keys, so that
-    two dicts with the same keys flatten alike whatever the order of insertion. Subclasses of the four are structures as well, and
-    `pack_sequence_as` keeps their class.
+    the order of insertion has no effect. Objects of subclasses of the four classes are structures, too, and `pack_sequence_as` keeps their
+    class.
 
-The errors are TensorFlow's: TypeError for a structure of another kind, ValueError for another number of items or other keys. They name
-the place in the form in which it would be written after the variable: `['a'][0].x`.
+Errors are as in TensorFlow. A structure of another kind raises TypeError. Another number of items, or other keys, raise ValueError. The
+text
+of the error names the place as Python code that follows the name of the variable: `['a'][0].x`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ def is_nested(structure: Structure) -> bool:
 
 
 def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
-    """Return the leaves from left to right. For a single leaf, return a list with that leaf.
+    """Return the leaves of a structure from left to right. If `structure` is a single leaf, return a list with this leaf.
 
     Args:
-      expand_composites: replace a leaf that consists of several values of one kind by these values (a ShardedVariable by its shards).
+      expand_composites: whether to replace a leaf that consists of several values by these values, for example a ShardedVariable by its
+        shards.
 
     Raises:
       TypeError: a dict has keys that cannot be sorted.
@@ -47,11 +49,12 @@ def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
 
 
 def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Structure:
-    """Return `flat_sequence` in the form of `structure`: the inverse of `flatten`. The leaves of `structure` are ignored.
+    """Return a structure in the form of `structure`, whose leaves are the items of `flat_sequence`. This is the inverse of `flatten`. The
+    leaves of `structure` are ignored.
 
     Raises:
       TypeError: `flat_sequence` is a leaf.
-      ValueError: it has more or fewer items than `structure` has leaves.
+      ValueError: the number of items of `flat_sequence` is not the number of leaves of `structure`.
     """
     if not is_nested(flat_sequence):
         raise TypeError(f"flat_sequence must be a list or tuple, not {type(flat_sequence).__name__}")
@@ -62,10 +65,11 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
 
 
 def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
-    """Apply `func` to the leaves at the same place in all structures; return the results in the form of the first structure.
+    """Call `func` for each place of a leaf, with the leaves of all structures at this place. Return the results in the form of the first
+    structure.
 
     Raises:
-      TypeError, ValueError: as `assert_same_structure`; or no structure is given, or `func` is not callable.
+      TypeError, ValueError: the structures differ (`assert_same_structure`), no structure is given, or `func` is not callable.
     """
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}")
@@ -81,12 +85,12 @@ def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool 
     """Check that two structures differ only in their leaves.
 
     Args:
-      check_types: whether a list in place of a tuple counts as a difference. Two namedtuple classes with the same name and fields
-        count as equal, and so do two kinds of dict.
+      check_types: whether a different class, such as a list in place of a tuple, counts as a difference. Two namedtuple classes with equal
+        names and fields count as equal, and so do two kinds of dict.
 
     Raises:
-      TypeError: with `check_types`, a structure of another kind.
-      ValueError: another number of items, other keys, or a nested structure where the other has a leaf.
+      TypeError: `check_types` is True, and the classes of two structures at the same place differ.
+      ValueError: the numbers of items differ, the keys differ, or one structure has a leaf where the other has a structure.
     """
     _compare(nest1, nest2, check_types, "")
 
@@ -116,7 +120,7 @@ def _sorted_keys(structure: dict[Any, Any], path: str) -> list[Any]:
 
 
 def _fields(structure: Structure) -> tuple[str, ...]:
-    """Return the field names of a namedtuple; empty for any other object."""
+    """Return the names of the fields of a namedtuple, or () for any other object."""
     return getattr(structure, "_fields", ()) if isinstance(structure, tuple) else ()
 
 
@@ -125,7 +129,7 @@ def _pack(structure: Structure, leaves: Iterator[Any]) -> Structure:
         return next(leaves)
     if isinstance(structure, dict):
         packed = {key: _pack(structure[key], leaves) for key in sorted(structure)}
-        # A copy keeps the class, the order of the keys and other attributes (a default_factory).
+        # Copy the dict, because the copy has its class, its order of keys and its other attributes, such as default_factory.
         result = copy.copy(structure)
         for key in structure:
             result[key] = packed[key]

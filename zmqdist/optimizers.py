@@ -1,10 +1,10 @@
 """Optimizers as update functions: they compute the new value of a variable from a gradient. Plain NumPy, usable in any process.
 
-An optimizer is a frozen dataclass of numbers and keeps no state. Its state for a variable is in the variable's *slots*: arrays of the
-variable's shape, which are stored beside it (at its parameter server). A step reads and writes each element only together with
-the slot elements at the same place. It may therefore run in pieces that stay in the cache and, for a sparse gradient
-(IndexedSlices), on the named rows only. Rows that are named twice count with their sum; all other rows and their slots do not change
-(the "lazy" variants of other libraries).
+An optimizer is a frozen dataclass of numbers and has no state. Its state for a variable is in the variable's *slots*, which are arrays of
+the variable's shape that are stored beside the variable, at its parameter server. For each element of the variable, a step reads and
+writes only this element and the elements of the slots at the same place. A step may therefore run in pieces that stay in the cache. With a
+sparse gradient (IndexedSlices) a step changes only the named rows and their slots, as the "lazy" variants of other libraries do. If a row
+is named twice, the sum of the two gradients counts.
 
 Formulas and defaults are those of Keras. Not here: where variables are stored, and which code applies an optimizer
 (variables/hosted_variable.py).
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from zmqdist.indexed_slices import IndexedSlices
 
 PIECE: Final = 16_384
-"""Elements that are computed at a time: together with slots and temporaries they fit into the level-2 cache of a core."""
+"""Elements that are computed at a time. Together with their slots and temporaries they fit into the level-2 cache of a core."""
 
 Array = NDArray[Any]
 
@@ -32,7 +32,7 @@ __all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Optimizer"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The base of all optimizers. A subclass is a frozen dataclass with `_step`, and with `slot_values` if it needs slots.
+    """The base class of all optimizers. A subclass is a frozen dataclass that defines `_step`, and `slot_values` if it needs slots.
 
     Attributes:
       learning_rate: a number of 0 or more.
@@ -41,7 +41,7 @@ class Optimizer:
     learning_rate: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a field is not a finite number, or is outside the range of the formula."""
+        """Raises ValueError if a field is not a finite number, or is outside the range that the formula allows."""
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(each.default, bool):
@@ -56,18 +56,18 @@ class Optimizer:
 
     @property
     def slot_values(self) -> dict[str, float]:
-        """The name of each slot and its initial value."""
+        """The initial value of each slot, by the name of the slot."""
         return {}
 
     def to_wire(self) -> tuple[str, dict[str, Any]]:
-        """Return the name and fields, for `from_wire`. Raises ValueError if the class is not one of this module."""
+        """Return the name of the class and its fields, for `from_wire`. Raises ValueError if the class is not one of this module."""
         if KINDS.get(type(self).__name__) is not type(self):
-            raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: write a function for another rule")
+            raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: for another rule write an update function")
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
     def from_wire(name: str, values: Mapping[str, Any]) -> Optimizer:
-        """Return the optimizer that `to_wire` described. Raises ValueError if there is none of this name with these fields."""
+        """Return the optimizer that the result of `to_wire` describes. Raises ValueError if no optimizer has this name and these fields."""
         kind = KINDS.get(name)
         if kind is None or values.keys() - {each.name for each in fields(kind)}:
             raise ValueError(f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}")
@@ -88,11 +88,11 @@ class Optimizer:
         """Apply one step in place.
 
         Args:
-          value: the variable, an array of contiguous floats. It is changed, unless `out` is given.
-          grad: an array of the same shape; or some of its rows, with valid indices.
+          value: the value of the variable, an array of contiguous floats. It is changed, unless `out` is given.
+          grad: the gradient. This is an array of the same shape, or some of its rows with valid indices (IndexedSlices).
           slots: the arrays that the method `slots` has returned. They are changed.
           step: the number of this step for this variable, from 1.
-          out: receives the new value in place of `value`. It has the same shape; only for a dense gradient.
+          out: an array of the same shape that gets the new value in place of `value`. Only a dense gradient allows `out`.
         """
         if isinstance(grad, IndexedSlices):
             self.update_rows(value, *summed(grad), slots, step)
@@ -110,7 +110,7 @@ class Optimizer:
         for begin in range(0, len(indices), count):
             some = indices[begin : begin + count]
             touched = {name: slot.take(some, 0, mode="clip") for name, slot in slots.items()}
-            new = value.take(some, 0, mode="clip")  # indices are valid; "clip" avoids a buffer
+            new = value.take(some, 0, mode="clip")  # "clip" changes no valid index, and avoids a buffer
             self._step(new, rows[begin : begin + count], touched, by, new)
             value[some] = new
             for name, slot in slots.items():
@@ -121,7 +121,7 @@ class Optimizer:
         return (self.learning_rate,)
 
     def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
-        """Compute `out` from `value`, which may be the same array; change the slots in place."""
+        """Compute `out` from `value`, and change the slots in place. `out` and `value` may be the same array."""
         raise NotImplementedError
 
 
@@ -221,16 +221,16 @@ class Adam(Optimizer):
 
 
 KINDS: Final[dict[str, type[Optimizer]]] = {"SGD": SGD, "Momentum": Momentum, "Adagrad": Adagrad, "Adam": Adam}
-"""All optimizers, by name. Every ps knows these."""
+"""The classes of all optimizers that a ps can apply, by name."""
 
 
 def summed(grad: IndexedSlices) -> tuple[Array, Array]:
-    """Return the indices and rows of a sparse gradient with unique indices: rows of the same index are added up."""
+    """Return the unique indices of a sparse gradient, and for each index the sum of its rows."""
     return summed_rows(np.asarray(grad.indices), np.asarray(grad.values))
 
 
 def summed_rows(indices: Array, rows: Array) -> tuple[Array, Array]:
-    """Return the unique indices, and for each the sum of its rows, as `summed` does."""
+    """Return the unique values of `indices`, and for each of them the sum of its rows, as `summed` does."""
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     new = np.ones(len(ordered), bool)

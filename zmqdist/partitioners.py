@@ -1,8 +1,8 @@
-"""The number of shards of a variable: `partitioner(shape, dtype)` returns a list with one number for each axis.
+"""Partitioners, which choose the number of shards of a variable. `partitioner(shape, dtype)` returns a list with one number for each axis.
 
 Rules
-    Only axis 0 is split, so all numbers but the first are 1: [2, 1] is a matrix in two shards. For a scalar the list is empty.
-    There are never more shards than rows, and always at least one, even for a variable without rows.
+    Only axis 0 is split, so all numbers except the first are 1: [2, 1] means a matrix in two shards. For a scalar the list is empty.
+    A variable never has more shards than rows, and always has at least one shard, even if it has no rows.
     A strategy accepts any callable with this signature, and calls it with `shape=` and `dtype=`.
 
 Not here: which rows a shard has, and how a strategy checks the list (training/partition.py).
@@ -18,19 +18,19 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 SHARD_BYTES_MIN = 256 << 10
-"""Bytes. A smaller shard costs more by its message than it saves by being on another server."""
+"""The smallest number of bytes for which a shard is worth its cost. The message to another server costs more than a smaller shard saves."""
 
 
 class Partitioner:
-    """The base of all partitioners. A strategy calls its partitioner for each variable that is created in its scope."""
+    """The base class of all partitioners. A strategy calls its partitioner for each variable that is created in the strategy's scope."""
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Return the number of shards along each axis.
 
         Args:
           shape: the shape of the whole variable.
-          dtype: the dtype of its elements.
-          axis: the axis to split; only 0 is supported.
+          dtype: the dtype of the elements of the variable.
+          axis: the axis to split. Only 0 is supported.
 
         Raises:
           NotImplementedError: this is the base class.
@@ -40,7 +40,7 @@ class Partitioner:
 
 
 class FixedShardsPartitioner(Partitioner):
-    """Splits every variable into the same number of shards, or one for each row if it has fewer rows."""
+    """Splits every variable into the same number of shards. A variable with fewer rows is split into one shard for each row."""
 
     def __init__(self, num_shards: int) -> None:
         """Raises ValueError if `num_shards` is not positive."""
@@ -51,9 +51,9 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Splits a variable into one shard for each `min_shard_bytes`, but at most into `max_shards`.
+    """Splits a variable into one shard for each `min_shard_bytes`, and at most into `max_shards`.
 
-    The number of shards is rounded up, as TensorFlow does, so that a shard can be smaller than `min_shard_bytes`.
+    The number of shards is rounded up, as in TensorFlow, so that a shard can be smaller than `min_shard_bytes`.
     """
 
     def __init__(self, min_shard_bytes: int = SHARD_BYTES_MIN, max_shards: int = 1, bytes_per_string: int = 16) -> None:
@@ -61,7 +61,7 @@ class MinSizePartitioner(Partitioner):
 
         Args:
           min_shard_bytes: the bytes of one shard.
-          max_shards: the number of shards of one variable; usually the number of parameter servers.
+          max_shards: the most shards of one variable. This is usually the number of parameter servers.
           bytes_per_string: the bytes to assume for an element whose dtype has no size.
 
         Raises:
@@ -83,8 +83,8 @@ class MaxSizePartitioner(Partitioner):
         """Set the bounds on shards.
 
         Args:
-          max_shard_bytes: the bytes of one shard.
-          max_shards: the number of shards of one variable, even if they become larger than `max_shard_bytes`; None for no bound.
+          max_shard_bytes: the most bytes of one shard.
+          max_shards: the most shards of one variable, even if shards then exceed `max_shard_bytes`. None means no bound.
           bytes_per_string: the bytes to assume for an element whose dtype has no size.
 
         Raises:
@@ -110,7 +110,7 @@ def _along_axis_0(shape: Sequence[int], axis: int, shards: int) -> list[int]:
 
 
 def _element_bytes(dtype: DTypeLike, bytes_per_string: int) -> int:
-    """Return the bytes of an element. Objects (text of any length) and text without a length have no size of their own."""
+    """Return the bytes of one element. If the dtype has no size, as for objects and for text of any length, this is `bytes_per_string`."""
     kind = np.dtype(dtype)
     return bytes_per_string if kind.hasobject or not kind.itemsize else kind.itemsize
 

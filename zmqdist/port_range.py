@@ -1,4 +1,4 @@
-"""The range of ports from which the processes of a cluster choose free ones, for firewalls: `ZMQDIST_PORTS=5000-5100`."""
+"""The range from which the processes of a cluster choose free ports, for firewalls: `ZMQDIST_PORTS=5000-5100`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PORT_MAX: Final = 65535
 
 
 def parse_ports(text: str) -> range:
-    """Return the ports of `FIRST-LAST`, both included. Raises ValueError with a text that says what is wrong."""
+    """Return the ports of a range `FIRST-LAST`, including LAST. If the text is not a range, raise ValueError with a text that says why."""
     first, dash, last = text.strip().partition("-")
     if not dash or not all(part.isascii() and part.isdecimal() and len(part) <= 5 for part in (first, last)):
         raise ValueError(f"{text[:40]!r} is not a range of ports: write it as 5000-5100")

@@ -1,4 +1,4 @@
-"""The seed of this process, from which every random operation without a seed of its own derives its seed.
+"""The seed of this process. A random operation that has no seed of its own derives its seed from the seed of this process.
 
 Not here: how an operation draws numbers from its seed (data/seeds.py).
 """
@@ -15,7 +15,7 @@ __all__ = ["set_seed"]
 chance = SystemRandom()
 """A source of random numbers for pauses and for the order of requests.
 
-It does not use the state of the module `random`, which belongs to the program and its seeds.
+It does not use the state of the module `random`, because this state belongs to the program.
 """
 
 _lock = threading.Lock()
@@ -24,10 +24,10 @@ _operations: Iterator[int] = itertools.count()
 
 
 def set_seed(seed: int | None) -> None:
-    """Make random operations that are defined from now on repeatable, in the order of their definition.
+    """Set the seed of this process, so that random operations that are defined after this call are repeatable.
 
-    The same program with the same seed gets the same numbers, in every process. None restores the initial state, in which each run gets
-    other numbers.
+    If the same program runs again with the same seed, its operations draw equal numbers, in every process. None restores the initial
+    state, in which each run draws other numbers. The seed of an operation depends on the order in which operations are defined.
     """
     global _seed, _operations
     with _lock:
@@ -36,13 +36,15 @@ def set_seed(seed: int | None) -> None:
 
 
 def is_seeded() -> bool:
-    """Return whether an operation that is defined now derives its numbers from the seed of this process."""
+    """Return whether this process has a seed, from which an operation that is defined now would derive its seed."""
     with _lock:
         return _seed is not None
 
 
 def operation_seed(seed: int | None) -> tuple[int, int] | None:
-    """Return the two numbers that seed an operation defined now. `seed` is its own seed. None if neither it nor the process has a seed."""
+    """Return the two numbers that seed an operation that is defined now. `seed` is the operation's own seed. Return None if neither the
+    operation nor this process has a seed.
+    """
     with _lock:
         if seed is not None:
             return (0 if _seed is None else _seed), int(seed)

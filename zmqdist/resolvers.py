@@ -1,7 +1,7 @@
-"""Resolvers find the cluster of a program: in arguments, environment variables, Slurm, mpirun or torchrun, or Kubernetes.
+"""Resolvers, which find the cluster of a program: in arguments, in environment variables, from Slurm, mpirun or torchrun, or in Kubernetes.
 
-Each resolver has a file of its own. All have the same interface (`base.py`), so that a program that accepts a resolver runs anywhere. A
-resolver of your own is a class with two methods; `zmqdist.testing.check_resolver` checks it.
+All resolvers have the same interface (cluster/resolvers/base.py), so that a program that accepts a resolver runs on each of these
+platforms. A resolver of your own is a class with two methods, which `zmqdist.testing.check_resolver` checks.
 """
 
 from zmqdist.cluster.resolvers.base import ClusterResolver

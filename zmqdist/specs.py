@@ -1,11 +1,11 @@
-"""The expected shape and dtype of an array, and functions that declare what they take and return.
+"""The expected shape and dtype of an array, and functions that declare the specs of their arguments and results.
 
 Rules
-    A `TensorSpec` never changes. `function` attaches specs to a callable and does nothing else: it does not trace the callable, and calls
-    are not checked. The code that sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
+    A `TensorSpec` never changes. `function` only attaches specs to a callable. It neither traces the callable nor checks its calls. The
+    code that sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
 
-    Python's numbers are weak: they have no dtype of their own and take that of the spec, if it can represent their value. Values with a
-    dtype are never cast.
+    Python's numbers are weak, which means that they have no dtype of their own. They get the dtype of the spec if this dtype can represent
+    their value. A value that has a dtype is never cast.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class TensorSpec:
     """The shape and dtype that an array must have, and a name.
 
     Attributes:
-      shape: tuple of sizes, with None for any size; None for any number of dimensions.
+      shape: a tuple of sizes, in which None means any size. If `shape` itself is None, the array may have any shape.
       dtype: a numpy dtype. `str` and `bytes` mean strings of any length.
-      name: for error messages; None if it has none.
+      name: a name for error messages, or None.
     """
 
     shape: tuple[int | None, ...] | None
@@ -41,7 +41,7 @@ class TensorSpec:
     name: str | None
 
     def __init__(self, shape: Any, dtype: DTypeLike = np.float32, name: str | None = None) -> None:
-        """Raises ValueError for a negative size or an object dtype, TypeError for an argument that is not a shape or dtype."""
+        """Raises ValueError if a size is negative or the dtype is object, and TypeError if an argument is not a shape or a dtype."""
         kept = np.dtype(dtype)
         if kept.hasobject:
             raise ValueError(f"dtype {kept} holds Python objects, which cannot be sent as arrays")
@@ -57,7 +57,9 @@ class TensorSpec:
         return self.problem(array) is None
 
     def problem(self, array: NDArray[Any] | np.generic) -> str | None:
-        """Return what is wrong with `array`: "expected int32 of shape (2, None), given ..."; None if it fits."""
+        """Return a text that says why `array` does not fit, such as "expected int32 of shape (2, None), given ...". None means that it
+        fits.
+        """
         if self._fits_dtype(array.dtype) and self._fits_shape(array.shape):
             return None
         where = "" if self.shape is None else f" of shape {self.shape}"
@@ -88,13 +90,14 @@ def _shape(shape: Any) -> tuple[int | None, ...] | None:
 
 
 class Function:
-    """A callable with the specs of its arguments and of its result; made by `function`.
+    """A callable with the specs of its arguments and of its result, as `function` makes it.
 
     Attributes:
-      input_signature: structure of `TensorSpec`, one item for each argument; None if not given.
-      output_signature: structure of `TensorSpec` in the form of the result; None if not given.
+      input_signature: a structure of `TensorSpec` with one item for each argument. None means that it was not declared.
+      output_signature: a structure of `TensorSpec` in the form of the result. None means that it was not declared.
 
-    Both are private copies. A Function is pickled by name if its module has it under its name, otherwise together with the callable.
+    The signatures are copies of the arguments of `function`. A Function is pickled by its name if this name in its module refers to the
+    Function. Otherwise it is pickled together with the callable.
     """
 
     __name__: str
@@ -115,7 +118,7 @@ class Function:
         return f"<zmqdist.function {getattr(self, '__qualname__', self.__wrapped__)}>"
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        # `wraps` copied the name of the wrapped function: pickle by name only if that name refers to this object.
+        # Pickle by name only if the name refers to this object. The name may refer to the wrapped function, from which `wraps` copied it.
         module = getattr(self, "__module__", None)
         name = getattr(self, "__qualname__", None)
         if name is not None and module not in (None, "__main__", "__mp_main__"):
@@ -129,13 +132,13 @@ class Function:
 
 def function(
     func: Callable[..., Any] | None = None, input_signature: Any = None, output_signature: Any = None
-) -> Any:  # Function, or the decorator that makes one
-    """Declare what a function takes and returns: `@function(input_signature=[TensorSpec((), np.int32)])`.
+) -> Any:  # a Function, or a decorator that makes one
+    """Declare the specs of the arguments and of the result of a function: `@function(input_signature=[TensorSpec((), np.int32)])`.
 
     Args:
-      func: the function; without it, `function` returns a decorator.
-      input_signature: list or tuple with a structure of `TensorSpec` for each argument.
-      output_signature: structure of `TensorSpec` in the form of the result.
+      func: the function. If it is None, `function` returns a decorator.
+      input_signature: a list or tuple with a structure of `TensorSpec` for each argument.
+      output_signature: a structure of `TensorSpec` in the form of the result.
 
     Returns:
       A Function that calls `func`. Its calls are not checked against the declaration.
@@ -166,19 +169,19 @@ def _signature(name: str, signature: Any) -> Any:
 def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
     """Return `value` as the array that `spec` describes.
 
-    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, are converted to the spec's dtype if it can
-    represent their value: an int that fits, a float that does not overflow (it is rounded), but never a float for an int. All other values
-    keep the dtype that `np.asarray` finds.
+    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, are converted to the spec's dtype if this dtype
+    can represent their value. An int must fit. A float is rounded, but must not overflow, and is never converted to an integer dtype. All
+    other values keep the dtype that `np.asarray` finds.
 
     Returns:
       An array that may share memory with `value`.
 
     Raises:
-      InvalidArgumentError: `value` does not fit; the message names what was expected and what was given.
+      InvalidArgumentError: `value` does not fit `spec`. The message names the expected and the given dtype and shape.
     """
     array: NDArray[Any] | None
     if type(value) in (int, float) and (spec.shape is None or spec.shape == ()):
-        array = _weak_number(value, spec)  # the usual argument of small calls, in a tenth of the time
+        array = _weak_number(value, spec)  # a shortcut for the usual argument of small calls, ten times as fast
         if array is not None:
             return array
     if not isinstance(value, (np.ndarray, np.generic)) and _is_weak(value):
@@ -186,7 +189,7 @@ def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
     else:
         try:
             array = np.asarray(value)
-        except ValueError as error:  # lists of unequal length
+        except ValueError as error:  # `value` has lists of unequal lengths
             raise InvalidArgumentError(f"{spec.name or 'value'}: not an array: {error}") from error
     problem = spec.problem(array)
     if problem is not None:
@@ -199,7 +202,7 @@ _DTYPE_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
-    """Convert the common cases: an int for an int dtype, a float of ordinary size for a float dtype. Return None for all others."""
+    """Convert an int to an integer dtype, or a float of ordinary size to a float dtype. Return None in all other cases."""
     dtype = spec.dtype
     if type(value) is int:
         low, high = _int_bounds(dtype)
@@ -225,7 +228,7 @@ def _is_weak(value: Any) -> bool:
 
 
 def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
-    """Convert Python's values, and compare every leaf with its result, because NumPy wraps, truncates and rounds silently."""
+    """Convert Python's values to an array. Compare each value with the element of the array, because NumPy wraps and truncates silently."""
     name = f"{spec.name}: " if spec.name else ""
     low, high = _int_bounds(spec.dtype)
     for leaf in _leaves(value):
@@ -253,7 +256,7 @@ def _leaves(value: Any) -> list[Any]:
 def _show(leaf: Any) -> str:
     try:
         return f"{type(leaf).__name__} {reprlib.repr(leaf)}"
-    except ValueError:  # an int of more digits than Python converts to text
+    except ValueError:  # the leaf is an int of more digits than Python converts to text
         return f"{type(leaf).__name__} of {leaf.bit_length()} bits"
 
 
@@ -261,7 +264,7 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
     if isinstance(leaf, (str, bytes)):
         return dtype.kind == ("U" if isinstance(leaf, str) else "S")
     rank = _DTYPE_RANKS.get(dtype.kind)
-    if rank is None and dtype.isbuiltin == 2:  # a dtype of another package: bfloat16 can hold 0.5, int4 cannot
+    if rank is None and dtype.isbuiltin == 2:  # a dtype of another package: find out whether it has fractions
         rank = 2 if dtype.type(0.5) == 0.5 else 1
     return rank is not None and _WEAK_RANKS[type(leaf)] <= rank
 
@@ -269,7 +272,7 @@ def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
 def _survived(original: Any, stored: Any) -> bool:
     if isinstance(original, (float, complex)):
         return bool(np.isfinite(stored)) or not np.isfinite(original)
-    if isinstance(original, int):  # compared as Python's ints, because NumPy would round `original` first
+    if isinstance(original, int):  # compare Python's ints, because NumPy would round `original` before it compares
         part = stored.real if isinstance(stored, np.complexfloating) else stored
         try:
             return int(part) == original

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 Worker: TypeAlias = "Callable[[], tuple[int, int]]"
-"""Returns the index of a worker, and the number of workers."""
+"""A function that returns the index of a worker and the number of workers."""
 
 _of_thread = threading.local()
 _cancelled_of_process: Callable[[], bool] | None = None
@@ -26,7 +26,7 @@ def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
     """Note that this thread begins to run a function.
 
     Args:
-      cancelled: returns whether the function should end.
+      cancelled: a function that returns whether the running function should end.
       worker: the worker, if a coordinator has scheduled the function.
     """
     _of_thread.cancelled = cancelled
@@ -107,7 +107,7 @@ def _worker_position(function: str) -> tuple[int, int]:
 
 @contextmanager
 def under_construction(kind: str) -> Iterator[None]:
-    """Mark, for this thread, that an object of the worker is being created. `kind` is "resource" or "dataset"."""
+    """Return a context manager in which this thread creates an object of the worker. `kind` is "resource" or "dataset"."""
     before, _of_thread.under_construction = resource_kind(), kind
     try:
         yield
@@ -116,12 +116,12 @@ def under_construction(kind: str) -> Iterator[None]:
 
 
 def resource_kind() -> str | None:
-    """Return the kind of object that this thread is creating, as given to `under_construction`; None if it creates none."""
+    """Return the kind of object that this thread is creating (`under_construction`). None means that it creates no object."""
     return getattr(_of_thread, "under_construction", None)
 
 
 class _UpdateKey:
-    """The key of a function whose updates are applied once, however often the function runs, and counters of its updates."""
+    """The key of a function whose updates are applied once, even if the function runs several times, and the counters of its updates."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -130,7 +130,9 @@ class _UpdateKey:
 
 @contextmanager
 def update_key(key: str) -> Iterator[None]:
-    """Set the key of the function in this thread, the same in each attempt. In a slot process, threads of the function share it."""
+    """Return a context manager in which the function of this thread has a key. The key is equal in each attempt of the function. In a slot
+    process, threads of the function have this key, too.
+    """
     global _update_key_of_process
     state = _of_thread.update_key = _UpdateKey(key)
     if _worker_of_process is not None:
@@ -142,7 +144,9 @@ def update_key(key: str) -> Iterator[None]:
 
 
 def key_of(subject: Hashable) -> str:
-    """Return a key for the next update of `subject`: the n-th update has the same key in each attempt. "" outside of `update_key`."""
+    """Return the key for the next update of `subject` by this function. The n-th update has an equal key in each attempt of the function.
+    Outside of `update_key` the key is "".
+    """
     state = getattr(_of_thread, "update_key", None) or _update_key_of_process
     return "" if state is None else f"{state.key}/{subject}.{next(state.numbers[subject])}"
 

@@ -283,5 +283,5 @@ def test_the_doctor_finds_a_name_that_leads_to_loopback(net: Net) -> None:
     dispatcher = net.start("server", "dispatcher", "--host", "server", "--port", str(PORT))
     lines = net.doctor("server", f"server:{PORT}")
     (line,) = [line for line in lines if "name server" in line]
-    assert "the name server is 127.0.1.1 here: only this machine can reach a server that binds it" in line
+    assert "the name server is 127.0.1.1 here: only this host can reach a server that binds it" in line
     assert end(dispatcher) == 0

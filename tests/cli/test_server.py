@@ -121,7 +121,7 @@ def test_the_environment_says_which_task_it_is(
     task.saw(f"worker:1 at zmq://{addresses[1]}")
     monkeypatch.setenv("TF_CONFIG", json.dumps(told))
     done = run_here("doctor")
-    assert f"ok       worker:0 {addresses[0]}: {addresses[0]} is of this machine, and free" in done.out
+    assert f"ok       worker:0 {addresses[0]}: {addresses[0]} belongs to this host and is free" in done.out
     assert f"problem  from worker:1: it cannot reach worker:0 at {addresses[0]}" in done.out
     monkeypatch.setenv("TF_CONFIG", "{")
     assert run_here("doctor").code == ExitCode.PROGRAM_FAILED

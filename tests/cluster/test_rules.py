@@ -96,7 +96,7 @@ def test_the_chief_is_the_chief_the_evaluator_or_else_the_first_worker(cluster: 
 def test_chief_and_workers_are_counted_and_the_evaluator_apart() -> None:
     assert [worker_count(CHIEF, job) for job in ("chief", "worker", "evaluator")] == [3, 3, 1]
     assert [worker_count(WORKERS, job) for job in ("worker", "evaluator")] == [3, 0]
-    with pytest.raises(ValueError, match="a ps is not counted among the workers"):
+    with pytest.raises(ValueError, match="a ps does not train, so it has no worker count"):
         worker_count(CHIEF, "ps")
 
 

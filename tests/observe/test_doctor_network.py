@@ -313,8 +313,8 @@ def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
 ODD: list[tuple[dict[int, Any], str, str, str]] = [
     ({1: "0.0.1"}, "warning", r"zmqdist 0\.0\.1 there, .* here", "install the same version"),
     ({4: 3, 5: 7}, "warning", r"Python 3\.7 there, .*: scheduled functions will not run", "the same Python"),
-    ({8: 0.0}, "warning", r"its clock is \d+\.\d s behind this machine's", "NTP"),
-    ({8: 1e10}, "warning", r"its clock is \d+\.\d s ahead of this machine's", "NTP"),
+    ({8: 0.0}, "warning", r"its clock is \d+\.\d s behind this host's", "NTP"),
+    ({8: 1e10}, "warning", r"its clock is \d+\.\d s ahead of this host's", "NTP"),
     ({8: "x"}, "warning", "its report about itself cannot be read", "the same zmqdist"),
     ({1: "\x1b[2J\nok"}, "warning", "zmqdist .*2J.*ok there", "install the same version"),
 ]
@@ -360,11 +360,11 @@ def free_port() -> int:
 
 
 def test_a_port_of_the_file_that_is_free() -> None:
-    one(plan(f"127.0.0.1:{free_port()}"), "ok", "is of this machine, and free", "")
+    one(plan(f"127.0.0.1:{free_port()}"), "ok", "belongs to this host and is free", "")
 
 
 def test_an_address_without_a_host_is_of_this_machine() -> None:
-    one(plan(f":{free_port()}"), "ok", r"localhost:\d+ is of this machine, and free", "")
+    one(plan(f":{free_port()}"), "ok", r"localhost:\d+ belongs to this host and is free", "")
 
 
 def test_an_address_without_a_port() -> None:
@@ -374,7 +374,7 @@ def test_an_address_without_a_port() -> None:
 def test_a_port_of_the_file_that_is_bound_and_not_listened_on() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        told = "is of this machine and cannot be bound"
+        told = "belongs to this host and cannot be bound"
         one(plan(f"127.0.0.1:{bound.getsockname()[1]}"), "problem", told, "take another port")
 
 
@@ -403,7 +403,7 @@ def test_tasks_that_run_are_asked_whom_they_reach() -> None:
         findings = cluster.examine_tasks(spec, NONE, 2.0)
     lines = [finding.line() for finding in findings]
     assert len(lines) == 7
-    assert f"ok       ps:0 127.0.0.1:{ports[2]}: 127.0.0.1:{ports[2]} is of this machine, and free" in lines
+    assert f"ok       ps:0 127.0.0.1:{ports[2]}: 127.0.0.1:{ports[2]} belongs to this host and is free" in lines
     for at in (0, 1):
         assert any(
             line.startswith(f"ok       worker:{at} 127.0.0.1:{ports[at]}: server-worker:{at} pid") for line in lines

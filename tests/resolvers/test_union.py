@@ -101,7 +101,7 @@ def test_retain_sparse_job_with_no_merging() -> None:
 def test_a_union_of_nothing_or_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one resolver"):
         UnionResolver()
-    with pytest.raises(TypeError, match="'ps' is none"):
+    with pytest.raises(TypeError, match="'ps' is not a resolver"):
         UnionResolver("ps")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown arguments: environment"):
         union({"ps": PS}, environment="cloud")

@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module of cluster files on first use: most programs never read one, and YAML takes 20 ms to import."""
+    """Import the module of cluster files on first use, because most programs never read a cluster file and YAML takes 20 ms to import."""
     if name in ("ClusterConfig", "schema"):
         from zmqdist.cluster import config
 

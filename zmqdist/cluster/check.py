@@ -1,8 +1,9 @@
-"""Conversion of plain dicts into sections, and the rules that involve several keys.
+"""Conversion of the plain dicts of a cluster file into sections, and the rules that involve several keys.
 
-Theory: the reader of a file knows the lines but not the meanings of keys, and this module knows the meanings but not the lines; the path
-of a key connects the two. This module raises the first mistake as a `Mistake`. The order is that in which a user would correct mistakes:
-unknown keys, missing keys, types and ranges, then rules that involve several keys.
+The module that reads a file (config.py) knows the line of each key but not its meaning. This module knows the meaning of each key but not
+its line. It therefore names a mistake by the path of its key, from which config.py finds the line. This module raises the first mistake as
+a `Mistake`. It checks in the order in which a user would correct mistakes: unknown keys, missing keys, types and ranges, and then the rules
+that involve several keys.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ Path: TypeAlias = tuple[Any, ...]
 _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
 _KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
-"""Names of Services begin with a letter. 40 characters leave room for the names of pods, which may have 63."""
+"""The pattern of cluster names for Kubernetes. Names of Services begin with a letter. Names of pods, which may have 63 characters, begin
+with the name of the cluster, so 40 characters are left for it.
+"""
 
 
 class Mistake(Exception):
-    """A mistake at `path`. The caller, which knows the file, turns it into a ConfigError."""
+    """A mistake in the value at `path`. The caller, which knows the file, converts it into a ConfigError."""
 
     def __init__(self, path: Path, problem: str, hint: str = "") -> None:
         super().__init__(path, problem, hint)
@@ -51,7 +54,7 @@ def dotted(path: Path) -> str:
 
 
 def displayed(value: object) -> str:
-    """Return a value as text for a sentence: short, in one line, and in the words of YAML."""
+    """Return a value as short text in one line, for an error text. `None`, booleans, lists and dicts are named as in YAML."""
     if value is None or isinstance(value, bool | dict | list):
         return _kind(value)
     try:
@@ -62,7 +65,7 @@ def displayed(value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """Return the kind of a value, for error texts that must not repeat the value."""
+    """Return a phrase for the kind of a value, such as "a text", for error texts that must not repeat the value."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -76,13 +79,14 @@ def _kind(value: object) -> str:
 
 
 def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False) -> _S:
-    """Return the section that `raw` describes.
+    """Return the section of type `kind` that `raw` describes. `problems` checks the rules that involve several keys.
 
     Args:
-      text_keys: whether indices may be text, as JSON writes them.
+      path: the path of the section in the file, for a Mistake.
+      text_keys: whether indices may be text. JSON writes all keys as text.
 
     Raises:
-      Mistake: the first mistake found. Rules that involve several keys are not checked: see `problems`.
+      Mistake: the first mistake that was found.
     """
     if not isinstance(raw, dict):
         raise Mistake(path, f"expected a mapping of keys to values, got {displayed(raw)}")
@@ -98,13 +102,15 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
         inner, value = _section_in(known[name].type), raw[name]
         if inner is None:
             values[name] = _leaf(known[name].type, value, (*path, name), text_keys)
-        else:  # None if all keys of a section are commented out: it has its defaults
+        else:  # the value is None if all keys of the section are commented out, and the section then has its defaults
             values[name] = build(inner, {} if value is None else value, (*path, name), text_keys=text_keys)
     return kind(**values)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section in `Annotated[Section | None, ...]`; None for the type of a plain value, and of a list of sections."""
+    """Return the section in a type like `Annotated[Section | None, ...]`. None means that this is the type of a plain value or of a list of
+    sections.
+    """
     if get_origin(hint) is list:
         return None
     if isinstance(hint, type) and issubclass(hint, Section):
@@ -113,7 +119,7 @@ def _section_in(hint: Any) -> type[Section] | None:
 
 
 def _nearest(key: Any, known: dict[str, Any]) -> str:
-    names = [name for name in known if name != "runtime"]  # only the launcher writes that key, so do not suggest it
+    names = [name for name in known if name != "runtime"]  # users cannot write `runtime`
     close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 
@@ -128,7 +134,7 @@ def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
 
 
 def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
-    """Return the text of the offending value and its path. If one item of a list or mapping is wrong by itself, that item is returned."""
+    """Return the value that has a wrong type, as text, and its path. If only one item of a list or mapping is wrong, this is the item."""
     say = _kind if secret else displayed
     if isinstance(value, list):
         for index, item in enumerate(value):
@@ -136,7 +142,7 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
                 return say(item), (*path, index)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not _fits(hint, {key: ""}, text_keys):  # "" fits as a value in every mapping, so the key is wrong
+            if not _fits(hint, {key: ""}, text_keys):  # the key is wrong, because every mapping accepts "" as a value
                 return f"the key {displayed(key)}", (*path, key)
             if not _fits(hint, {key: item}, text_keys):
                 return say(item), (*path, key)
@@ -222,7 +228,7 @@ def problems(config: Config) -> Iterator[Mistake]:
 
 
 def _bounds(config: Config) -> Iterator[Mistake]:
-    """Yield contradictions between min, max, count and what the launcher can do."""
+    """Yield the contradictions between min, max, count and the abilities of the launcher."""
     worker, path = config.jobs.worker, ("jobs", "worker")
     given = {"min": worker.min, "max": worker.max}
     absent = [name for name, value in given.items() if value is None]
@@ -288,10 +294,10 @@ def _addresses_in(config: Config) -> Iterator[tuple[Path, str]]:
 
 
 def _on_hosts(config: Config) -> Iterator[Mistake]:
-    """Yield each setting with which a launcher that places roles on hosts cannot work."""
+    """Yield a mistake for each setting that does not fit a launcher that places roles on other hosts."""
     for name in ("worker", "ps"):
         job = config.jobs.task_jobs().get(name)
-        # If there is a `runtime`, the launcher has filled in the tasks.
+        # If the section `runtime` exists, the launcher has filled in the tasks itself.
         if job is not None and job.tasks is not None and config.runtime is None:
             yield Mistake(
                 ("jobs", name, "tasks"),
@@ -344,7 +350,7 @@ def _advertised(config: Config) -> Iterator[Mistake]:
 
 
 def _kubernetes(config: Config) -> Iterator[Mistake]:
-    """Yield each missing setting that the manifests need, and each setting that has no meaning in a pod."""
+    """Yield a mistake for each missing setting that the manifests need, and for each setting that has no meaning in a pod."""
     section, jobs = config.kubernetes, config.jobs
     if not section.image:
         yield Mistake(("kubernetes", "image"), "required key is missing", "an image with zmqdist and the program in it")

@@ -1,12 +1,14 @@
-"""The cluster file: reads YAML and returns one frozen `ClusterConfig`, or raises a ConfigError that names file, line and key.
+"""Reads a cluster file, which is YAML, and returns one frozen `ClusterConfig`, or raises a ConfigError that names file, line and key.
 
 Rules
-    This is the only module that imports yaml. It builds plain values from YAML's node tree, whose nodes know their lines, so a file cannot
-    create objects of any other class. Bytes, nodes and depth are bounded, counting each use of an alias.
-    A program reads its config once, at its start; the modules below do not read the environment.
+    This is the only module that imports yaml. It converts YAML's node tree, whose nodes know their lines, to plain values. A file can
+    therefore not create objects of other classes. The size of a file, its number of values and its depth are bounded, and each use of an
+    alias counts.
+    A program reads its config once, when it starts. The modules that get the config do not read the environment.
 
-A parent process passes its resolved config (addresses filled in, `runtime` set) to its children as a file, whose path is in the environment
-variable `CONFIG_ENV`. A user may set that variable to JSON in the form of TF_CONFIG instead, which `zmqdist.resolvers` reads.
+A launcher writes a file with its config for its child processes. The config in this file has all addresses and the section `runtime`. The
+path of the file is in the environment variable `CONFIG_ENV`. A user may set this variable to JSON in the form of TF_CONFIG instead, which
+`zmqdist.resolvers` reads.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _TOO_DEEP = f"is nested more than {limits.DEPTH_MAX} levels deep"
 class ClusterConfig(Section, frozen=True):
     """A whole cluster file.
 
-    `load`, `from_dict` and `from_environment` create it and check it; `msgspec.structs.replace` makes a changed copy, unchecked.
+    `load`, `from_dict` and `from_environment` create and check a ClusterConfig. `msgspec.structs.replace` makes a changed copy without
+    checking the copy.
     """
 
     name: Annotated[
@@ -54,19 +57,19 @@ class ClusterConfig(Section, frozen=True):
         str | list[str],
         documented("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
-    security: Annotated[SecurityConfig, documented("Who may connect.", "a mapping")] = SecurityConfig()
+    security: Annotated[SecurityConfig, documented("Which peers may connect.", "a mapping")] = SecurityConfig()
     ports: Annotated[
         str | None,
         documented(
-            "The range from which processes of the cluster take free ports, for a firewall; null: any.",
+            "The range from which processes of the cluster take free ports, for a firewall; null: any port.",
             "a range such as 5000-5100, or null",
         ),
     ] = None
     code: Annotated[
         list[str] | None,
         documented(
-            "Paths to send to hosts that do not share this file system; []: none; null: the folder of the program's script, and none for "
-            "slurm.",
+            "Paths of the code to send to hosts that do not share this file system; []: no code; null: the folder of the program's script, "
+            "or no code with slurm.",
             "a list of paths, or null",
         ),
     ] = None
@@ -76,7 +79,7 @@ class ClusterConfig(Section, frozen=True):
     ] = "local"
     ssh: Annotated[SshConfig, documented("Hosts that ssh reaches.", "a mapping")] = SshConfig()
     slurm: Annotated[SlurmConfig, documented("The job of Slurm.", "a mapping")] = SlurmConfig()
-    kubernetes: Annotated[KubernetesConfig, documented("The manifests.", "a mapping")] = KubernetesConfig()
+    kubernetes: Annotated[KubernetesConfig, documented("Settings of the manifests.", "a mapping")] = KubernetesConfig()
     ray: Annotated[RayConfig, documented("A Ray cluster that runs already.", "a mapping")] = RayConfig()
     runtime: RuntimeConfig | None = None
 
@@ -87,18 +90,19 @@ class ClusterConfig(Section, frozen=True):
         """Read and check a cluster file.
 
         Args:
-          launcher: replaces the file's own `launcher`.
-          runtime_allowed: whether the file may be one that a launcher wrote for its roles, with the section `runtime`.
+          launcher: a value that replaces the `launcher` of the file.
+          runtime_allowed: whether the file may have the section `runtime`, which a launcher writes for its roles.
 
         Raises:
-          ConfigError: the file cannot be read, is not YAML, or has a mistake; the text describes the first mistake. Not checked are
-            hosts that do not exist, ports in use and a missing program: they cause errors when the cluster starts.
+          ConfigError: the file cannot be read, is not YAML, or has a mistake. The text describes the first mistake. This method does not
+            find a host that does not exist, a port in use or a missing program. They cause errors when the cluster starts.
         """
         return _load(os.fspath(path), runtime_allowed=runtime_allowed, launcher=launcher)
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
-        """Return the config that `launch` passed to this process; None if it passed none, or if the variable is JSON.
+        """Return the config in the file that CONFIG_ENV names. `zmqdist launch` sets this variable for its processes. None means that the
+        variable is not set or is JSON.
 
         Raises:
           ConfigError: the variable names a file that cannot be read or has a mistake.
@@ -108,10 +112,10 @@ class ClusterConfig(Section, frozen=True):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
-        """Invert `to_dict`.
+        """Return the config that a dict describes, as `to_dict` returns it.
 
         Raises:
-          ConfigError: as `load`, with `(dict)` in place of the file, and line 1.
+          ConfigError: `data` has a mistake. The text names `(dict)` in place of the file, and line 1.
         """
         try:
             return _checked(dict(data), text_keys=True)
@@ -119,23 +123,27 @@ class ClusterConfig(Section, frozen=True):
             raise _located(mistake, "(dict)", {}) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a new dict that JSON can represent, without defaults. It includes the values of `env`, which may be secret."""
+        """Return the config as a new dict that JSON can represent. Keys with their default values are left out. The values of `env`, which
+        may be secret, are included.
+        """
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
 
     def to_yaml(self) -> str:
-        """Return a cluster file that loads into an equal config (with `runtime`, only through `from_environment`)."""
+        """Return the text of a cluster file with this config. `load` returns an equal config from such a file. If the config has
+        `runtime`, call `load` with `runtime_allowed=True`.
+        """
         text: str = yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False)
         return text
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The program as words for `subprocess`; no shell is involved."""
+        """The words of the program's command line, for `subprocess`. No shell runs them."""
         return split_command(self.program)
 
     @property
     def spec(self) -> ClusterSpec:
-        """The jobs that have addresses: jobs with only a count are left out, and so is a dispatcher on port 0."""
+        """The ClusterSpec of the jobs that have addresses. Jobs with only a count are left out, and so is a dispatcher with port 0."""
         jobs: dict[str, dict[int, str]] = {}
         if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
             jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
@@ -144,7 +152,7 @@ class ClusterConfig(Section, frozen=True):
 
     @property
     def task_spec(self) -> ClusterSpec:
-        """`spec` without the dispatcher, which TensorFlow's strategies do not know: the cluster of TF_CONFIG."""
+        """The cluster of TF_CONFIG. This is `spec` without the dispatcher, because TensorFlow's strategies do not know a dispatcher."""
         return ClusterSpec(self._addressed())
 
     def _addressed(self) -> dict[str, dict[int, str]]:
@@ -153,7 +161,7 @@ class ClusterConfig(Section, frozen=True):
     def tf_config(self, task_type: str, task_index: int) -> str:
         """Return the text of TF_CONFIG for one task.
 
-        The chief need not be a job of the file, because the program always runs as chief.
+        The chief may be missing in the file, because the program always runs as chief.
 
         Raises:
           ValueError: the file has no such task.
@@ -166,7 +174,7 @@ class ClusterConfig(Section, frozen=True):
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc,unused-ignore]
-    """Writes texts of several lines as blocks, and no aliases, so that the result is readable."""
+    """A YAML dumper for readable documents. It writes a text of several lines as a block, and writes no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -179,22 +187,22 @@ _Dumper.add_representer(
 
 
 def yaml_documents(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Return a YAML stream with one document for each mapping, the keys in their order. Equal documents have equal texts."""
+    """Return YAML text with one document for each mapping. The keys have the order of the mapping, and equal mappings give equal texts."""
     text: str = yaml.dump_all(documents, Dumper=_Dumper, explicit_start=True, sort_keys=False, width=1_000_000)
     return text
 
 
 def schema() -> dict[str, Any]:
-    """Return a JSON Schema of the cluster file, for editors. It agrees with `load` on keys, types and ranges.
+    """Return a JSON Schema of the cluster file, for editors. The schema and `load` accept equal keys, types and ranges.
 
-    Only `load` checks addresses, and rules that involve several keys (duplicates, other hosts without CURVE).
+    Only `load` checks addresses and the rules that involve several keys, such as that no address is listed twice.
     """
     made = msgspec.json.schema(ClusterConfig)
     defs = made["$defs"]
     top = defs["ClusterConfig"]["properties"]
     del defs["RuntimeConfig"], top["runtime"]
     for each in (key for section in defs.values() for key in section["properties"].values()):
-        if "$ref" in each:  # a section; null stands for its defaults
+        if "$ref" in each:  # the key has a section, and null means the defaults of the section
             each["anyOf"] = [{"$ref": each.pop("$ref")}, {"type": "null"}]
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
@@ -210,7 +218,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-_COUNT_OR_TASKS = [  # by the types of the keys, because null counts as absent
+_COUNT_OR_TASKS = [  # the types are needed, because a key with null counts as absent
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
 ]
@@ -246,7 +254,9 @@ def _checked(raw: dict[str, Any], *, text_keys: bool) -> ClusterConfig:
 
 
 def _located(mistake: Mistake, path: str, lines: dict[Path, int]) -> ConfigError:
-    """Return the ConfigError for a mistake, with the line of the nearest enclosing key, because a missing key has no line of its own."""
+    """Return the ConfigError for a mistake. A missing key has no line, so the error names the line of the nearest key above it in the
+    path.
+    """
     place = mistake.path
     while place and place not in lines:
         place = place[:-1]
@@ -268,7 +278,9 @@ def _read(path: str) -> str:
 
 
 def _compose(text: str, path: str) -> yaml.Node:
-    """Return the node tree. Checks the depth on the flat stream of events first, because composing recurses, in libyaml too."""
+    """Return the node tree of a YAML text. The depth is first checked on the flat sequence of YAML's events, because composing the tree
+    recurses, also in libyaml.
+    """
     try:
         depth = 0
         for event in yaml.parse(text, Loader=_LOADER):
@@ -288,7 +300,9 @@ def _compose(text: str, path: str) -> yaml.Node:
 
 
 def _position(error: yaml.reader.ReaderError, text: str) -> int:
-    """Return the index of the bad character. libyaml and PyYAML count in different units, but both name the character."""
+    """Return the index of the bad character in `text`. libyaml and PyYAML report positions in different units, but both report the
+    character, so this function searches for it.
+    """
     found = text.find(chr(error.character)) if isinstance(error.character, int) else -1
     return found if found >= 0 else int(error.position)
 
@@ -300,20 +314,22 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
         return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
-    if "nesting depth" in str(error.problem):  # libyaml reads ahead, so its own limit may be reached first
+    if "nesting depth" in str(error.problem):  # libyaml, which reads ahead, may reach its own limit first
         return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
 
 
 class _Nodes:
-    """Conversion of nodes to plain values, which records the line of each path."""
+    """Converts YAML nodes to plain values, and records the line of each path."""
 
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {}
         self._count = 0
 
     def value(self, node: yaml.Node, path: Path) -> Any:
-        """Return the value of a node: dict, list, str, int, float, bool or None. Raises Mistake."""
+        """Return the value of a node as a dict, list, str, int, float, bool or None. Raises Mistake if a rule of the module's docstring is
+        broken.
+        """
         self.lines.setdefault(path, node.start_mark.line + 1)
         self._count += 1
         if len(path) > limits.DEPTH_MAX:

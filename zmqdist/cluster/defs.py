@@ -1,7 +1,7 @@
 """ClusterDef, JobDef, ServerDef, ClusterDeviceFilters: TensorFlow's protocol buffers of these names, as plain dataclasses.
 
-They are mutable, as in TensorFlow; `==` compares the content. They serialize to JSON with sorted keys, so that equal content has equal
-bytes, which any tool can read. They check types only; `ClusterSpec` checks the meaning.
+The objects are mutable, as in TensorFlow, and `==` compares their contents. They serialize to JSON with sorted keys, so that equal contents
+give equal bytes, and any tool can read the bytes. These classes check only types. `ClusterSpec` checks names and indices.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ _D = TypeVar("_D", bound="_Def")
 
 
 class _Def:
-    """Methods for the dataclasses below: they copy, and convert to and from dicts and bytes."""
+    """The base class of the dataclasses below, with methods that copy an object and convert it to and from dicts and bytes."""
 
     def copy(self: _D) -> _D:
         """Return a deep copy."""
         return copy.deepcopy(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a new dict that JSON and YAML can represent; the indices of tasks are text in it."""
+        """Return a new dict that JSON and YAML can represent. The indices of tasks are text in this dict."""
         built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return built
 
     @classmethod
     def from_dict(cls: type[_D], data: Mapping[str, Any]) -> _D:
-        """Invert `to_dict`; absent keys get their defaults. The result shares no object with `data`.
+        """Return the object that a dict describes, as `to_dict` returns it. Absent keys get their defaults. The object shares no list or
+        dict with `data`.
 
         Raises:
-          ValueError: an unknown key, or a value of a wrong type; the text names the place.
+          ValueError: a key is unknown, or a value has a wrong type. The text names the place.
         """
         try:
             made = msgspec.convert(copy.deepcopy(data), cls, str_keys=True)
@@ -46,17 +47,17 @@ class _Def:
         return made
 
     def SerializeToString(self) -> bytes:
-        """Return JSON as UTF-8. Equal content has equal bytes."""
+        """Return the object as JSON in UTF-8. Objects with equal contents give equal bytes."""
         return msgspec.json.encode(self.to_dict(), order="deterministic")
 
     def ParseFromString(self, serialized: bytes) -> int:
-        """Replace the content by that of `serialized`, which `SerializeToString` has returned.
+        """Replace the contents of this object by those in `serialized`, which `SerializeToString` has returned.
 
         Returns:
-          The number of bytes, as protocol buffers do.
+          The number of bytes of `serialized`, as the method of protocol buffers does.
 
         Raises:
-          ValueError: `serialized` does not describe an object of this class; the content is unchanged.
+          ValueError: `serialized` does not describe an object of this class. This object is then unchanged.
         """
         try:
             parsed = type(self).from_dict(msgspec.json.decode(serialized))
@@ -68,7 +69,7 @@ class _Def:
 
 
 def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
-    """Raise ValueError for an unknown key, which is probably a typing mistake; msgspec ignores unknown keys of a dataclass."""
+    """Raise ValueError for an unknown key, which is probably a typing mistake. msgspec itself ignores unknown keys of a dataclass."""
     if isinstance(data, Mapping) and isinstance(kept, dict):
         for key, value in data.items():
             if str(key) not in kept:
@@ -81,7 +82,7 @@ def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
 
 @dataclass
 class JobDef(_Def):
-    """A named job and the addresses of its tasks by index. A sparse job leaves indices out."""
+    """The name of a job, and the addresses of its tasks by index. A sparse job has no address at some indices."""
 
     name: str = ""
     tasks: dict[int, str] = field(default_factory=dict)
@@ -89,17 +90,17 @@ class JobDef(_Def):
 
 @dataclass
 class ClusterDef(_Def):
-    """The jobs of a cluster. `==` takes their order into account, as in a protocol buffer."""
+    """The jobs of a cluster. `==` also compares the order of the jobs, as in a protocol buffer."""
 
     job: list[JobDef] = field(default_factory=list)
 
 
 @dataclass
 class ClusterDeviceFilters(_Def):
-    """Which other tasks a task sees.
+    """The filters that decide which other tasks each task sees.
 
-    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees itself and the tasks that match at least one
-    filter; a task without filters sees all tasks.
+    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees itself and each task that matches at least
+    one filter. A task without filters sees all tasks.
     """
 
     jobs: dict[str, dict[int, list[str]]] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class ClusterDeviceFilters(_Def):
         """Replace the filters of one task.
 
         Raises:
-          AssertionError: a filter is not a string (the class is TensorFlow's choice).
+          AssertionError: a filter is not a string. TensorFlow also raises AssertionError.
           ValueError: a filter is not of the form `/key:value/...`.
         """
         filters = list(device_filters)
@@ -122,7 +123,7 @@ class ClusterDeviceFilters(_Def):
         """Return whether the task sees `device`, a name like `/job:ps/task:0`.
 
         Raises:
-          ValueError: the device is not of that form.
+          ValueError: `device` does not have this form.
         """
         seen = _parts(device)
         own = {"job": job_name, "task": str(task_index)}
@@ -142,11 +143,11 @@ def _parts(device: str) -> dict[str, str]:
 
 @dataclass
 class ServerDef(_Def):
-    """One task of a cluster, as its own server sees it.
+    """The cluster and the task of one server.
 
     Attributes:
-      port: if not 0, replaces the port in the task's address, so that only the host of that address is used.
-      default_session_config: options for sessions, which JSON can represent.
+      port: the port that the server binds. 0 means the port in the task's address.
+      default_session_config: options for sessions, as values that JSON can represent.
     """
 
     cluster: ClusterDef = field(default_factory=ClusterDef)
@@ -159,7 +160,7 @@ class ServerDef(_Def):
     replica: int = 0
 
     def own_address(self) -> str:
-        """Return the `host:port` that the cluster has for this task, unchecked. If `port` is not 0, it replaces the port.
+        """Return the address of this task in the cluster, without checking the address. If `port` is not 0, it replaces the port.
 
         Raises:
           InvalidArgumentError: the cluster has no such task.

@@ -1,6 +1,7 @@
 """Names of devices as TensorFlow writes them: `/job:worker/replica:0/task:1/device:CPU:0`, complete or partial.
 
-A task has one device, its CPU, so a device is another way to name a task. Compare names in their canonical form.
+A task has only one device, its CPU, so the name of a device also names a task. Convert names to their canonical form before you compare
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True)
 class Device:
-    """A device, or all devices that have these parts. A part that is None matches any value."""
+    """The name of a device, or a pattern for devices. A part that is None matches any value."""
 
     job: str | None = None
     replica: int | None = None
@@ -26,10 +27,10 @@ class Device:
 
     @classmethod
     def parse(cls, name: str) -> Device:
-        """Return the Device with a name like `/job:ps/task:1`, `/device:CPU:0` or `/cpu:0`. The type is converted to capitals.
+        """Return the Device of a name like `/job:ps/task:1`, `/device:CPU:0` or `/cpu:0`. The type of the device is converted to capitals.
 
         Raises:
-          ValueError: not the name of a device, or one part occurs twice.
+          ValueError: the text is not the name of a device, or a part occurs twice in it.
         """
         found: dict[str, str | int] = {}
         position = 0
@@ -48,7 +49,7 @@ class Device:
         return made if made.type is None else replace(made, type=made.type.upper())
 
     def canonical(self) -> Device:
-        """Return the device with replica 0 and CPU 0 in place of missing parts."""
+        """Return this device with replica 0 and CPU 0 in place of missing parts."""
         return replace(
             self,
             replica=self.replica or 0,
@@ -63,7 +64,7 @@ class Device:
 
 
 def canonical_device(name: str) -> str:
-    """Return a name in its canonical form. Two names of the same device have the same form. Raises ValueError as `Device.parse`."""
+    """Return the canonical form of a device's name, which is equal for all names of a device. Raises ValueError as `Device.parse`."""
     return str(Device.parse(name).canonical())
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 CONFIG_ENV: Final = "ZMQDIST_CONFIG"
-"""The path of a cluster file, or JSON in the form of TF_CONFIG."""
+"""The variable with the path of a cluster file, or with JSON in the form of TF_CONFIG."""
 
 TF_CONFIG_ENV: Final = "TF_CONFIG"
-"""JSON: {"cluster": {job: addresses}, "task": {"type": job, "index": number}, "rpc_layer": ..., "session_master": ...}."""
+"""The variable with JSON: {"cluster": {job: addresses}, "task": {"type": job, "index": number}, "rpc_layer": ..., "session_master":
+...}.
+"""
 
 
 def is_json(text: str) -> bool:

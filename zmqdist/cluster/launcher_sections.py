@@ -47,9 +47,9 @@ class SlurmConfig(Section, frozen=True):
     """One job of Slurm that holds the whole cluster."""
 
     nodes: Annotated[NodeCount | None, documented("Nodes of the job.", "a whole number above 0, or null")] = None
-    partition: Annotated[str | None, documented("Its partition.", "a name, or null")] = None
+    partition: Annotated[str | None, documented("The job's partition.", "a name, or null")] = None
     account: Annotated[str | None, documented("The account that is charged.", "a name, or null")] = None
-    time: Annotated[str | None, documented("Its time limit, as sbatch takes it.", "a time such as 01:30:00")] = None
+    time: Annotated[str | None, documented("The job's time limit, as for sbatch.", "a time such as 01:30:00")] = None
     gres: Annotated[str | None, documented("Generic resources of each node, such as gpu:2.", "a text, or null")] = None
     extra: Annotated[list[str], documented("Further options of sbatch.", "a list of words")] = []
 
@@ -64,15 +64,15 @@ class PodResources(Section, frozen=True):
     """Resources that one pod of a job gets."""
 
     cpu: Annotated[
-        Cores | None, documented("Its cores, for example 0.5; null: not set.", "a number of cores, or null")
+        Cores | None, documented("Cores of the pod, such as 0.5; null: not set.", "a number of cores, or null")
     ] = None
     memory: Annotated[
         MemorySize | None,
         documented(
-            "Its memory; a pod that takes more is ended. null: not set.", "a size such as 512Mi or 4Gi, or null"
+            "Memory of the pod, which is killed if it uses more; null: not set.", "a size such as 512Mi or 4Gi, or null"
         ),
     ] = None
-    gpus: Annotated[GpuCount, documented("Its GPUs (nvidia.com/gpu).", "a whole number, 0 or more")] = 0
+    gpus: Annotated[GpuCount, documented("GPUs of the pod (nvidia.com/gpu).", "a whole number, 0 or more")] = 0
 
 
 class ResourcesConfig(Section, frozen=True):
@@ -126,9 +126,9 @@ class RayRole(Section, frozen=True):
 
     cpus: Annotated[
         RayAmount | None,
-        documented("Its CPUs; null: the slots of a worker, 1 of a ps.", "a number, 0 or more, or null"),
+        documented("CPUs; null: the slots of a worker, 1 for a ps.", "a number, 0 or more, or null"),
     ] = None
-    gpus: Annotated[RayAmount, documented("Its GPUs.", "a number, 0 or more")] = 0
+    gpus: Annotated[RayAmount, documented("GPUs.", "a number, 0 or more")] = 0
     resources: Annotated[
         dict[str, RayAmount], documented("Resources of your own.", "a mapping of names to numbers, 0 or more")
     ] = {}

@@ -1,12 +1,12 @@
 """The meaning of job names in a cluster that trains: which task is chief, which tasks count as workers, and which task leads.
 
 Rules
-    The jobs are chief, worker, ps, evaluator, and zmqdist's dispatcher, with at most one chief and one evaluator. The evaluator does not
-    take part in the training: it is its own chief, does not count as a worker, and takes part in no collective.
+    The jobs are chief, worker, ps, evaluator and zmqdist's dispatcher. There is at most one chief and at most one evaluator. The evaluator
+    does not take part in the training. It is its own chief, is not a worker, and takes part in no collective.
 
-Each function depends on the spec only, so all tasks get the same result without communication. A job without tasks counts as absent, and in
-a sparse job the task with the lowest index takes the place of task 0. All functions but `coordination_leader` raise the ValueError of
-`validate_cluster_spec`.
+The result of each function depends only on the arguments, so that all tasks get equal results without communication. A job without tasks
+counts as absent. In a sparse job the task with the lowest index has the role of task 0. All functions except `coordination_leader` raise
+the ValueError of `validate_cluster_spec`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Task: TypeAlias = tuple[str, int]
 
 
 def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> None:
-    """Raise ValueError for a cluster that cannot train, or a task that is not in it.
+    """Raise ValueError if a cluster cannot train, or if the calling task is not in the cluster.
 
     Args:
-      task_type: the job of the calling task; None checks the jobs only.
-      task_id: its index; None if only the job is known.
+      task_type: the job of the calling task. None means that only the jobs are checked.
+      task_id: the index of the calling task. None means that the index is not checked.
 
     Raises:
-      ValueError: there is a job of another name, or more than one chief or evaluator. Or the task is not in the cluster; but an evaluator
-        need not be, because it runs beside the cluster. Or `cluster` describes no cluster: see `ClusterSpec`.
+      ValueError: a job has a name that is not in JOBS, there is more than one chief or evaluator, `cluster` is wrong (see `ClusterSpec`),
+        or the task is not in the cluster. An evaluator need not be in the cluster, because it runs beside the cluster.
     """
     spec = ClusterSpec(cluster)
     for job in spec.jobs:
@@ -59,8 +59,8 @@ def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_i
 def is_chief(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> bool:
     """Return whether this task does the work that only one task must do, such as writing checkpoints.
 
-    True for the chief, for the evaluator, for the first worker of a cluster without a chief, and for a program without a cluster: an empty
-    `cluster` and no `task_type`.
+    This is the chief, the evaluator, or the first worker of a cluster without a chief. A program without a cluster, which has an empty
+    `cluster` and no `task_type`, is its own chief.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)
@@ -70,27 +70,28 @@ def is_chief(cluster: Cluster, task_type: str | None = None, task_id: int | None
 
 
 def worker_count(cluster: Cluster, task_type: str) -> int:
-    """Return how many tasks train together with a task of this type: chief and workers; for an evaluator, the evaluators.
+    """Return how many tasks train together. For a chief or worker, these are the chief and the workers. For an evaluator, these are the
+    evaluators.
 
     Raises:
-      ValueError: also for a task that does not train, such as a ps.
+      ValueError: `validate_cluster_spec` raises it, or `task_type` is a job that does not train, such as ps.
     """
     validate_cluster_spec(cluster, task_type)
     spec = ClusterSpec(cluster)
     if task_type == "evaluator":
         return _count(spec, "evaluator")
     if task_type not in ("chief", "worker"):
-        raise ValueError(f"a {task_type} is not counted among the workers; count for chief, worker or evaluator")
+        raise ValueError(f"a {task_type} does not train, so it has no worker count: name a chief, worker or evaluator")
     return _count(spec, "chief") + _count(spec, "worker")
 
 
 def id_in_cluster(cluster: Cluster, task_type: str, task_id: int) -> int:
-    """Return the rank of this task, from 0, among those that train: the chief, then the workers by index.
+    """Return the rank of this task, from 0, among the tasks that train. The order is the chief and then the workers by index.
 
-    Evaluators have ranks of their own.
+    The rank of an evaluator is its index.
 
     Raises:
-      ValueError: also for a task that does not train, such as a ps.
+      ValueError: `validate_cluster_spec` raises it, or `task_type` is a job that does not train, such as ps.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)
@@ -100,13 +101,14 @@ def id_in_cluster(cluster: Cluster, task_type: str, task_id: int) -> int:
         return _count(spec, "chief") + spec.task_indices("worker").index(task_id)
     if task_type == "evaluator":
         return task_id
-    raise ValueError(f"a {task_type} has no rank among the workers; only chief, worker and evaluator have")
+    raise ValueError(f"a {task_type} has no rank among the workers: only a chief, worker or evaluator has a rank")
 
 
 def collective_leader(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> Task | None:
-    """Return the task that leads the collectives in which this task takes part: the chief or, without a chief, the first worker.
+    """Return the task that leads the collectives in which this task takes part. This is the chief, or the first worker if there is no
+    chief.
 
-    None for an evaluator, which takes part in no collective, and for a cluster with neither chief nor worker.
+    Return None for an evaluator, because it takes part in no collective, and for a cluster with neither a chief nor a worker.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)
@@ -114,10 +116,10 @@ def collective_leader(cluster: Cluster, task_type: str | None = None, task_id: i
 
 
 def coordination_leader(cluster: Cluster) -> Task | None:
-    """Return the task that keeps barriers, keys and the states of tasks: the first ps, else the chief, else the first worker.
+    """Return the task that keeps barriers, keys and the states of tasks. This is the first ps, else the chief, else the first worker.
 
-    In a cluster whose jobs have other names, it is the first task of the job whose name sorts first. None for a cluster without tasks; a
-    dispatcher does not count.
+    In a cluster with none of these jobs, it is the first task of the job whose name sorts first. None means that the cluster has no tasks
+    other than a dispatcher.
     """
     spec = ClusterSpec(cluster)
     other_jobs = sorted(job for job in spec.jobs if job != "dispatcher")

@@ -1,8 +1,8 @@
 """The sections of a cluster file, as frozen structs.
 
-The type annotation of a key has three things: its type with the allowed range, its description (editors show that, through the JSON
-Schema), and the expectation that an error text quotes. Rules that involve several keys are in `check.py`. Folders and files are relative
-to the working directory of the command. A null for a folder means "none".
+The type annotation of a key has three parts: the type with the allowed range, the description, which editors show with the help of the JSON
+Schema, and a phrase for the allowed values, which error texts contain. Rules that involve several keys are in `check.py`. Paths of folders
+and files are relative to the working directory of the command. A folder that is null means that there is no folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from msgspec import Meta
 from zmqdist import blas_threads, limits
 from zmqdist.addresses import advertised_address
 
-_SECONDS_MAX = 1e9  # thirty years; a larger number is a mistake, or infinity
+_SECONDS_MAX = 1e9  # thirty years, because a larger number is a mistake
 
 
 def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
-    """Return the metadata of a key: its description, and the expectation for error texts. Error texts do not repeat a secret value."""
+    """Return the metadata of a key: its description, and the phrase for the allowed values (`expected`) for error texts. An error text does
+    not repeat the value of a key that is `secret`.
+    """
     return Meta(description=description, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
 
 
@@ -39,7 +41,9 @@ DenseTasks = Annotated[list[Address], Meta(min_length=1)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The base of all sections: immutable, keyword arguments only, unknown keys refused, defaults not written."""
+    """The base class of all sections. A section is immutable, takes only keyword arguments, refuses unknown keys, and is written without
+    keys that have their default values.
+    """
 
 
 class DispatcherJob(Section, frozen=True):
@@ -56,7 +60,7 @@ class DispatcherJob(Section, frozen=True):
     advertise: Annotated[
         HostName | None,
         documented(
-            "The address at which other processes reach it, for example behind NAT; null: the address that it binds.",
+            "The address at which other processes reach the dispatcher, for example behind NAT; null: the address that it binds.",
             "host or host:port, or null",
         ),
     ] = None
@@ -73,7 +77,8 @@ class DispatcherJob(Section, frozen=True):
     job_gc_timeout_ms: Annotated[
         int | None,
         documented(
-            "Milliseconds after which a job of the data service without readers is dropped; -1 never.", "a whole number"
+            "Milliseconds after which a job of the data service without readers is dropped; -1: never.",
+            "a whole number",
         ),
     ] = None
     worker_timeout_ms: Annotated[
@@ -116,7 +121,7 @@ class DispatcherJob(Section, frozen=True):
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that a DispatcherConfig has under the same names."""
+        """Return the fields of this section that are also fields of DispatcherConfig, by name."""
         elsewhere = ("address", "queue_max", "queue_bytes_max")
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in elsewhere}
 
@@ -129,7 +134,9 @@ class Job(Section, frozen=True):
 
     count: Annotated[
         TaskCount | None,
-        documented("How many tasks; the launcher finds their addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"),
+        documented(
+            "Number of tasks; the launcher finds their addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"
+        ),
     ] = None
     tasks: Annotated[
         DenseTasks | SparseTasks | None,
@@ -144,13 +151,13 @@ class Job(Section, frozen=True):
     ] = {}
 
     def addresses(self) -> dict[int, str]:
-        """Return the addresses by index; empty if only a count is given."""
+        """Return the addresses of the tasks by index. The dict is empty if only a count is given."""
         if isinstance(self.tasks, list):
             return dict(enumerate(self.tasks))
         return dict(self.tasks or {})
 
     def indices(self) -> list[int]:
-        """Return the sorted indices of the tasks, with or without addresses."""
+        """Return the sorted indices of the tasks, whether or not the tasks have addresses."""
         return sorted(self.addresses()) if self.tasks is not None else list(range(self.count or 0))
 
     def __repr__(self) -> str:
@@ -202,9 +209,9 @@ class ServingJob(Job, frozen=True):
     ] = None
 
     def advertised_at(self, index: int) -> str | None:
-        """Return the address at which other processes reach a task; None if that is the address that it binds.
+        """Return the address at which other processes reach a task. None means the address that the task binds.
 
-        "%port%" in the result stands for a port that the task chooses when it starts.
+        "%port%" in the result means the port that the task chooses when it starts.
         """
         address = self.addresses().get(index)
         if address is not None:
@@ -218,14 +225,14 @@ class WorkerJob(ServingJob, frozen=True):
     min: Annotated[
         TaskCount | None,
         documented(
-            "With max: idle workers leave until there are so few; null: the number does not change by itself.",
+            "The fewest workers, given together with max: idle workers leave; null: the number changes only by request.",
             f"a whole number, 1 to {limits.WORKERS_MAX}, or null",
         ),
     ] = None
     max: Annotated[
         TaskCount | None,
         documented(
-            "With min: workers start while work waits, until there are so many.",
+            "The most workers, given together with min: workers start while work waits.",
             f"a whole number, 1 to {limits.WORKERS_MAX}, or null",
         ),
     ] = None
@@ -235,7 +242,7 @@ class WorkerJob(ServingJob, frozen=True):
     slots: Annotated[
         SlotCount | Literal["auto"],
         documented(
-            "Functions that run at the same time in each worker; auto: one for each core of its host.",
+            "Functions that run at the same time in each worker; auto: one for each core of the worker's host.",
             f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
         ),
     ] = 1
@@ -252,15 +259,17 @@ class WorkerJob(ServingJob, frozen=True):
     ] = limits.ORPHAN_LIMIT_S
     cancel_grace_s: Annotated[
         SecondsFromZero,
-        documented("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
+        documented(
+            "Seconds that a cancelled function has to end before it is killed.", "a number of seconds, 0 or more"
+        ),
     ] = limits.CANCEL_GRACE_S
 
     def most(self) -> int:
-        """Return how many workers there may be without a request: `max`, else those of the file."""
+        """Return the largest number of workers that the launcher starts without a request: `max`, or else the number in the file."""
         return len(self.indices()) if self.max is None else self.max
 
     def slots_here(self) -> int:
-        """Return the slots of a worker on this host: `auto` is the number of cores that this process may use."""
+        """Return the number of slots of a worker on this host. `auto` means the number of cores that this process may use."""
         if self.slots != "auto":
             return self.slots
         return min(blas_threads.cores(), limits.SLOTS_MAX)
@@ -272,15 +281,13 @@ class JobsConfig(Section, frozen=True):
     dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
     worker: Annotated[WorkerJob | None, documented("Processes that run functions.", "a mapping")] = None
     ps: Annotated[ServingJob | None, documented("Parameter servers.", "a mapping")] = None
-    chief: Annotated[SingleJob | None, documented("The task that the program runs as; at most one.", "a mapping")] = (
-        None
-    )
+    chief: Annotated[SingleJob | None, documented("The task of the program; at most one.", "a mapping")] = None
     evaluator: Annotated[EvaluatorJob | None, documented("The side-car that evaluates checkpoints.", "a mapping")] = (
         None
     )
 
     def task_jobs(self) -> dict[str, Job]:
-        """Return the jobs in this file that have tasks: all but the dispatcher."""
+        """Return the jobs of this file that have tasks, by name. These are all jobs except the dispatcher."""
         every = {"worker": self.worker, "ps": self.ps, "chief": self.chief, "evaluator": self.evaluator}
         return {name: job for name, job in every.items() if job is not None}
 
@@ -301,18 +308,18 @@ class SecurityConfig(Section, frozen=True):
     results: Annotated[
         Literal["any", "safe"],
         documented(
-            "Types that functions may return: any, which unpickles the results of workers, or safe, which accepts a closed set of types.",
+            "Which types functions may return. any: every type, because results are unpickled; safe: a closed set of types.",
             "any or safe",
         ),
     ] = "any"
 
 
 class RuntimeConfig(Section, frozen=True):
-    """Values that are known once the cluster runs; the launcher writes them for its children.
+    """Values that are known when the cluster runs. The launcher writes them for its child processes.
 
     Attributes:
-      dispatcher: target, `zmq://host:port`.
-      token_file, keys_dir: paths, never the secrets themselves.
+      dispatcher: the target of the dispatcher, `zmq://host:port`.
+      token_file, keys_dir: paths of the secrets, never the secrets themselves.
     """
 
     dispatcher: Annotated[str, documented("Target of the running dispatcher.", "zmq://host:port")]

@@ -1,7 +1,7 @@
 """ClusterSpec: the jobs of a cluster, and the addresses of their tasks.
 
 Rules
-    A job is dense (a list of addresses) or sparse (a dict of index to address); internally both are dicts.
+    A job is dense (a list of addresses) or sparse (a dict of index to address). A ClusterSpec stores dense and sparse jobs as dicts.
     The constructor copies its argument, and a ClusterSpec never changes. Only `validate` checks addresses, because a spec may be built
     before its ports are known.
 """
@@ -17,20 +17,20 @@ from zmqdist.cluster.defs import ClusterDef, JobDef
 _INT32 = 2**31
 
 Tasks: TypeAlias = "list[str] | dict[int, str]"
-"""The tasks of one job as `as_dict` returns them: dense or sparse."""
+"""The tasks of one job as `as_dict` returns them: the list of a dense job, or the dict of a sparse job."""
 
 
 class ClusterSpec:
     """The jobs of a cluster with the addresses of their tasks.
 
     Args:
-      cluster: a dict from job name to a list (or tuple) of addresses or to a dict {index: address}; or a ClusterDef; or another
-        ClusterSpec. Names and addresses may be bytes (UTF-8). Indices are converted by `int()`.
+      cluster: a ClusterDef, another ClusterSpec, or a dict. The keys of the dict are names of jobs, and each value is a list or tuple of
+        addresses or a dict {index: address}. Names and addresses may be bytes (UTF-8). Indices are converted by `int()`.
 
     Raises:
-      TypeError: `cluster`, or a name, address or list of tasks in it, has a wrong type; the text names the job.
-      ValueError: an index is not a number, negative, above int32 or listed twice; or a job is listed twice. Bad addresses do not raise it:
-        see `validate`.
+      TypeError: `cluster`, or a name, address or list of tasks in it, has a wrong type. The text names the job.
+      ValueError: a job is listed twice, or an index is not a number, negative, above int32 or listed twice. Addresses are not checked: call
+        `validate`.
     """
 
     __hash__ = None  # type: ignore[assignment]  # it equals plain dicts, so it must be unhashable, as they are
@@ -46,7 +46,7 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs, in the order of the dict; sorted if the spec was built from a ClusterDef or ClusterSpec."""
+        """The names of the jobs, in the order of the dict. They are sorted if the spec was built from a ClusterDef or ClusterSpec."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
@@ -58,36 +58,36 @@ class ClusterSpec:
         return sorted(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Return the address of one task. Raises ValueError for an unknown job or index; an index must be an int."""
+        """Return the address of one task. Raises ValueError if the job or the index is unknown. The index must be an int."""
         tasks = self._job(job_name)
         if not isinstance(task_index, int) or task_index not in tasks:
             raise ValueError(f"job {job_name!r} has no task with index {task_index!r}")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Return the addresses by index, None where a sparse job has no task; [] for an empty job.
+        """Return a list with the address of each task at its index. At an index without a task the list has None. An empty job gives [].
 
         The list is as long as the highest index requires, so do not call this if indices may be in the millions.
 
         Raises:
-          ValueError: unknown job.
+          ValueError: the spec has no such job.
         """
         tasks = self._job(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 
     def as_dict(self) -> dict[str, Tasks]:
-        """Return a new dict: a dense job as a list, a sparse job as a dict, an empty job as {}."""
+        """Return the jobs as a new dict. A dense job is a list, a sparse job is a dict, and an empty job is {}."""
         return {job: _dense_or_sparse(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """Return the ClusterDef, sorted by job and index. It is the same object each time, so copy it before you change it."""
+        """Return the ClusterDef of this spec, sorted by job and index. Each call returns the same object: copy it, do not change it."""
         return self._def
 
     def validate(self) -> list[str]:
-        """Return one sentence for each problem with the addresses; an empty list if there is none.
+        """Return one sentence for each problem with the addresses. An empty list means that there is no problem.
 
-        Problems are addresses that are not `host:port` (a missing port, an IPv6 host without brackets), and an address that two tasks have.
-        Port 0 may occur more than once, because the system chooses the port.
+        A problem is an address that is not `host:port`, such as one without a port or with an IPv6 host without brackets. An address that
+        two tasks have is also a problem, except with port 0, for which the system chooses a port.
         """
         problems: list[str] = []
         first: dict[tuple[str, int], str] = {}

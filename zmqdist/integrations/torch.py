@@ -1,4 +1,4 @@
-"""IterableDataset: a dataset of zmqdist as a dataset of PyTorch, for a DataLoader. Needs the extra `torch`."""
+"""IterableDataset: it wraps a dataset of zmqdist as a dataset of PyTorch, for a DataLoader. It needs the extra `torch`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
 
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
-    The processes of a DataLoader share the elements of an epoch. They read a distributed dataset as one job, so that each element is read
-    by one of them. Of any other dataset, each of n processes computes all elements and yields every n-th. The DataLoader converts arrays to
-    tensors by its own rules. Read-only arrays are copied before the conversion, because programs can write to tensors.
+    The processes of a DataLoader share the elements of an epoch. If the dataset is distributed, they read it as one job, so that only one
+    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element. The DataLoader
+    converts arrays to tensors by its own rules. Read-only arrays are copied before the conversion, because programs can write to tensors.
 
     Args:
       dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.
@@ -41,7 +41,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         if info is None:
             return iter(self.dataset)
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            # All processes of one epoch have the same number, and the number differs from epoch to epoch.
+            # This number is equal in all processes of an epoch, and differs from epoch to epoch.
             epoch = info.seed - info.id
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
         return iter(self.dataset.shard(info.num_workers, info.id))

@@ -1,15 +1,15 @@
-"""The agent of a host: a process that starts roles on its host for a launcher on another host, and ends them when its standard input ends.
+"""The host agent: a process that starts roles on its host for a launcher on another host, and ends the roles when its standard input ends.
 
 The agent reads orders from its standard input and writes events to its standard output (agent_protocol.py). Its roles are its child
-processes, like those of a local launcher (`Children`), so their lifelines end them even if the agent is killed with SIGKILL.
+processes (`Children`). They have lifelines, so that the roles end even if the agent is killed with SIGKILL.
 
 Promises
-  A1  When its standard input ends, a signal ends it, or no order has arrived for its silence limit, the agent kills its roles and removes
-      its folder, because no process is left that needs their results.
+  A1  When its standard input ends, a signal ends the agent, or no order has arrived for the silence limit, the agent kills its roles and
+      removes its folder, because no process is left that needs the results of the roles.
   A2  For each StartRole the agent sends exactly one RoleEnded or OrderRefused, after the role's last line.
-  A3  Only events are written to its standard output. Output that modules print is redirected to standard error.
+  A3  Only events are written to the agent's standard output. Output that modules print is redirected to standard error.
 
-`main` runs without NumPy and ZeroMQ, so that it sends its hello soon; the zygote imports both at the same time.
+`main` imports neither NumPy nor ZeroMQ, so that the agent sends its hello soon. The zygote imports these modules at the same time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ READ_BYTES: Final = 65536
 LINES_UNSENT_MAX: Final = 1000
 """The most lines of roles' output that the agent holds while the launcher does not read."""
 LAST_EVENTS_S: Final = 2.0
-"""Limit for writing the last events before the agent ends, in seconds. If the launcher does not read, the pipe stays full."""
+"""Seconds that the agent spends on writing its last events before it ends. If the launcher does not read, the pipe stays full."""
 
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -85,9 +85,9 @@ sys.exit(main())
 
 
 def agent_command(python: str, silence_limit_s: float) -> list[str]:
-    """Return the command that runs an agent with this Python. Quote its words to pass it through a shell.
+    """Return the command that runs an agent with this Python. Quote the words of the command to pass it through a shell.
 
-    If the host has no zmqdist, the command still runs and reports that. It imports no module from the working directory.
+    On a host without zmqdist the command still runs, and writes AgentUnfit. It imports no module from the working directory.
     """
     return [python, "-c", f"exec({_BOOT!r})", str(silence_limit_s)]
 
@@ -96,10 +96,10 @@ class HostAgent:
     """The agent of this host.
 
     Args:
-      orders: the descriptor from which the agent reads orders.
-      events: the stream to which the agent writes events.
+      orders: the file descriptor from which the agent reads orders.
+      events: the file to which the agent writes events.
       folder: the folder for the files of its roles.
-      silence_limit_s: if no order arrives for this many seconds, the agent ends.
+      silence_limit_s: the agent ends when no order has arrived for this many seconds.
     """
 
     def __init__(self, orders: int, events: IO[bytes], folder: RunFolder, silence_limit_s: float) -> None:
@@ -109,21 +109,23 @@ class HostAgent:
         self._silence_limit_s = silence_limit_s
         self._unsent: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(LINES_UNSENT_MAX)
-        """Counts the lines that may still be held. While the launcher does not read, roles block in their writes; the agent does not."""
+        """Counts how many more lines of output the agent may hold. When it is used up because the launcher does not read, the roles block
+        in their writes, while the agent still carries out orders.
+        """
         self._writer = threading.Thread(target=self._write, name="zmqdist-events", daemon=True)
         self._reserved: list[Reserved] = []
         self._order_ids: dict[Child, int] = {}
         self._by_order: dict[int, Child] = {}
         self._naming = threading.Lock()
-        """Held while a role is started, so that its end is not reported before the number of its order is known."""
+        """A lock that `_start` has while it starts a role. `_exited` waits for the lock, because it needs the `order_id` of the role."""
         self._children = Children(self._exited)
         self._code = ReceivedCode()
         self._closing: threading.Thread | None = None
         self._over_read, self._over_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        """A pipe that becomes readable when a signal ends the agent, or when all roles have been stopped on the order CloseAgent."""
+        """A pipe that becomes readable when a signal arrives, or when CloseAgent has stopped all roles. The agent then ends."""
 
     def serve(self) -> None:
-        """Carry out orders until the agent has to end. When this returns, no role runs any more."""
+        """Carry out orders until the agent has to end. When this method returns, no role runs any more."""
         self._writer.start()
         # The handlers do nothing, because an exception from a handler could interrupt code that holds a lock. When a signal arrives, the
         # interpreter writes into the pipe, and `_received` returns.
@@ -147,7 +149,7 @@ class HostAgent:
             self._writer.join(LAST_EVENTS_S)
 
     def obey(self, order: AgentOrder) -> None:
-        """Carry out one order. A failure is reported as an event."""
+        """Carry out one order. If this fails, the agent sends an event that says so."""
         match order:
             case StartRole():
                 self._start(order)
@@ -216,13 +218,13 @@ class HostAgent:
     def _write(self) -> None:
         while (event := self._unsent.get()) is not None:
             with contextlib.suppress(OSError):
-                # The launcher has ended; `_received` notices it by the end of the orders.
+                # The launcher has ended. `_received` notices this too, because standard input ends.
                 self._events.write(encode(event))
             if isinstance(event, RoleLine):
                 self._room.release()
 
     def _received(self) -> Iterator[AgentOrder]:
-        """Yield orders until the agent has to end: for a reason in A1, or because all roles have been stopped on the order CloseAgent."""
+        """Yield orders until the agent has to end, for a reason in A1 or because CloseAgent has stopped all roles."""
         rest = b""
         while True:
             ready, _, _ = select.select([self._orders, self._over_read], [], [], self._silence_limit_s)
@@ -236,9 +238,9 @@ class HostAgent:
 
 
 def _route() -> tuple[str, str]:
-    """Return the addresses of the launcher and of this host at the two ends of the agent's stream; "" for an unknown address.
+    """Return the addresses of the launcher and of this host, between which the connection to the agent runs. "" means an unknown address.
 
-    Slurm's variable has precedence, because a job inherits the SSH_CONNECTION of the shell that submitted it.
+    The variable of Slurm has precedence over SSH_CONNECTION, because a job inherits the SSH_CONNECTION of the shell that submitted the job.
     """
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if launcher is None:
@@ -277,14 +279,14 @@ def _write_private(folder: Path, name: str, text: str) -> None:
 
 
 def _folder() -> RunFolder:
-    """Make the agent's folder; in memory if possible, because its files are secrets. Raises OSError if no folder can be made."""
+    """Make the agent's folder. It is in memory if possible, because its files are secrets. Raises OSError if no folder can be made."""
     with contextlib.suppress(OSError):
         return RunFolder(Path(MEMORY_FOLDER))
     return RunFolder(Path(tempfile.gettempdir()))
 
 
 def main() -> int:
-    """Run the agent of this host until it has to end. Return its exit code. `sys.argv[1]` is the silence limit in seconds."""
+    """Run the agent of this host until the agent has to end, and return the exit code. `sys.argv[1]` is the silence limit in seconds."""
     orders, events = os.dup(0), os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -301,7 +303,7 @@ def main() -> int:
     try:
         zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig")
         HostAgent(orders, events, folder, float(sys.argv[1])).serve()
-    except Exception as error:  # a bug; one line, because the launcher shows standard error to its user
+    except Exception as error:  # a bug: print one line, because the launcher shows standard error to its user
         print(f"the agent failed: {error!r}", file=sys.stderr)
         return 1
     finally:

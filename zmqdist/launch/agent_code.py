@@ -1,7 +1,8 @@
-"""The code of the program on the host of an agent. The agent finds it there, or receives, unpacks and, at the end of the run, removes it.
+"""The code of the program on the host of an agent. If the host does not have the code, the agent receives it, unpacks it, and removes it at
+the end of the run.
 
-A received bundle is unpacked into a folder below $TMPDIR, not in memory as the secrets are, and the folder is removed when the agent ends.
-There is no cache: it would outlive the run and need a bound, while sending the code again takes less than a second.
+The agent unpacks the code into a folder below $TMPDIR. Only secrets are in memory. The agent caches no code for later runs, because a cache
+would need a bound, while sending the code again takes less than a second.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from zmqdist.launch.folders import RunFolder
 from zmqdist.limits import CODE_BYTES_MAX
 
 TAR_BYTES_MAX = 2 * CODE_BYTES_MAX
-"""Limit of an unpacked archive, in bytes. It is above the limit of the code, because each of many small files has a header."""
+"""The largest size of an unpacked archive, in bytes. It exceeds CODE_BYTES_MAX, because the archive also has a header for each file."""
 
 
 class ReceivedCode:
     """The code of one run on this host.
 
     Attributes:
-      imports: the folders for the module path of roles; empty until the code is ready.
+      imports: the folders that roles have on their module path. Empty until the code is ready.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,9 @@ class ReceivedCode:
         self._folder: RunFolder | None = None
 
     def answer(self, order: OfferCode | SendCode) -> AgentEvent | None:
-        """Carry out an order. Return the event that answers it, or None for a part of the code that is not the last one."""
+        """Carry out an order, and return the event that answers the order. Return None if the order has a part of the code that is not the
+        last part.
+        """
         try:
             return self._offered(order) if isinstance(order, OfferCode) else self._received(order)
         except (OpError, OSError, ValueError, zlib.error, binascii.Error) as error:
@@ -81,7 +84,7 @@ class ReceivedCode:
 
 
 def _is_same(root: Path, order: OfferCode) -> bool:
-    """Return whether this host has equal files below `root`, as it has if it shares the launcher's file system."""
+    """Return whether this host has equal files below `root`, for example because it shares the launcher's file system."""
     try:
         return pack(root, order.paths).digest == order.digest
     except (OpError, OSError):

@@ -1,7 +1,8 @@
-"""The launcher's side of the connection to one agent: the agent's hello, the roles that it runs, and the end of its stream.
+"""The launcher's side of the connection to one host agent: the agent's hello, its roles, and the end of the connection.
 
-One thread reads events and one writes orders, so that no caller waits for a host that does not read. A stream that has ended is never
-opened again: the agent ends its roles, and the launcher reports each of these roles as ended, with the reason for the end of the stream.
+One thread reads events and one writes orders, so that no caller waits for a host that does not read. A connection that has ended is never
+opened again. The agent then ends its roles, and the launcher reports each of these roles as ended, with the reason why the connection
+ended.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ from zmqdist.launch.launcher_interface import LineHandler
 log = logging.getLogger("zmqdist.launch")
 
 HOST_LOST: Final = -int(signal.SIGKILL)
-"""The exit code that is reported for a role whose host is lost, because its agent kills it."""
+"""The exit code that is reported for a role whose host is lost, because the agent on that host kills the role."""
 NOT_STARTED: Final = 1
 """The exit code that is reported for a role that its host could not start."""
 ANSWER_S: Final = 20.0
 CODE_BYTES_PER_S_MIN: Final = 20_000
-"""If code is sent more slowly than this, in bytes per second, the host counts as unreachable."""
+"""Bytes per second at which the program's code must be sent. If a host receives it more slowly, the host counts as unreachable."""
 
 
 class RemoteRole:
@@ -82,7 +83,7 @@ class LinkOwner(Protocol):
         """Handle the end of a role."""
 
     def link_ended(self, link: AgentLink) -> None:
-        """Handle the end of the stream. Called once, before `role_ended` is called for each role that ran on the host."""
+        """Handle the end of the connection. The link calls this once, and then `role_ended` for each role that ran on the host."""
 
 
 class AgentLink:
@@ -90,12 +91,12 @@ class AgentLink:
 
     Args:
       host: the name of the agent's host, as the user wrote it.
-      stream: the stream to the agent. The link owns and closes it.
-      on_note: called with each line before the hello that is not an event, such as the output of a login shell.
+      stream: the byte stream to the agent. The link owns and closes it.
+      on_note: a function that is called with each line that is not an event, such as the output of a login shell.
 
     Attributes:
-      owner: the object to which the link reports; set before the first role is started.
-      why_ended: a sentence that names the host and the reason why the stream has ended; "" until then.
+      owner: the object to which the link reports. It is set before the first role is started.
+      why_ended: a sentence with the name of the host and the reason why the connection has ended. "" until the connection has ended.
     """
 
     def __init__(self, host: str, stream: AgentStream, on_note: Callable[[str], object]) -> None:
@@ -121,18 +122,20 @@ class AgentLink:
     # -- the hello -----------------------------------------------------------------------------------------------
 
     def wait_for_hello(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`. Return whether the agent has sent its hello, or the stream has ended."""
+        """Wait at most `timeout_s` for the agent's hello. Return whether the hello has arrived or the connection has ended."""
         return self._greeted.wait(timeout_s)
 
     @property
     def greeting(self) -> AgentHello | AgentUnfit | None:
-        """The agent's first event; None if it has not arrived, or the stream ended before."""
+        """The agent's first event. None means that no event has arrived yet, or that the connection ended before the first event."""
         return self._greeting
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
     def start(self, role: RemoteRole, order: StartRole) -> bool:
-        """Start a role; its end is reported to the owner. Return False, and report nothing, if the stream has ended."""
+        """Send the order that starts a role. The link reports the end of the role to `owner`. If the connection has ended, return False and
+        report nothing.
+        """
         with self._lock:
             if self._ended.is_set():
                 return False
@@ -143,19 +146,24 @@ class AgentLink:
         return True
 
     def reserve(self, host: str, port: int = 0, ports: str = "") -> str:
-        """Reserve a port there and return its address. Raises UnavailableError, or UnknownError: the port is in use, for instance."""
+        """Have the agent reserve a port on its host, and return the address of the port.
+
+        Raises:
+          UnavailableError: the connection has ended, or the agent does not answer.
+          UnknownError: the agent cannot bind the port, for example because the port is in use.
+        """
         event = self._request(lambda order_id: [ReservePort(order_id, host, port, ports)], ANSWER_S)
         assert isinstance(event, PortReserved)
         return event.address
 
     def send_code(self, bundle: CodeBundle, on_sending: Callable[[], object]) -> None:
-        """Have the roles on the agent's host run with this code. It is sent unless the host has equal files at the same path.
+        """Have later roles on the agent's host run with this code. The code is sent unless the host has equal files at the same path.
 
         Args:
-          on_sending: called before the code is sent.
+          on_sending: a function that is called before the code is sent, if it has to be sent.
 
         Raises:
-          UnavailableError: the stream has ended, or the agent does not answer.
+          UnavailableError: the connection has ended, or the agent does not answer.
           UnknownError: the agent cannot unpack the code.
         """
         paths, imports = list(bundle.paths), list(bundle.imports)
@@ -174,8 +182,8 @@ class AgentLink:
         )
 
     def _request(self, orders: Callable[[int], Sequence[AgentOrder]], timeout_s: float) -> AgentEvent:
-        """Send orders that have one answer, and return this answer. Raises UnavailableError if the agent does not answer, and UnknownError
-        if it refuses an order.
+        """Send orders that together get one answer, and return the answer. Raises UnavailableError if the agent does not answer within
+        `timeout_s`, and UnknownError if the agent refuses an order.
         """
         answer: queue.SimpleQueue[AgentEvent | None] = queue.SimpleQueue()
         with self._lock:
@@ -196,12 +204,12 @@ class AgentLink:
         return event
 
     def request_close(self, grace_s: float) -> None:
-        """Request that the agent stops its roles and ends. Does not wait."""
+        """Send CloseAgent, so that the agent stops its roles and ends. This method does not wait for the agent."""
         self._orders.put(CloseAgent(grace_s))
 
     def close(self) -> None:
-        """End the stream, so that the agent kills the roles that still run. Return when all their ends were reported. A second call does
-        nothing.
+        """Close the connection, so that the agent kills the roles that still run. Return when the ends of all roles were reported. A second
+        call does nothing.
         """
         self._stream.close()
         self._orders.put(None)
@@ -209,11 +217,11 @@ class AgentLink:
         self._writer.join()
 
     def has_answered_close(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`. Return whether the agent has confirmed that it stops its roles, or its stream has ended."""
+        """Wait at most `timeout_s` for AgentClosing. Return whether it has arrived or the connection has ended."""
         return self._answered_close.wait(timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`. Return whether the connection to the agent has ended and the end of each of its roles was reported."""
+        """Wait at most `timeout_s` until the connection has ended and the ends of all roles were reported. Return whether this is so."""
         self._reader.join(timeout_s)
         return not self._reader.is_alive()
 
@@ -229,7 +237,7 @@ class AgentLink:
                 return
             try:
                 self._stream.send(encode(order))
-            except OSError:  # the reader thread reports the end of the stream
+            except OSError:  # the reader thread reports the end of the connection
                 return
 
     def _read(self) -> None:
@@ -258,7 +266,7 @@ class AgentLink:
             answer.put(event)
             return
         role = self._roles.get(event.order_id)
-        if role is None:  # it has ended
+        if role is None:  # the role has ended
             return
         match event:
             case RoleStarted():
@@ -279,7 +287,7 @@ class AgentLink:
         assert self.owner is not None
         try:
             self.owner.role_ended(role)
-        except BaseException:  # this thread has to go on reading events
+        except BaseException:  # the thread must go on reading events
             log.exception("the exit handler of %s failed", role.name)
 
     def _end(self) -> None:
@@ -308,5 +316,5 @@ def _pass_on(role: RemoteRole, line: str) -> None:
     try:
         role.on_line(line)
     except BaseException:
-        # For example the terminal is closed; this thread goes on reading, or the role would block in a write.
+        # `on_line` fails if the terminal was closed, for example. Go on reading, because the role would block in a write.
         log.exception("a line of output of %s could not be passed on", role.name)

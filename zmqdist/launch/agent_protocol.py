@@ -1,11 +1,12 @@
-"""The lines between a launcher and the agent of a host: orders to the agent's standard input, events from its standard output.
+"""The messages between a launcher and a host agent. The launcher writes orders to the agent's standard input, and the agent writes events
+to its standard output.
 
-Each line is one JSON object; its key `is` names the struct of this file that it encodes. A new order or event needs a struct here and a
-branch in `HostAgent.obey` (agent.py) or in `AgentLink` (agent_link.py). Launcher and agent have the same version of zmqdist, because the
-launcher refuses an agent whose hello names another version.
+Each message is one line with one JSON object. Its key `is` names the struct of this file that the line encodes. A new order needs a struct
+here and a branch in `HostAgent.obey` (agent.py). A new event needs a struct and a branch in `AgentLink` (agent_link.py). Launcher and agent
+have the same version of zmqdist, because the launcher refuses an agent whose hello names another version.
 
-Each order with an answer has a number, `order_id`, which the launcher never uses again. A role is known by that of its StartRole, so that a
-line of an ended role is not taken for one of its successor.
+Each order that has an answer carries an `order_id`, a number that the launcher never uses again. Orders and events about a role carry the
+`order_id` of its StartRole, so that the output of an ended role is not taken for that of a restarted role with the same name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 
 class AgentMessage(msgspec.Struct, frozen=True, tag_field="is", tag=True, omit_defaults=True):
-    """The base of all orders and events."""
+    """The base class of all orders and events."""
 
 
 # -- orders ----------------------------------------------------------------------------------------------------------
@@ -26,11 +27,11 @@ class StartRole(AgentMessage, frozen=True):
     """Start a role.
 
     Attributes:
-      name: the task, such as "worker:0".
-      kind, fields: the class of its config, and the fields of the config as JSON (roles.py).
-      environment: variables that are added to the environment of the agent, and replace variables of the same name.
-      files: text by path. The agent writes them below its folder before the role starts, each with mode 0600. Secrets are sent in this way
-        only.
+      name: the name of the role, such as "worker:0".
+      kind, fields: the name of the class of the role's config, and the fields of the config as JSON (roles.py).
+      environment: environment variables of the role, in addition to those of the agent. They replace variables of the same name.
+      files: the text of each file by its path. The agent writes the files into its folder with mode 0600 before the role starts. Secrets
+        are sent only as such files.
     """
 
     order_id: int
@@ -42,7 +43,7 @@ class StartRole(AgentMessage, frozen=True):
 
 
 class SignalRole(AgentMessage, frozen=True):
-    """Send a signal to a role. It has no effect after the role has ended."""
+    """Send a signal to a role. The order has no effect after the role has ended."""
 
     order_id: int
     number: int
@@ -53,8 +54,8 @@ class ReservePort(AgentMessage, frozen=True):
 
     Attributes:
       host: the address to bind, or the name of an interface of the agent's host.
-      port: the port; 0: a free port.
-      ports: the range from which free ports are taken, also by the roles; "": any port.
+      port: the port. 0 means a free port.
+      ports: the range from which a free port is taken. "" means any port. Roles that the agent starts later use this range, too.
     """
 
     order_id: int
@@ -64,11 +65,11 @@ class ReservePort(AgentMessage, frozen=True):
 
 
 class OfferCode(AgentMessage, frozen=True):
-    """Describe the code that roles need. The answer is CodeReady if the agent's host has this code at the same path, otherwise CodeWanted;
-    or OrderRefused.
+    """Describe the code that roles need. The answer is CodeReady if the agent's host has this code at the same path, CodeWanted if it does
+    not, and OrderRefused if the code cannot be used there.
 
     Attributes:
-      digest, root, paths, imports: those of the CodeBundle (code_bundle.py).
+      digest, root, paths, imports: the fields of the CodeBundle (code_bundle.py).
     """
 
     order_id: int
@@ -79,8 +80,8 @@ class OfferCode(AgentMessage, frozen=True):
 
 
 class SendCode(AgentMessage, frozen=True):
-    """A part of the archive that was offered last. The archive is compressed by zlib and each part is in base64. CodeReady or OrderRefused
-    answers the last part.
+    """A part of the archive of the code that the last OfferCode described. The archive is compressed by zlib, and each part is in base64.
+    The answer to the last part is CodeReady or OrderRefused.
     """
 
     order_id: int
@@ -93,7 +94,9 @@ class LauncherBeat(AgentMessage, frozen=True):
 
 
 class CloseAgent(AgentMessage, frozen=True):
-    """Stop all roles (SIGTERM, up to `grace_s` seconds to drain, then SIGKILL), and end. AgentClosing answers at once."""
+    """Stop all roles, and end. Each role gets SIGTERM, has up to `grace_s` seconds to drain, and then gets SIGKILL. The agent answers with
+    AgentClosing at once, before the roles have stopped.
+    """
 
     grace_s: float
 
@@ -102,17 +105,18 @@ class CloseAgent(AgentMessage, frozen=True):
 
 
 class AgentHello(AgentMessage, frozen=True):
-    """The first event. The launcher checks it before it starts a role.
+    """The first event of an agent. The launcher checks the hello before it starts a role.
 
     Attributes:
       python: version of the agent's Python, such as "3.11.7".
       version, path: version and folder of the agent's zmqdist.
       cores: number of cores that the agent may use.
-      clock_s: the wall clock of its host, in seconds since 1970.
-      host: the name that its host has for itself.
-      folder: the folder for the files of its roles; its mode is 0700.
-      reached_at, reached_from: the address of this host at which the launcher reached it, and the address of the launcher as this host sees
-        it; "" if the connection to the host does not tell them.
+      clock_s: the time on the wall clock of the agent's host, in seconds since 1970.
+      host: the name of the agent's host, as the host itself reports it.
+      folder: the folder for the files of the agent's roles. Its mode is 0700.
+      reached_at: the address of the agent's host to which the launcher has connected. "" means that the connection does not tell.
+      reached_from: the address from which the launcher has connected, as the agent's host sees it. "" means that the connection does not
+        tell.
     """
 
     python: str
@@ -128,12 +132,12 @@ class AgentHello(AgentMessage, frozen=True):
 
 
 class AgentUnfit(AgentMessage, frozen=True):
-    """The first event in place of AgentHello: this host cannot run roles.
+    """The first event of an agent whose host cannot run roles. The agent sends it in place of AgentHello.
 
     Attributes:
       python, executable: version of the agent's Python, such as "3.9.2", and its path.
-      reason: a phrase, such as "No module named 'zmqdist'".
-      remedy: what the user should do; "": install zmqdist.
+      reason: why the host cannot run roles, as a phrase, such as "No module named 'zmqdist'".
+      remedy: what the user should do. "" means that the user should install zmqdist.
     """
 
     python: str
@@ -143,7 +147,7 @@ class AgentUnfit(AgentMessage, frozen=True):
 
 
 class RoleStarted(AgentMessage, frozen=True):
-    """A role has been started, with this pid."""
+    """The agent has started a role, whose process has this pid."""
 
     order_id: int
     pid: int
@@ -157,7 +161,12 @@ class RoleLine(AgentMessage, frozen=True):
 
 
 class RoleEnded(AgentMessage, frozen=True):
-    """A role has ended. This is the last event about it, with the exit code in the form of `subprocess` and the last lines of output."""
+    """A role has ended. This is the last event about the role.
+
+    Attributes:
+      exit_code: as in `subprocess`: -9 means that SIGKILL ended the role.
+      tail: the last lines of the role's output.
+    """
 
     order_id: int
     pid: int
@@ -166,7 +175,7 @@ class RoleEnded(AgentMessage, frozen=True):
 
 
 class PortReserved(AgentMessage, frozen=True):
-    """A port has been reserved, with the address "host:port"."""
+    """The agent has reserved a port. `address` is "host:port"."""
 
     order_id: int
     address: str
@@ -179,15 +188,15 @@ class CodeWanted(AgentMessage, frozen=True):
 
 
 class CodeReady(AgentMessage, frozen=True):
-    """The code is in this folder, which is the working directory of all roles that the agent starts after this event."""
+    """The agent's host has the code in `folder`, which is the working directory of all roles that the agent starts after this event."""
 
     order_id: int
     folder: str
 
 
 class OrderRefused(AgentMessage, frozen=True):
-    """The agent could not carry out an order. For a StartRole this is the last event of the role. `reason` is a sentence that does not name
-    the host.
+    """The agent could not carry out an order. If the order was a StartRole, this is the last event about the role. `reason` is a sentence
+    that does not name the host.
     """
 
     order_id: int
@@ -195,8 +204,8 @@ class OrderRefused(AgentMessage, frozen=True):
 
 
 class AgentClosing(AgentMessage, frozen=True):
-    """The agent has begun to stop its roles. A launcher does not wait for an agent that does not send this soon, because the host must be
-    cut off.
+    """The agent has begun to stop its roles. If a launcher does not get this event soon after CloseAgent, it takes the host for cut off,
+    and does not wait for the ends of the roles.
     """
 
 

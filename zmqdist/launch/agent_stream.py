@@ -1,4 +1,6 @@
-"""The stream of lines between a launcher and an agent: the interface `AgentStream`, and `ProcessStream` over a process such as ssh."""
+"""The byte stream between a launcher and a host agent, read and written by lines: the interface `AgentStream`, and `ProcessStream`, which
+uses the standard input and output of a process such as ssh.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +13,35 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 NOTES_MAX: Final = 20
-"""Number of last lines of standard error that are kept to explain the end of a stream."""
+"""How many of the last lines of standard error are kept, to explain why the byte stream has ended."""
 END_S: Final = 5.0
 """Seconds that the process may take to end after its standard input was closed. Then it is killed."""
 
 NoteHandler = Callable[[str], object]
 Explain = Callable[[int, str], str]
-"""A function of the exit code and the last lines of standard error of a process that returns a phrase about its end."""
+"""A function that returns a phrase about the end of a process. Its arguments are the exit code of the process and the last lines of its
+standard error.
+"""
 
 
 class AgentStream(Protocol):
-    """Sends lines to an agent and receives lines from it. `send`, `receive` and `close` are called by different threads."""
+    """Sends lines to an agent and receives lines from the agent. Different threads call `send`, `receive` and `close`."""
 
     def send(self, line: bytes) -> None:
-        """Send a line. May block while the agent does not read. Raises OSError if the stream has ended."""
+        """Send a line. This may block while the agent does not read. Raises OSError if the byte stream has ended."""
 
     def receive(self) -> bytes:
-        """Wait for a line. Return it with its line break, or b"" if the stream has ended."""
+        """Wait for a line, and return the line with its line break. Return b"" if the byte stream has ended."""
 
     def close(self) -> None:
-        """Close the agent's standard input, and wait until the stream has ended; end it by force if that takes too long. A second call does
-        nothing.
+        """Close the agent's standard input, and wait until the byte stream has ended. After some seconds end it by force. A second call
+        does nothing.
         """
 
     def why_ended(self) -> str:
-        """Return a phrase with the cause of the end and the remedy, if there is one. It does not name the host. Call this after the end."""
+        """Return a phrase that says why the byte stream has ended and, if possible, what the user can do. The phrase does not name the
+        host. Call this after the byte stream has ended.
+        """
 
 
 class ProcessStream:
@@ -43,9 +49,9 @@ class ProcessStream:
 
     Args:
       command: the command of the process, such as `ssh HOST PYTHON ...`.
-      explain: see `Explain`.
-      on_note: called with each line that the process writes to standard error.
-      environment: the environment of the process; None: that of this process.
+      explain: a function that explains the end of the process (`Explain`).
+      on_note: a function that is called with each line that the process writes to standard error.
+      environment: the environment of the process. None means the environment of this process.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class ProcessStream:
         try:
             while rest:
                 rest = rest[self._process.stdin.write(rest) :]
-        except ValueError:  # another thread has called `close` before
+        except ValueError:  # another thread has called `close`, which closed the pipe
             raise BrokenPipeError from None
 
     def receive(self) -> bytes:

@@ -1,7 +1,8 @@
-"""The child processes of a launcher: it starts them, watches them through pidfds, and stops them.
+"""The child processes of a launcher. `Children` starts them, watches them through pidfds, and stops them.
 
-A module of zmqdist is forked from the zygote of this process (process/zygote.py), or started by command if the zygote cannot fork it. Other
-programs are started by command. One thread waits for the ends of all children, and reports each exit code within milliseconds.
+A child that runs a module of zmqdist is forked from the zygote of this process (process/zygote.py). If the zygote cannot fork it,
+`Children` starts a new Python interpreter instead. Other programs are started as commands. One thread waits for the ends of all children,
+and reports each exit code within milliseconds.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process if the launcher is killed, because the rest of the cluster then ends, too. A child calls
-    this before it runs its program.
+    """Have the kernel send SIGTERM to this process when its parent, the launcher, is killed. The child calls this before it executes its
+    program. Without it the program would outlive the rest of the cluster.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
@@ -50,7 +51,7 @@ class Child:
     """One child process.
 
     Attributes:
-      name: the task that the process runs, such as "worker:0".
+      name: the name of the role that the process runs, such as "worker:0".
       ended: set when the exit code is known.
     """
 
@@ -66,7 +67,7 @@ class Child:
 
     @property
     def host(self) -> str:
-        """The empty string, which stands for the launcher's host in `RunningRole`."""
+        """The empty string, because a child runs on the launcher's host (`RunningRole.host`)."""
         return ""
 
     @property
@@ -75,7 +76,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code in the form of `subprocess`: -9 for SIGKILL. None while the process runs."""
+        """The exit code, as in `subprocess`: -9 means that SIGKILL ended the process. None means that the process runs."""
         return self.process.returncode
 
     @property
@@ -84,7 +85,7 @@ class Child:
         return "\n".join(self._tail)[-LOG_TAIL_BYTES:]
 
     def open_pidfd(self) -> int:
-        """Return a descriptor that becomes readable when the process ends. The caller closes it."""
+        """Return a file descriptor that becomes readable when the process ends. The caller closes the descriptor."""
         return os.dup(self.process.pidfd) if isinstance(self.process, ForkedProcess) else os.pidfd_open(self.pid)
 
     def read_lines(self, on_line: LineHandler) -> None:
@@ -95,27 +96,30 @@ class Child:
         self._reader.start()
 
     def signal(self, number: int, group: bool = False) -> None:
-        """Send a signal to the child. With `group`, also to the processes that it has started, unless they have a session of their own."""
-        with self._lock:  # the kernel reuses the pid only after the child has been reaped
+        """Send a signal to the child. With `group=True` the signal is sent to its whole process group: also to the processes that the child
+        has started, except those in a session of their own.
+        """
+        # While this thread has the lock, `finish` cannot reap the child, so the kernel gives its pid to no other process.
+        with self._lock:
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError):
                     if group:
                         os.killpg(self.pid, number)
                     elif isinstance(self.process, ForkedProcess):
-                        # If the zygote has ended, the pid may belong to another process.
+                        # Do not use the pid: if the zygote has ended, the kernel may have given the pid to another process.
                         signal.pidfd_send_signal(self.process.pidfd, number)
                     else:
                         os.kill(self.pid, number)
 
     def break_lifeline(self) -> None:
-        """Close this end of the child's lifeline, so that the child stops by itself."""
+        """Close the launcher's end of the child's lifeline. The child then ends itself."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        # This thread closes the pipe, because it outlives `finish` if processes that the child has started keep the pipe open.
+        # This thread closes the pipe, not `finish`: processes that the child has started may write to the pipe after `finish` has returned.
         with self.process.stdout as output:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip("\n")
@@ -123,11 +127,11 @@ class Child:
                 try:
                     on_line(line)
                 except BaseException:
-                    # A terminal may have been closed, for example. This thread goes on reading, or the child would block in a write.
+                    # `on_line` fails if the terminal was closed, for example. Go on reading, because the child would block in a write.
                     log.exception("a line of output of %s could not be passed on", self.name)
 
     def finish(self) -> None:
-        """Reap the process, which must have ended, and collect its last lines of output."""
+        """Reap the process, which must have ended, and wait up to 2 s for its last lines of output."""
         with self._lock:
             self.process.wait()
             self._reaped = True
@@ -137,11 +141,11 @@ class Child:
 
 
 class Children:
-    """Child processes of this process, each the leader of a session of its own.
+    """The child processes of this process. Each child is the leader of a session of its own.
 
     Args:
-      on_exit: called with each child that has ended, in the thread that watches the children.
-      whole_groups: whether to kill the processes of a child's group that still run when the child has ended.
+      on_exit: a function that is called with each child that has ended, in the thread that watches the children.
+      whole_groups: whether to kill the other processes of a child's process group when the child has ended.
     """
 
     def __init__(self, on_exit: Callable[[Child], object], whole_groups: bool = False) -> None:
@@ -157,7 +161,9 @@ class Children:
     def start_role(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> Child:
-        """Start a worker, or a task of a cluster (roles.py). `environment` is added to that of this process and replaces equal names."""
+        """Start a role (roles.py) in a child process. The child has the environment variables of this process and those in `environment`,
+        which win.
+        """
         kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
         return self.start(
@@ -178,10 +184,11 @@ class Children:
         """Start a module of zmqdist in a child process.
 
         Args:
-          command: a function that gets the descriptor of the child's lifeline, a pipe that breaks when this process ends, and returns the
-            module and its arguments.
-          on_line: called with each line of the child's output; None: the child shares this process's standard output and error.
-          pass_fds: further descriptors that the child inherits under the same numbers.
+          command: a function that returns the module and its arguments. It is called with the file descriptor of the child's lifeline,
+            which is a pipe that breaks when this process ends.
+          on_line: a function that is called with each line of the child's output. None means that the child shares the standard output and
+            error of this process.
+          pass_fds: further file descriptors that the child inherits under the same numbers.
         """
         child_end, own_end = os.pipe2(os.O_CLOEXEC)
         try:
@@ -197,7 +204,7 @@ class Children:
                     stdout=None if on_line is None else subprocess.PIPE,
                     stderr=None if on_line is None else subprocess.STDOUT,
                     env=dict(environment),
-                    start_new_session=True,  # so that Ctrl-C reaches this process only, which then stops its children in order
+                    start_new_session=True,  # so that Ctrl-C signals this process only, which then stops its children in order
                 )
             )
         except BaseException:
@@ -210,7 +217,9 @@ class Children:
     def start_program(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: LineHandler
     ) -> Child:
-        """Start any program. It has no lifeline: the kernel sends it SIGTERM when the calling thread ends. Arguments as for `start`."""
+        """Start any program in a child process. The program gets no lifeline, so the kernel sends it SIGTERM when the thread that calls
+        this method ends. The arguments are those of `start`, except that `command` is the program and its arguments.
+        """
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -236,11 +245,11 @@ class Children:
             return [child for child in self._children if not child.ended.is_set()]
 
     def release(self, name: str) -> None:
-        """As `Launcher.release`: this host has room for any number of roles, so there is nothing to do."""
+        """Do nothing, because this host has room for any number of roles (`Launcher.release`)."""
 
     def close(self, grace_s: float) -> None:
-        """Stop all children: SIGTERM, up to `grace_s` seconds to drain, then SIGKILL. Return when all have ended. A second call does
-        nothing.
+        """Stop all children, and return when they have ended. Each child gets SIGTERM and has up to `grace_s` seconds to drain. A child
+        that still runs then gets SIGKILL. A second call does nothing.
         """
         for child in self.running:
             child.signal(signal.SIGTERM)
@@ -276,7 +285,7 @@ class Children:
                 os.close(fd)
                 try:
                     self._ended(watched.pop(fd))
-                except BaseException:  # this thread has to go on watching the other children
+                except BaseException:  # the thread must go on watching the other children
                     log.exception("the exit handler of a child process failed")
 
     def _ended(self, child: Child) -> None:
@@ -294,10 +303,10 @@ class Children:
 def _fork(
     name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, inherited_fds: list[int]
 ) -> ForkedProcess | None:
-    """Fork a child from the zygote. Return None if that is not possible.
+    """Fork a child from the zygote. Return None if the zygote cannot fork.
 
     Args:
-      piped: True: the child writes its output to a pipe. False: it shares this process's standard output and error.
+      piped: True if the child writes its output to a pipe, False if it shares the standard output and error of this process.
     """
     order = Order(name, module, arguments, dict(environment), [1, 2, *inherited_fds])
     if not piped:

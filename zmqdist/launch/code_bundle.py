@@ -1,8 +1,8 @@
-"""The program's code as one archive, for hosts that do not share its file system.
+"""The program's code as one archive, for hosts that do not share the program's file system.
 
-A bundle has the files of some paths below one folder, the root. The roles on a host have the root as their working directory, and the
-folder of the program's script on their module path, as the roles of a local launcher have. Equal names and contents make an equal archive,
-byte for byte, so its digest tells whether a host has the files already.
+A bundle has the files of some paths below one folder, the root. On each host the root is the working directory of the roles, and the folder
+of the program's script is on their module path, as it is under the local launcher. Files with equal names and contents make an archive with
+equal bytes, so the launcher compares digests to find out whether a host already has the files.
 
 Left out are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments, links to folders,
 and files above CODE_FILE_BYTES_MAX, which are data rather than code.
@@ -66,7 +66,7 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is put on the module path; None: the root is put on it.
+      script: the program's script, whose folder is put on the module path. None means that the root is put on the module path.
 
     Raises:
       NotFoundError: a path does not exist.
@@ -112,7 +112,7 @@ def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> C
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(found):
             data = found[name].read_bytes()
-            entry = tarfile.TarInfo(name)  # without time and owner, so that equal files make an equal archive
+            entry = tarfile.TarInfo(name)  # no time and no owner, so that equal files make equal archives
             entry.size = len(data)
             entry.mode = 0o755 if found[name].stat().st_mode & stat.S_IXUSR else 0o644
             archive.addfile(entry, io.BytesIO(data))
@@ -120,7 +120,7 @@ def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> C
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the files of code below a folder; for the path of a file, yield this path."""
+    """Yield the files of code below a folder. If `path` is a file, yield only this path."""
     if path.is_file():
         yield path
         return

@@ -1,4 +1,6 @@
-"""The runtime of elasticity_machine.py: one thread that gets requests, ends of workers and figures of the dispatcher, and acts by Tasks."""
+"""The runtime of elasticity_machine.py. One thread hands the machine the requests of users, the ends of workers and figures of the
+dispatcher, and carries out its effects: `Tasks` (tasks.py) starts and stops the workers.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,21 @@ from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 log = logging.getLogger("zmqdist.launch")
 
 LOOK_S: Final = 0.5
-"""Seconds between two looks at the queue, where the size changes by itself."""
+"""Seconds between two looks at the dispatcher's queue. Without `min` and `max` in the cluster file the thread does not look."""
 
 DECIDED_S: Final = 10.0
-"""Seconds within which a request is decided: the thread waits for nothing longer than a call of the dispatcher's loop."""
+"""Seconds that `scale` waits for a decision. The thread decides sooner, because it waits for nothing but the dispatcher's loop thread."""
 
 WORKER: Final = "worker"
 
 
 class ElasticWorkers:
-    """The workers of one launcher, as a Scaler of its dispatcher. `tasks` has started those that `elasticity` holds.
+    """The workers of one launcher. This is the Scaler of its dispatcher: users change the number of workers through it.
 
     Args:
-      start: starts the worker of an index through `tasks`.
-      ps_problem: returns why there cannot be more or fewer parameter servers.
+      elasticity: the machine. `tasks` has already started the workers that it holds.
+      start: a function that starts the worker with the given index through `tasks`.
+      ps_problem: a function that returns why the number of parameter servers cannot change.
     """
 
     def __init__(
@@ -72,11 +75,11 @@ class ElasticWorkers:
     # -- in any thread ------------------------------------------------------------------------------------------------------
 
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
-        """As `Scaler.scale`."""
+        """Change the number of workers, as `Scaler.scale`."""
         if job == "ps":
             raise errors.FailedPreconditionError(self._ps_problem())
         if job != WORKER:
-            raise errors.InvalidArgumentError(f"only workers can be more or fewer, and {job} is another job")
+            raise errors.InvalidArgumentError(f"only the number of workers can change, not that of job {job!r}")
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
         seen = [
             replace(each, refusal="; ".join(reports[name].losses))
@@ -105,19 +108,19 @@ class ElasticWorkers:
         }
 
     def figures(self) -> dict[str, Any]:
-        """As `Scaler.figures`."""
+        """Return the wanted size, its bounds, and the workers that start, leave or have failed, as `Scaler.figures`."""
         return self._figures
 
     def close(self) -> None:
-        """As `Scaler.close`."""
+        """Start and stop no more workers, and refuse later requests, as `Scaler.close`."""
         self._events.put(machine.Closing())
 
     def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:
-        """Note that the process of a worker has ended; `role` is None where none could be started."""
+        """Note that the process of a worker has ended. `role` is None if the process could not be started."""
         self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
 
     def stop(self) -> None:
-        """Close, refuse all later requests, and end the thread."""
+        """End the thread. Later requests are refused."""
         self.close()
         with self._lock:
             self._stopped = True
@@ -164,7 +167,7 @@ class ElasticWorkers:
         for effect in effects:
             try:
                 self._carry_out(effect)
-            except Exception:  # the thread must go on serving the others
+            except Exception:  # the thread must go on with the other effects and events
                 log.exception("an order about the workers failed: %s", effect)
 
     def _carry_out(self, effect: ElasticityEffect) -> None:
@@ -188,7 +191,7 @@ class ElasticWorkers:
                 self._take_reply(request).set_exception(errors.FailedPreconditionError(problem))
 
     def _retire(self, index: int) -> bool:
-        """Have a worker not be started again; return whether it has a process."""
+        """Have `tasks` never start this worker again. Return whether the worker has a process."""
         if self._tasks.retire(f"{WORKER}:{index}"):
             return True
         self._events.put(machine.WorkerEnded(index, in_order=True, restarts=False))

@@ -1,27 +1,32 @@
-"""How many workers a launcher holds: when one starts, which one leaves, and which request is refused. No I/O, no clock.
+"""The rules by which a launcher has more or fewer workers: when a worker starts, which worker leaves, and which request is refused.
+No I/O, no clock.
 
 Theory of operation
-    The *wanted size* is how many workers the launcher wants. It begins as the `count` of the file. A request sets it within the bounds.
-    With `min` and `max` in the file it also grows while work waits, and shrinks by workers that have been idle for `idle_s`.
-    A worker that is wanted is *held*: from its start on, whether or not it has registered yet, until it is told to leave or its process
-    has ended for good. A worker that was told to leave is no longer held, and its index is free once its process has ended. It leaves by
-    the dispatcher (DrainWorker) if it has registered there, else by a signal (StopWorker).
-    A worker that failed more often than it is restarted keeps its index and its place among the held ones, because one that is started
-    in its place would most likely fail as well. The next request starts it again.
-    A worker that leaves by itself in good order was drained by an admin: the wanted size goes down with it, but not below `min`.
+    The *wanted size* is how many workers the launcher wants. It begins as the `count` of the cluster file, and a user's request sets it
+    within the bounds. If the file has `min` and `max`, the wanted size also grows while work waits, and shrinks when workers have been
+    idle for `idle_s`.
+    A worker is *held* from its start, before it has registered, until it is told to leave or its process has ended for good. The index
+    of a worker that was told to leave is free once its process has ended. The dispatcher tells a registered worker to leave
+    (DrainWorker); the launcher sends SIGTERM to a worker that has not registered (StopWorker).
+    A worker that crashes after its last restart has failed. It stays held and keeps its index, because a new worker in its place would
+    most likely fail as well. The next accepted request starts it again.
+    If a worker stops in good order and was not told to leave by this machine, an admin has drained it. The wanted size then shrinks by
+    one, but not below `min`.
 
 Promises, checked by tests/machines/test_elasticity.py and tests/sim/simulations/elasticity.py
     P1   the wanted size is within the bounds
-    P2   at most as many workers are held as are wanted, and at most `room` have a process
-    P3   a worker starts only under an index that has no process and is not to be restarted
-    P4   a worker is told to leave at most once, and not started again before its process has ended; a process that outlives its grace by
-         LEAVE_MARGIN_S is killed, once
-    P5   a request takes a worker whose drain would be refused only where it says so (`force`), and the workers with the least to lose first
-    P6   without a request a worker leaves only if it was idle for `idle_s` with nothing to lose, while no work waits, and never below `min`
-    P7   without a request the size grows only after work has waited for BACKLOG_S without a pause, and not while a worker is starting
-    P8   a request gets one reply: the accepted size, or a refusal with its reason, after which everything is as it was before
-    P9   after Closing nothing starts, nothing leaves, and each request is refused
-    P10  without further faults as many workers are held and running as are wanted, but for those that failed
+    P2   no more workers are held than are wanted, and no more than `room` workers have a process
+    P3   a worker starts only under an index that has no process and waits for no restart
+    P4   a worker is told to leave at most once, and is not started again before its process has ended; a process that outlives its grace
+         by LEAVE_MARGIN_S is killed once
+    P5   a worker whose drain would be refused leaves for a request only if the request has `force`; the workers with the least to lose
+         leave first
+    P6   without a request a worker leaves only if it has been idle for `idle_s` with nothing to lose, no work waits, and `min` workers
+         remain
+    P7   without a request the wanted size grows only after work has waited for BACKLOG_S without a pause, and while no worker is starting
+    P8   a request gets one reply, which is the accepted size or a refusal with its reason; a refused request changes nothing
+    P9   after Closing no worker starts or is told to leave, and each request is refused
+    P10  when no more faults occur, as many workers are held as are wanted, and all of them run except those that failed
 
 Not here: processes and their restarts (tasks.py), and what a worker has to lose (scheduling/dispatcher/drain_report.py).
 """
@@ -38,10 +43,10 @@ from zmqdist.events import Ticked
 from zmqdist.limits import GRACE_S, WORKERS_MAX
 
 BACKLOG_S: Final = 1.0
-"""Seconds for which work has to wait before workers are started for it: a short burst ends before they would be there."""
+"""Seconds for which work has to wait before workers are started for it, because a short burst ends before new workers have registered."""
 
 LEAVE_MARGIN_S: Final = 5.0
-"""Seconds beyond its grace that a worker has to end its process; then it is killed."""
+"""Seconds after its grace at which a worker that was told to leave is killed if its process still runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,10 @@ class SizeBounds:
     """The bounds of the wanted size, and how much room the hosts have.
 
     Attributes:
-      least, most: None: the file has no bound, and the size does not change by itself.
-      idle_s: how long a worker is idle before it leaves.
-      room: how many workers can run at a time; None: as many as one likes.
-      room_reason: why not more, as the end of a sentence.
+      least, most: `min` and `max` of the cluster file. None means that the file has no such bound. The size then changes by requests only.
+      idle_s: how long a worker is idle before it leaves without a request.
+      room: how many workers can run at a time. None means any number.
+      room_reason: why more than `room` workers cannot run, as the end of a sentence.
     """
 
     least: int | None = None
@@ -63,7 +68,7 @@ class SizeBounds:
 
     @property
     def are_given(self) -> bool:
-        """Whether the size changes by itself."""
+        """Whether the cluster file has `min` and `max`, so that the size also changes without a request."""
         return self.least is not None and self.most is not None
 
     @property
@@ -80,10 +85,10 @@ class SeenWorker:
     """A registered worker as the dispatcher sees it.
 
     Attributes:
-      leases: work items that it has.
-      done: work items that it has ended.
-      burden: how much it would lose by leaving: kept values, data tasks, work that waits for it alone.
-      refusal: why it may not be drained; "" if it may. Known only in requests.
+      leases: number of work items that the worker has.
+      done: number of work items that the worker has ended.
+      burden: how much would be lost if the worker left: the number of its kept values, its data tasks and the work items pinned to it.
+      refusal: why the dispatcher would refuse to drain the worker. "" means that it would not, or that the event is not a request.
     """
 
     index: int
@@ -99,12 +104,13 @@ class SeenWorker:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequested:
-    """A user wants this many workers. `seen` has all registered workers, with their refusals.
+    """A user has asked for `count` workers.
 
     Attributes:
-      request: a number that comes back with the reply.
-      grace_s: how long the functions of workers that leave may run on.
-      force: whether workers may leave although their drain would be refused.
+      request: the number of the request, which the reply repeats.
+      grace_s: how long the functions on a worker that leaves may continue.
+      seen: all registered workers, with their `refusal`.
+      force: whether workers may leave although the dispatcher would refuse to drain them.
     """
 
     request: int
@@ -116,7 +122,12 @@ class SizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """The dispatcher was looked at. `queued`: work items that any worker may run and none has."""
+    """The runtime has looked at the dispatcher.
+
+    Attributes:
+      queued: number of work items that wait in the dispatcher's queue and may run on any worker.
+      seen: all registered workers.
+    """
 
     queued: int
     seen: Sequence[SeenWorker]
@@ -124,7 +135,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredChanged:
-    """These workers are registered."""
+    """The set of registered workers has changed. `indices` has all workers that are registered now."""
 
     indices: frozenset[int]
 
@@ -134,8 +145,8 @@ class WorkerEnded:
     """The process of a worker has ended, or could not be started.
 
     Attributes:
-      in_order: it stopped in good order, rather than crashed or refused to run.
-      restarts: it will be started again by the rule of `restarts`.
+      in_order: whether the worker stopped in good order. A worker that crashed or could not run did not.
+      restarts: whether the launcher will start the worker again, as the `restarts` of the cluster file allows.
     """
 
     index: int
@@ -145,7 +156,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class DrainFailed:
-    """The dispatcher knows no such worker, so a DrainWorker had no effect."""
+    """A DrainWorker had no effect, because the dispatcher does not know this worker."""
 
     index: int
 
@@ -167,7 +178,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class DrainWorker:
-    """Have the dispatcher tell this worker to leave, and do not start it again."""
+    """Have the dispatcher tell this worker to leave, and cancel its restarts."""
 
     index: int
     grace_s: float
@@ -175,21 +186,21 @@ class DrainWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """Send SIGTERM to this worker, which has not registered, and do not start it again."""
+    """Send SIGTERM to this worker, which has not registered, and cancel its restarts."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
-    """Send SIGKILL to this worker, which has not ended within its grace."""
+    """Send SIGKILL to this worker, because its process still runs LEAVE_MARGIN_S after its grace."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptSize:
-    """Reply to a request: the new size, and the workers that start and leave for it."""
+    """Accept a request. The reply has the new wanted size, and the workers that start or leave because of the request."""
 
     request: int
     count: int
@@ -199,7 +210,12 @@ class AcceptSize:
 
 @dataclass(frozen=True, slots=True)
 class RefuseSize:
-    """Reply to a request: nothing has changed. `refused`: the workers that may not leave, where that is the reason."""
+    """Refuse a request, which has changed nothing.
+
+    Attributes:
+      problem: the reason.
+      refused: the workers that the dispatcher would refuse to drain, if they are the reason.
+    """
 
     request: int
     problem: str
@@ -214,12 +230,14 @@ ElasticityEffect: TypeAlias = StartWorker | DrainWorker | StopWorker | KillWorke
 
 @dataclass(slots=True)
 class _Held:
-    """A worker that is wanted.
+    """A held worker.
 
     Attributes:
-      registered: whether the dispatcher has it.
-      failed: its process has ended for good by a failure.
-      idle_since: since when it has had nothing to do and nothing to lose; None: it has, or that is unknown.
+      registered: whether the worker is registered with the dispatcher.
+      failed: whether its process has failed and is not restarted.
+      done: number of work items that it had ended at the last look, -1 before the first look.
+      idle_since: since when it has had no work and nothing to lose. None means that it has work or something to lose, or that it was not
+        seen yet.
     """
 
     registered: bool = False
@@ -236,11 +254,11 @@ class _Leaving:
 
 
 class Elasticity:
-    """The wanted size and the workers; the module's docstring has the rules.
+    """The wanted size and the workers of a launcher. The module's docstring has the rules.
 
     Args:
-      indices: the workers that are held from the beginning; nothing is returned for them. Of free indices these are used first, and
-        then the lowest.
+      indices: the workers that are held from the beginning. The caller starts them, so that the machine returns no StartWorker for them.
+        When another worker starts, it gets the lowest free index of these, or else the lowest free index of all.
 
     Attributes:
       wanted: the wanted size.
@@ -254,33 +272,35 @@ class Elasticity:
         self._leaving: dict[int, _Leaving] = {}
         self._own = set(indices)
         self._others: frozenset[int] = frozenset()
-        """Registered workers that were started by hand: their indices are taken, and they are nothing else here."""
+        """Registered workers that a user has started by hand. The machine only avoids their indices."""
         self._backlog_since: float | None = None
         self._closing = False
 
     @property
     def starting(self) -> list[int]:
-        """The held workers that are expected to register."""
+        """The held workers that have not registered and have not failed."""
         return sorted(index for index, each in self._held.items() if not each.registered and not each.failed)
 
     @property
     def leaving(self) -> list[int]:
-        """The workers that were told to leave and have not ended."""
+        """The workers that were told to leave and whose processes have not ended."""
         return sorted(self._leaving)
 
     @property
     def failed(self) -> list[int]:
-        """The held workers that failed for good."""
+        """The held workers that failed and are not restarted."""
         return sorted(index for index, each in self._held.items() if each.failed)
 
     @property
     def deadline(self) -> float | None:
-        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        """When the caller has to call `handle(Ticked(), now)` next, to kill a worker that is overdue. None means that no such call is
+        due.
+        """
         at = min((each.kill_at for each in self._leaving.values()), default=inf)
         return None if at == inf or self._closing else at
 
     def handle(self, event: ElasticityEvent, now: float) -> list[ElasticityEffect]:
-        """Apply one event and return what to do, in order. `now`: monotonic seconds, never less than in an earlier call."""
+        """Apply one event and return the effects, in order. `now` is in monotonic seconds and never less than in an earlier call."""
         if self._closing:
             if isinstance(event, SizeRequested):
                 return [RefuseSize(event.request, "the cluster shuts down")]
@@ -294,7 +314,7 @@ class Elasticity:
                 self._others = indices - self._own
                 for index, held in self._held.items():
                     held.registered = index in indices
-                    if not held.registered:  # it may come back as another process
+                    if not held.registered:  # it may register again as a new process, whose idle time begins then
                         held.idle_since = None
                 return []
             case WorkerEnded():
@@ -329,7 +349,7 @@ class Elasticity:
         return [*effects, *started, AcceptSize(event.request, self.wanted, starts, tuple(leaves))]
 
     def _problem(self, size: int) -> str:
-        """Return why there cannot be so many workers; "" if there can."""
+        """Return why there cannot be `size` workers. "" means that there can be."""
         bounds = self.bounds
         if bounds.room is not None and size > bounds.room:
             return f"there cannot be {size} workers: {bounds.room_reason}"
@@ -340,7 +360,7 @@ class Elasticity:
         return ""
 
     def _choose(self, how_many: int, seen: Sequence[SeenWorker]) -> list[int]:
-        """Return the workers that leave, those with the least to lose first: of equal ones the highest index."""
+        """Return the `how_many` held workers with the least to lose. Among workers with equal losses the highest index is taken first."""
         by_index = {each.index: each for each in seen}
 
         def loss(index: int) -> tuple[bool, bool, int, int, int]:
@@ -388,14 +408,15 @@ class Elasticity:
             is_idle = self._held[index].registered and idle_since is not None
             running = len(self._held) - len(self.failed)
             if is_idle and now - (idle_since or 0.0) >= self.bounds.idle_s and running > self.bounds.min:
-                effects += self._leave(index, GRACE_S, now)  # work may have come since the look
+                # The worker gets a grace, because work may have arrived there after the look.
+                effects += self._leave(index, GRACE_S, now)
                 self.wanted = len(self._held)
         return effects
 
     # -- steps ------------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> list[ElasticityEffect]:
-        """Start the workers that are wanted and not held, as far as there is room beside those that leave."""
+        """Start workers until as many are held as are wanted. Workers that still leave count against `room`."""
         effects: list[ElasticityEffect] = []
         room = inf if self.bounds.room is None else self.bounds.room
         while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < room:

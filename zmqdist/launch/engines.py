@@ -1,4 +1,4 @@
-"""Selects the hosts of a cluster file by its key `launcher`."""
+"""Selects the hosts on which agents start the roles of a cluster file, by the key `launcher` of the file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
-    """Return the hosts whose agents start the roles; None if the roles are children of the launcher. Does not start an agent.
+    """Return the hosts whose agents start the roles. None means that the roles are child processes of the launcher. This function starts no
+    agent.
 
     Raises:
       NotFoundError: a program or package that the launcher needs is missing.
-      FailedPreconditionError: the launcher is slurm, and this process runs in no allocation of Slurm.
+      FailedPreconditionError: the launcher is slurm, and this process does not run in an allocation of Slurm.
       UnimplementedError: `zmqdist launch` does not have this launcher.
     """
     orphan_limit_s = limits.ORPHAN_LIMIT_S if config.jobs.worker is None else config.jobs.worker.orphan_limit_s

@@ -1,8 +1,9 @@
-"""Folders for the files of one run of a cluster (token, keys, resolved cluster file). Their owner removes them when it ends.
+"""Private folders for the files of one run of a cluster, such as its token, keys and resolved cluster file. The process that made a folder
+is its owner, and removes the folder at its end.
 
-A locked file in the folder shows that it is in use. The kernel releases the lock when the last process that has the file open ends. So a
-launcher can distinguish the folder of a killed launcher from that of a running one without process ids, which the system reuses. When a
-launcher makes a folder, it removes the folders that killed launchers have left behind.
+A folder in use has a file that its owner has locked. The kernel releases the lock when the owner ends in any way. A launcher can therefore
+recognize the folder of a killed launcher, without a process id, which the kernel may have reused. When a launcher makes a folder, it
+removes the folders that killed launchers have left behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ OWNER: Final = "owner"
 
 
 class RunFolder:
-    """A private folder (mode 0700) of this process, until `close`.
+    """A private folder (mode 0700), which this process owns until `close`.
 
     Attributes:
       path: the folder.
@@ -33,11 +34,12 @@ class RunFolder:
         remove_left_behind(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = -1
-        with contextlib.suppress(OSError):  # without locks in the file system, the folder of a killed launcher stays
+        # If the file system has no locks, the folder of a killed launcher is not removed.
+        with contextlib.suppress(OSError):
             lock_path = self.path / f".{OWNER}"
             self._lock = os.open(lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            # Only after it is locked, so that no other launcher sees the file unlocked.
+            # The file gets its name only after it is locked, so that no other launcher finds it unlocked.
             lock_path.rename(self.path / OWNER)
 
     def close(self) -> None:
@@ -69,13 +71,13 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _in_use(path: Path) -> bool | None:
-    """Return whether the owner of this folder runs; None: it is not the folder of a run of this user."""
+    """Return whether the owner of this folder runs. None means that `path` is no folder of a run of this user."""
     try:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return None
         fd = os.open(path / OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:  # a folder without the file belongs to another program, or a launcher is just making it
+    except OSError:  # the folder belongs to another program, or a launcher is making it and has not locked the file
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,11 @@
 """Decides on which host a role is placed.
 
 Rules
-    A new role is placed on the host that has the fewest roles, and on the first of several such hosts in the order of the file.
-    A host with `slots` has at most this number of roles. A role keeps its place while it does not run, so that it is restarted on its
-    host. `release` frees the place of a role that will not be restarted.
-    A lost host has no roles any more. Each of them gets a new place when it is restarted.
+    A new role is placed on the host that has the fewest roles. If several hosts have the fewest, it is placed on the first in the order of
+    the file.
+    A host with `slots` has at most this number of roles. A crashed role keeps its place, so that it is restarted on its host. `release`
+    frees the place of a role that is not restarted.
+    The roles of a lost host lose their places. Each of these roles gets a place on another host when it is restarted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class HostSlots:
     """The places of roles on hosts.
 
     Args:
-      slots: the largest number of roles of each host, in the order of the file; None: no bound.
+      slots: the largest number of roles of each host, in the order of the file. None means no bound.
 
     Attributes:
       hosts: the hosts that are not lost, in the order of the file.
@@ -31,32 +32,32 @@ class HostSlots:
         return list(self._roles)
 
     def place(self, role: str) -> str | None:
-        """Return the host of a role. If the role has no place yet, choose a host; return None if no host has a free slot."""
+        """Return the host of a role. If the role has no place yet, choose a host for it. Return None if no host has a free slot."""
         for host, roles in self._roles.items():
             if role in roles:
                 return host
         free = [host for host, roles in self._roles.items() if not self._is_full(host, roles)]
         if not free:
             return None
-        # Of several hosts with as many roles, `min` returns the first.
+        # If several hosts have the fewest roles, `min` returns the first of them.
         host = min(free, key=lambda each: len(self._roles[each]))
         self._roles[host].append(role)
         return host
 
     def release(self, role: str) -> None:
-        """Free the slot of a role that will not be started again."""
+        """Free the place of a role that is not restarted."""
         for roles in self._roles.values():
             if role in roles:
                 roles.remove(role)
 
     @property
     def room(self) -> int | None:
-        """How many roles all hosts may have; None: no bound."""
+        """How many roles all hosts together may have. None means no bound."""
         slots = [self._slots[host] for host in self._roles]
         return None if None in slots else sum(each or 0 for each in slots)
 
     def lose(self, host: str) -> list[str]:
-        """Note that a host is lost, so that no role is placed on it any more. Return the roles that had a place there."""
+        """Note that a host is lost, so that no more roles are placed on the host. Return the roles that had a place on it."""
         return self._roles.pop(host, [])
 
     def _is_full(self, host: str, roles: list[str]) -> bool:

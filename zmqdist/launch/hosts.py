@@ -1,8 +1,9 @@
-"""The launcher that places roles on hosts with agents. `AgentPool` holds the connections to the agents, and `Hosts` is the `Launcher`.
+"""The launcher that starts roles on other hosts through host agents. `AgentPool` holds the connections to the agents, and `Hosts` is the
+`Launcher`.
 
-The pool is made before the dispatcher, because the pool knows the address at which the hosts reach the dispatcher, and because it reserves
-the addresses of parameter servers before the first role starts. ssh, Slurm and Ray differ only in `AgentHost.open`, which opens the stream
-to the agent of a host.
+The pool is made before the dispatcher, because the pool knows the address at which the hosts reach the dispatcher. The pool also reserves
+the addresses of parameter servers before the first role starts. ssh, Slurm and Ray differ only in `AgentHost.open`, which starts the agent
+of a host and returns the byte stream to the agent.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ Say = Callable[[str], object]
 
 LOOPBACK: Final = "127.0.0.1"
 ANSWER_S: Final = 5.0
-"""Seconds in which an agent has to answer the order to close and, after the grace, to report the ends of its roles."""
+"""Seconds in which an agent has to answer CloseAgent. After the grace the agent has the same time to report the ends of its roles."""
 POLL_S: Final = 0.1
 ANY_PORT: Final = 9
-"""The port of an address to which nothing is sent, so that its port does not matter."""
+"""A port for an address that is only looked up: any port will do, because no data is sent to it."""
 
 
 @dataclass(frozen=True)
 class AgentHost:
-    """A host that can have an agent.
+    """A host on which a launcher can start an agent.
 
     Attributes:
       name: the name of the host, as the user wrote it.
-      slots: the largest number of roles on the host; None: no bound.
-      open: a function that starts the agent and returns the stream to it. Its argument is called with each line of the agent's standard
-        error. It raises OSError if the agent cannot be started.
+      slots: the largest number of roles on the host. None means no bound.
+      open: a function that starts the agent and returns the byte stream to the agent. Its argument is a handler that is called with each
+        line of the agent's standard error. The function raises OSError if the agent cannot be started.
     """
 
     name: str
@@ -67,8 +68,10 @@ class AgentPool:
     """The agents of all hosts, and the host of each role.
 
     Args:
-      hosts: at least one host; no two have the same name.
-      say: called with warnings, and with each line of an agent's standard error, with a prefix.
+      hosts: at least one host. No two hosts have the same name.
+      say: a function that is called with each warning and with each line of an agent's standard error. The host's name is in front of the
+        line.
+      cancelled: a function that is called while the agents start. If it returns True, the constructor gives up.
 
     Raises:
       UnavailableError: a host cannot be reached.
@@ -77,13 +80,13 @@ class AgentPool:
     """
 
     def __init__(self, hosts: Sequence[AgentHost], say: Say, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Start the agents of all hosts at the same time. Return when each has sent its hello and can run roles."""
+        """Start the agents of all hosts at the same time. Return when each agent has sent its hello and can run roles."""
         self._say = say
         self._lock = threading.Lock()
         self.slots = HostSlots({host.name: host.slots for host in hosts})
         self.links: dict[str, AgentLink] = {}
         self._reserved: dict[str, str] = {}
-        """Role -> its host, for each role whose port is reserved."""
+        """The host of each role whose port is reserved, by the name of the role."""
         try:
             for host in hosts:
                 note = self._noted(host.name)
@@ -98,7 +101,7 @@ class AgentPool:
             raise
 
     def close(self) -> None:
-        """End all streams, so that each agent kills its roles that still run. A second call does nothing."""
+        """Close the byte streams to all agents. Each agent then kills its roles that still run. A second call does nothing."""
         closing = [threading.Thread(target=link.close, name="zmqdist-close") for link in self.links.values()]
         for thread in closing:
             thread.start()
@@ -112,7 +115,7 @@ class AgentPool:
         return greeting
 
     def place(self, role: str) -> str | None:
-        """Return the host of a role, as `HostSlots.place`."""
+        """Choose a host for a role and return the host's name, as `HostSlots.place`."""
         with self._lock:
             return self.slots.place(role)
 
@@ -122,7 +125,7 @@ class AgentPool:
             self.slots.release(role)
 
     def lose(self, host: str) -> None:
-        """Note that a host is lost, so that no role is placed on it any more."""
+        """Note that a host is lost, so that no more roles are placed on the host."""
         with self._lock:
             self.slots.lose(host)
 
@@ -130,9 +133,9 @@ class AgentPool:
         """Place a role, reserve a port on its host, and return the address. After this call the role can run on this host only.
 
         Args:
-          port: the port; 0: a free port.
-          interface: an address or interface of the role's host; None: the address at which the launcher has reached the host.
-          ports: the range from which a free port is taken; "": any port.
+          port: the port. 0 means a free port.
+          interface: an address or interface of the role's host. None means the address at which the launcher has reached the host.
+          ports: the range from which a free port is taken. "" means any port.
 
         Raises:
           UnavailableError: no host has a free slot, or the agent does not answer.
@@ -145,8 +148,8 @@ class AgentPool:
         return self.links[host].reserve(interface or self.hello(host).reached_at or LOOPBACK, port, ports)
 
     def send_code(self, bundle: CodeBundle) -> None:
-        """Have all roles run with this code, which is sent to all hosts at the same time. Raises as `AgentLink.send_code`; if several hosts
-        fail, the error is that of the first one in order.
+        """Send this code to all hosts at the same time, so that all later roles run with it. Raises the errors of `AgentLink.send_code`. If
+        the code cannot be sent to several hosts, the error names the first of these hosts.
         """
 
         def send(link: AgentLink) -> None:
@@ -157,7 +160,10 @@ class AgentPool:
                 sending.result()
 
     def lost_port_host(self, role: str) -> str:
-        """Return the lost host that has the reserved port of a role, which can run nowhere any more; "" if there is none."""
+        """Return the lost host on which a port was reserved for this role, because the role can run nowhere else. "" means that the role
+        can
+        still run: its host is not lost, or no port was reserved for it.
+        """
         host = self._reserved.get(role, "")
         return "" if host in self.slots.hosts else host
 
@@ -165,7 +171,7 @@ class AgentPool:
         """Return the address of this host to which processes on all hosts can connect.
 
         Raises:
-          FailedPreconditionError: the hosts reach this one at different addresses.
+          FailedPreconditionError: the other hosts reach this host at different addresses.
         """
         seen = {host: _own_address(self.hello(host)) for host in self.links}
         if len(set(seen.values())) > 1:
@@ -180,7 +186,7 @@ class AgentPool:
         def note(line: str) -> None:
             link = self.links.get(host)
             if link is not None and link.greeting is not None:
-                # Earlier lines are in `why_ended` if the agent does not start.
+                # Lines before the hello are not printed: if the agent does not start, they are in `why_ended`.
                 self._say(f"[{host}] {line}")
 
         return note
@@ -205,11 +211,13 @@ class AgentPool:
 
 
 class Hosts:
-    """The launcher that starts roles through the agents of a pool (launcher_interface.py). Its `close` also closes the pool.
+    """The `Launcher` (launcher_interface.py) that starts roles through the agents of a pool. Its `close` also closes the pool.
 
     Args:
-      on_exit: called with each role that has ended, in the reader thread of its agent's link.
-      files: makes the files that are sent with each role; None: no files are sent.
+      on_exit: a function that is called with each role that has ended, in the reader thread of the link to the role's agent. For a role
+        that was never started a new thread calls it.
+      say: a function that is called with a line for each host that is lost.
+      files: makes the files that are sent with each role. None means that no files are sent.
     """
 
     def __init__(
@@ -233,7 +241,9 @@ class Hosts:
     def start_role(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> RemoteRole:
-        """Start a role on its host. A role that cannot be placed ends at once, with the reason as its tail."""
+        """Start a role on a host that has a free slot, and return the role. If this is not possible, the returned role ends at once, and
+        its `tail` is the reason.
+        """
         name = f"{config.job}:{config.index}"
         lost = self._pool.lost_port_host(name)
         host = None if lost else self._pool.place(name)
@@ -259,11 +269,11 @@ class Hosts:
         return role
 
     def release(self, name: str) -> None:
-        """As `Launcher.release`."""
+        """Free the slot of a role, as `Launcher.release`."""
         self._pool.release(name)
 
     def close(self, grace_s: float) -> None:
-        """Stop all roles, as `Launcher.close`. Roles on a host that is cut off count as killed."""
+        """Stop all roles, as `Launcher.close`. A role on a host whose agent does not answer is reported as killed."""
         self._closing = True
         begun = time.monotonic()
         for link in self._pool.links.values():
@@ -288,7 +298,9 @@ class Hosts:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _order(self, host: str, config: WorkerConfig | TaskConfig, environment: Mapping[str, str]) -> StartRole:
-        """Return the order for a role, without its number. Raises OpError: the dispatcher makes no join ticket."""
+        """Return the order that starts a role; `AgentLink.start` gives the order its number. Raises OpError if the dispatcher makes no join
+        ticket for the role.
+        """
         name, kind = f"{config.job}:{config.index}", type(config).__name__
         variables, files = dict(environment), dict[str, str]()
         if self.files is not None:
@@ -296,17 +308,19 @@ class Hosts:
         return StartRole(0, name, kind, json.dumps(dataclasses.asdict(config)), variables, files)
 
     def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:
-        """Report the end of a role that was never started. A new thread calls `on_exit`, which may need a lock that the caller holds."""
+        """Report the end of a role that was never started. A new thread calls `on_exit`, because `on_exit` may need a lock that the caller
+        of this method holds.
+        """
         role.exit_code, role.tail = exit_code, reason
         role.ended.set()
         in_background("zmqdist-not-started", self.role_ended, role)
 
 
 def _checked(link: AgentLink) -> AgentHello:
-    """Return the hello of a link's agent, after checking that its host can run functions that were pickled in this process.
+    """Return the hello of a link's agent, after checking that the agent's host can run functions that were pickled in this process.
 
     Raises:
-      UnavailableError: the stream ended before the hello.
+      UnavailableError: the agent's byte stream ended before the hello.
       FailedPreconditionError: the host lacks zmqdist or a package, or has another version of Python or zmqdist.
     """
     greeting = link.greeting
@@ -330,10 +344,10 @@ def _checked(link: AgentLink) -> AgentHello:
 
 
 def _own_address(hello: AgentHello) -> str:
-    """Return the address of this host to which the agent's host can connect."""
+    """Return the address of this host to which the agent of `hello` can connect."""
     if hello.reached_from and is_local_address(hello.reached_from):
         return hello.reached_from
     if not hello.reached_at:
         return LOOPBACK
-    # The agent is behind a jump host, whose address it has reported. Use the address of the interface that leads to the agent.
+    # The agent has reported the address of a jump host, not one of this host. Use the address of the interface that leads to the agent.
     return own_host(join_address(hello.reached_at, ANY_PORT))

@@ -1,15 +1,16 @@
-"""Translates a cluster file into manifests of Kubernetes, as text for `kubectl apply -f -`. Kubernetes takes the place of a launcher.
+"""Translates a cluster file into manifests of Kubernetes, as text for `kubectl apply -f -`. Kubernetes then does the work of a launcher.
 
 Promises
     K1  The same file, arguments and grace give the same bytes.
-    K2  A pod mounts the keys of its role only: no worker and no program has the server's key. The manifests name a Secret; they contain
-        no key.
-    K3  Every pod finds the cluster by the same variables as under the local launcher: ZMQDIST_CONFIG, TF_CONFIG, ZMQDIST_KEYS_DIR. The
-        addresses are names of Services, which do not change when a pod is replaced.
-    K4  Pods do not run as root, have no privileges, and have no token for the API unless the file names a service account.
+    K2  A pod mounts only the keys of its role, so that no worker and no program has the server's key. The manifests contain no key: they
+        name the Secret that has the keys.
+    K3  Every pod finds the cluster by the same environment variables as under the local launcher: ZMQDIST_CONFIG, TF_CONFIG and
+        ZMQDIST_KEYS_DIR. The addresses are names of Services, which do not change when a pod is replaced.
+    K4  Pods do not run as root and have no privileges. They have a token for the API of Kubernetes only if the file names a service
+        account.
 
-Two things differ from the local launcher: Kubernetes restarts workers and parameter servers without a bound (`restarts` is ignored), and
-they run until the manifests are deleted, even if the program has ended.
+Two things differ from the local launcher. Kubernetes ignores `restarts`, and restarts workers and parameter servers without a bound. They
+run until the manifests are deleted, even if the program has ended.
 
 This module does not connect to Kubernetes.
 """
@@ -69,12 +70,12 @@ _Object = dict[str, Any]
 
 
 def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float = limits.GRACE_S) -> str:
-    """Return the manifests of a cluster file as a YAML stream. Comments at its head say how to apply it.
+    """Return the manifests of a cluster file as YAML documents. Comments at the beginning of the text say how to apply the manifests.
 
     Args:
-      config: the file, loaded for the launcher kubernetes, so that it has no keys that pods cannot have (cluster/check.py).
+      config: the cluster file. It was loaded for the launcher kubernetes, which refuses settings that pods cannot have (cluster/check.py).
       arguments: words to add to the program's command line.
-      grace_s: seconds that workers and ps may drain, and that the program may take to end, when Kubernetes ends their pod.
+      grace_s: when Kubernetes ends a pod, the seconds that a worker or ps may drain, or that the program may take to end.
     """
     cluster = _Cluster(config, arguments, grace_s)
     head = [
@@ -87,7 +88,9 @@ def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float 
 
 
 def secret_command(config: ClusterConfig) -> str:
-    """Return the shell command that makes the Secret. It takes the keys from the folder that the file names, or else makes new keys."""
+    """Return the shell command that makes the Secret. The command uses the keys in the folder that the file names, or else makes new
+    keys.
+    """
     folder = config.security.keys or "keys"
     files = " ".join(f"--from-file={shlex.quote(posixpath.join(folder, name))}" for name in SECRET_FILES)
     create = f"kubectl create secret generic {config.name}-keys --namespace {config.kubernetes.namespace} {files}"
@@ -108,7 +111,7 @@ class _Cluster:
         self._config = self._with_addresses(config)
 
     def objects(self) -> Iterator[_Object]:
-        """Yield all objects, each after those that it needs."""
+        """Yield all objects of the cluster. Each object follows the objects that it needs."""
         jobs = self._config.jobs
         text = self._config.to_yaml()
         yield self._object("v1", "ConfigMap", "config", {"data": {posixpath.basename(CONFIG_FILE): text}})
@@ -129,9 +132,9 @@ class _Cluster:
     # -- the cluster file as pods see it -----------------------------------------------------------------------------------
 
     def _with_addresses(self, config: ClusterConfig) -> ClusterConfig:
-        """Return the cluster file for the pods: its addresses are names of Services, and it lacks the keys that only this module reads.
+        """Return the cluster file for the pods. Its addresses are names of Services, and it has no settings that only this module reads.
 
-        It also lacks `env`, because a pod has only the variables of its own job.
+        It also has no `env`, because a pod gets only the environment variables of its own job.
         """
         dispatcher = config.jobs.dispatcher or DispatcherJob()
         port = split_address(dispatcher.address)[1] or DISPATCHER_PORT
@@ -164,14 +167,14 @@ class _Cluster:
         return msgspec.structs.replace(section, count=None, tasks=tasks, env={})
 
     def _slots(self, worker: WorkerJob) -> int:
-        """Return the number of slots of a worker. For `auto` it is the number of the pod's cores, because the worker itself would count the
-        cores of the whole node.
+        """Return the number of slots of a worker. `auto` means one slot for each core of the pod. This is computed here, because the worker
+        itself would count the cores of the whole node.
         """
         return math.ceil(self.section.resources.worker.cpu or 1) if worker.slots == "auto" else worker.slots
 
     def _threads_per_slot(self, worker: WorkerJob) -> int | None:
-        """Return the number of threads of BLAS in each slot: the number in the file, or else a share of the pod's cores. Without a number,
-        the worker would share out the cores of the whole node.
+        """Return the number of threads of BLAS in each slot: the number in the file, or else the pod's cores divided by its slots. This is
+        computed here, because the worker itself would divide the cores of the whole node.
         """
         cores = self.section.resources.worker.cpu
         if worker.threads_per_slot is not None or cores is None or any(name in worker.env for name in THREAD_VARIABLES):
@@ -205,7 +208,7 @@ class _Cluster:
         return made
 
     def _worker_container(self) -> _Object:
-        """Return the container of a worker. It has no liveness probe, because the dispatcher notices by the lease that a worker hangs."""
+        """Return the container of a worker. It needs no liveness probe: when a worker hangs, its lease expires at the dispatcher."""
         command = ["zmqdist", "worker", "--config", CONFIG_FILE, "--index", _INDEX, "--port", str(WORKER_PORT)]
         variables = {**self._task("worker", _INDEX), **_importable(self._program)}
         return self._container("worker", [*command, "--grace", f"{self._grace_s:g}"], variables, WORKER_PORT)
@@ -246,7 +249,9 @@ class _Cluster:
         return container
 
     def _task(self, job: str, index: str) -> dict[str, str]:
-        """Return the variables by which a task finds its cluster. `index` may be a variable that Kubernetes replaces."""
+        """Return the environment variables by which a task finds its cluster. `index` may be a reference $(NAME), which Kubernetes
+        replaces.
+        """
         cluster = _literal(json.dumps(self._config.task_spec.as_dict()))
         tf_config = f'{{"cluster": {cluster}, "task": {{"type": "{job}", "index": {index}}}, "rpc_layer": "zmq"}}'
         return {CONFIG_ENV: CONFIG_FILE, TF_CONFIG_ENV: tf_config}
@@ -268,12 +273,12 @@ class _Cluster:
         return self._object("apps/v1", "StatefulSet", job, {"spec": spec})
 
     def _job(self, job: str, section: SingleJob, command: Sequence[str]) -> _Object:
-        """Return a Job that runs a program once. As under `zmqdist launch`, a program that failed is not restarted."""
+        """Return a Job that runs a program once. A program that failed is not restarted, as under `zmqdist launch`."""
         task = "chief" if job == "program" else job
         (index,) = section.indices()
         variables = {**self._task(task, str(index)), **_importable(command)}
         if task == "evaluator":
-            # As under the local launcher: with a dispatcher the evaluator's program would train a second time.
+            # With this variable the evaluator's program would find the dispatcher and train a second time, as under the local launcher.
             del variables[CONFIG_ENV]
         container = self._container(job, [_literal(word) for word in command], variables)
         spec = {"backoffLimit": 0, "template": self._template(job, container, "Never")}
@@ -283,7 +288,7 @@ class _Cluster:
         section, user = self.section, self.section.user_id
         spec: _Object = {
             "restartPolicy": restart_policy,
-            # Longer than the role's own grace, so that the role ends by itself before the kubelet kills it.
+            # This is longer than the role's own grace, so that the role ends by itself before the kubelet kills it.
             "terminationGracePeriodSeconds": math.ceil(self._grace_s) + limits.POD_GRACE_MARGIN_S,
             "automountServiceAccountToken": section.service_account is not None,
             "securityContext": {
@@ -329,7 +334,7 @@ class _Cluster:
 
 
 def _literal(text: str) -> str:
-    """Return a text with `$` doubled, for a field in which Kubernetes would replace $(NAME)."""
+    """Return a text with each `$` doubled, so that Kubernetes does not replace $(NAME) in it."""
     return text.replace("$", "$$")
 
 
@@ -340,8 +345,8 @@ def _importable(command: Sequence[str]) -> dict[str, str]:
 
 
 def _resources(given: PodResources) -> _Object:
-    """Return the requests and limits of a container. Cores are a request only, so that a pod may use idle cores. Memory is both; GPUs are a
-    limit, which Kubernetes also takes as the request.
+    """Return the requests and limits of a container. Cores are requested but not limited, so that a pod may use idle cores. Memory is
+    requested and limited. GPUs are limited, and Kubernetes takes this limit as the request, too.
     """
     whole = {} if given.memory is None else {"memory": given.memory}
     bounds = {**whole, **({"nvidia.com/gpu": str(given.gpus)} if given.gpus else {})}
@@ -355,10 +360,10 @@ def _cores(cores: float) -> str:
 
 
 def _answers(command: str, port: int) -> _Object:
-    """Return a liveness probe that calls the server, with the client's key.
+    """Return a liveness probe that calls the server with the client's key.
 
-    Each probe starts a Python, which takes half a second of a core, so the period is long. The number of failures that restart a pod is
-    large, because a restart costs more than a wait.
+    The period of the probe is long, because each probe starts a Python interpreter, which takes half a second of a core. Many probes have
+    to fail before Kubernetes restarts the pod, because a restart costs more than a wait.
     """
     words = ["zmqdist", command, f"127.0.0.1:{port}", "--timeout", f"{limits.POD_ALIVE_ANSWER_S / 2:g}"]
     return {

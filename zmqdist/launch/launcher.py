@@ -1,14 +1,14 @@
 """Runs a whole cluster file: `Launch` starts every job, runs the program, and stops all jobs when the program has ended.
 
-The dispatcher runs in this process. Workers and parameter servers run as children of this process or, through agents, on the hosts of the
-file's launcher (tasks.py, engines.py). The program, which is the chief, is a child that shares the terminal with no other child. The output
-of the other children is passed on with a prefix. The exit code is the program's.
+The dispatcher runs in this process. Workers and parameter servers run as child processes of this process or, through host agents, on other
+hosts (tasks.py, engines.py). The program, which is the chief, is a child process that alone writes to the terminal directly. `Launch`
+passes on the output of the other child processes, with a prefix. The exit code of `Launch` is that of the program.
 
-An evaluator runs beside them as another child. When the program has ended, the evaluator may take the grace to end by itself, because it
-can notice that the training is over; then it is stopped. It is not restarted.
+The evaluator is another child process. When the program has ended, the evaluator has the grace to notice that the training is over and to
+end by itself. Then `Launch` stops it. A crashed evaluator is not restarted.
 
-If the program's command begins with `python` or `python3`, the Python of this process runs it: functions and values are pickled between
-the program and the workers, so both need the same Python with the same packages.
+If the program's command begins with `python` or `python3`, the Python of this process runs the program. The program and the workers
+exchange pickled functions and values, and therefore need the same Python with the same packages.
 """
 
 from __future__ import annotations
@@ -72,13 +72,14 @@ class Launch:
     """One run of a cluster file. Call `run` once.
 
     Args:
-      config: the loaded file; this class fills in its `runtime`.
+      config: the loaded cluster file. This class fills in its `runtime`.
       arguments: words to add to the program's command line.
-      say: called with each line of output of workers, ps and evaluator, with a prefix, and with a line for each of their ends.
+      say: a function that is called with each line of output of a worker, ps or evaluator, after a prefix, and with a line for each of
+        their ends.
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
-    Raises (from `run`):
-      OpError: `check` refuses the file, the dispatcher cannot be started, or the port of a ps is in use.
+    Raises:
+      OpError: `run` raises it if `check` refuses the file, the dispatcher cannot be started, or the port of a ps is in use.
     """
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
@@ -94,18 +95,18 @@ class Launch:
         """Whether the terminal sends Ctrl-C to the program as well as to this process."""
         self._program: subprocess.Popen[bytes] | None = None
         self._pool: AgentPool | None = None
-        """The agents of the hosts; None if the roles are children of this process."""
+        """The host agents. None means that the roles are child processes of this process."""
         self._elastic: ElasticWorkers | None = None
-        self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt its holder
+        self._lock = threading.RLock()  # reentrant, because a signal handler may run in the thread that has the lock
 
     def run(self) -> int:
         """Start all jobs, run the program to its end, and stop all jobs.
 
-        Returns the program's exit code; 128 + n if signal n ended it.
+        Return the program's exit code, which is 128 + n if signal n ended the program.
         """
         self.check()
         hosts = agent_hosts(self._config)
-        if hosts is None:  # the zygote's imports take as long as the rest of the start, so both run at the same time
+        if hosts is None:  # start the zygote first: its imports run while this process starts the dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
             zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
@@ -116,7 +117,8 @@ class Launch:
             folder = run_folder.path
             if hosts is not None:
                 bundle = self._code()
-                in_background("zmqdist-imports", importlib.import_module, DISPATCHER)  # beside the connections
+                # The dispatcher is imported in a thread while the agents start.
+                in_background("zmqdist-imports", importlib.import_module, DISPATCHER)
                 try:
                     self._pool = AgentPool(hosts, self._say, cancelled=lambda: bool(self._signals))
                 except errors.CancelledError:
@@ -152,23 +154,24 @@ class Launch:
             return code
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal to the program. When it has ended, `run` stops all jobs. Any thread may call this."""
+        """Send a signal to the program. When the program has ended, `run` stops all jobs. Any thread may call this method."""
         self._signalled(number)
 
     # -- before -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse a file that cannot be started on this host, as far as this can be found out without binding a port or creating a file.
+        """Raise an error if the cluster file cannot be started on this host. This checks what can be checked without binding a port or
+        creating a file.
 
         Raises:
-          NotFoundError: a program of the file, or a program that its launcher needs, is missing.
-          InvalidArgumentError: keys of the file contradict each other.
-          FailedPreconditionError: the key folder of the file lacks a key, or has an unusable one.
+          NotFoundError: a program that the file names, or a program that its launcher needs, is missing.
+          InvalidArgumentError: entries of the file contradict each other.
+          FailedPreconditionError: a key is missing in the key folder that the file names, or cannot be used.
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
-        if self._config.launcher != "slurm":  # the hosts of slurm are known only inside of a job
+        if self._config.launcher != "slurm":  # Slurm tells the hosts only inside a job
             agent_hosts(self._config)
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
@@ -209,12 +212,14 @@ class Launch:
         )
 
     def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
-        from zmqdist.scheduling.dispatcher.runtime import DispatchServer  # late, so that zygote or agents start first
+        from zmqdist.scheduling.dispatcher.runtime import DispatchServer  # after zygote or agents were started
 
         return DispatchServer(self._dispatcher_config(credentials))
 
     def _write_config(self, path: Path, credentials: Credentials) -> ClusterConfig:
-        """Write the cluster file, with the running cluster, for the program and the tasks. Return it."""
+        """Write the cluster file for the program and the tasks, with the section `runtime`, which names the running dispatcher. Return the
+        config that was written.
+        """
         runtime = RuntimeConfig(
             dispatcher=self._dispatcher.target, token_file=credentials.token_file, keys_dir=credentials.keys_dir
         )
@@ -224,7 +229,7 @@ class Launch:
         return cluster
 
     def _launcher(self, cluster: ClusterConfig, credentials: Credentials) -> MakeLauncher:
-        """Return the function that makes the launcher of workers and ps."""
+        """Return the function that makes the launcher for the workers and ps."""
         pool = self._pool
         if pool is None:
             return Children
@@ -254,14 +259,14 @@ class Launch:
         return tasks
 
     def _thread_variables(self) -> dict[str, str]:
-        """Return the variables that bound the threads of BLAS in workers and ps on this host. They are the same for both, so that all are
-        forked from one zygote.
+        """Return the environment variables that limit the threads of BLAS in workers and ps on this host. Workers and ps have the same
+        variables, so that one zygote can fork all of them.
         """
         slots = self._workers.most() * self._workers.slots_here()
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
-        for index in self._workers.indices():  # workers are placed first, so that they spread over the hosts
+        for index in self._workers.indices():  # workers get places before ps, so that they spread evenly
             pool.place(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {
@@ -270,14 +275,16 @@ class Launch:
         return {index: _advertised(section, address) for index, address in reserved.items()}
 
     def _environment_of(self, job: str, index: int) -> dict[str, str]:
-        """Return the variables of a task beyond those of its host. `env` of the file overrides all others."""
+        """Return the environment variables that a task has in addition to those of its host. `env` of the cluster file overrides all
+        others.
+        """
         tf_config = {TF_CONFIG_ENV: self._tf_config(job, index)}
-        threads = self._thread_variables() if self._pool is None else {}  # an agent adds the variables for its own host
+        threads = self._thread_variables() if self._pool is None else {}  # an agent adds them for its own host
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
 
     def _tf_config(self, job: str, index: int) -> str:
-        """Return TF_CONFIG of a task; a worker may be beyond the count of the file."""
+        """Return the TF_CONFIG of a task. The index of a worker may exceed the `count` of the file, because workers can be added."""
         config, worker = self._config, self._config.jobs.worker
         if job == "worker" and worker is not None and index not in worker.indices():
             more = msgspec.structs.replace(worker, count=index + 1)
@@ -285,7 +292,7 @@ class Launch:
         return config.tf_config(job, index)
 
     def _bounds(self) -> SizeBounds:
-        """Return the bounds of the number of workers, and how much room the hosts have for them."""
+        """Return the bounds of the number of workers, and how many workers the hosts have room for."""
         section = self._workers
         count, ps = len(section.indices()), self._config.jobs.ps
         room, reason = None, ""
@@ -334,17 +341,18 @@ class Launch:
             tasks.start(config, self._environment_of("ps", index), section.restarts)
 
     def _evaluator_command(self) -> list[str]:
-        """Return the evaluator's command; [] if there is no evaluator."""
+        """Return the evaluator's command. [] means that the file has no evaluator."""
         section = self._config.jobs.evaluator
         if section is None:
             return []
         return self._command if section.program is None else _with_this_python(split_command(section.program))
 
     def _start_evaluator(self, stack: contextlib.ExitStack) -> Child | None:
-        """Start the evaluator, without the environment variable that names the running cluster. Return None if the file has no evaluator.
+        """Start the evaluator without the environment variable CONFIG_ENV, which names the running cluster. Return None if the file has no
+        evaluator.
 
-        The evaluator often runs the training program itself. If the environment variable were set, a program that does not check which
-        task it is would train a second time.
+        The evaluator is often the training program itself. If the program had CONFIG_ENV and did not check which task it is, it would train
+        a second time.
         """
         section = self._config.jobs.evaluator
         if section is None:
@@ -363,25 +371,29 @@ class Launch:
         )
 
     def _script(self) -> str | None:
-        """Return the path of the program's script, if its command has one."""
+        """Return the path of the program's script. None means that the program's command has no script."""
         return next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
 
     def _importable(self) -> dict[str, str]:
-        """Return the PYTHONPATH of the workers, with the folder of the program's script, so that functions can import modules beside it."""
+        """Return the PYTHONPATH of the workers with the folder of the program's script, so that functions can import modules of that
+        folder.
+        """
         script = self._script()
-        if script is None or (self._pool is not None and self._code_paths()):  # an agent sets it to its own folder
+        if script is None or (self._pool is not None and self._code_paths()):  # the agent sets PYTHONPATH for its host
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
 
     def _code(self) -> CodeBundle | None:
-        """Return the code for hosts that do not share this file system; None if they need none."""
+        """Return the code for hosts that do not share this file system. None means that no code has to be sent."""
         paths = self._code_paths()
         return bundle_of(paths, self._script()) if paths else None
 
     def _code_paths(self) -> list[str]:
-        """Return `code` of the file, by default the folder of the script. The nodes of Slurm share the folder of a job."""
+        """Return the paths of the code to send: `code` of the file, or else the folder of the script. By default no code is sent to the
+        nodes of Slurm, because they share the folder of the job.
+        """
         if self._config.code is not None:
             return self._config.code
         script = self._script()
@@ -407,7 +419,7 @@ class Launch:
         return 128 - code if code < 0 else code
 
     def _wait_for_program(self) -> int:
-        """Wait until the program has ended. After a signal, kill it when the grace is over."""
+        """Wait until the program has ended, and return its exit code. After a signal, kill the program when the grace is over."""
         assert self._program is not None
         killed_at: float | None = None
         while True:
@@ -422,7 +434,7 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Pass the first signal on to the program. For each later signal, kill the program."""
+        """Pass the first signal on to the program. On each later signal, kill the program."""
         with self._lock:
             first = not self._signals
             self._signals.append(number)
@@ -432,10 +444,11 @@ class Launch:
                 self._program.send_signal(number if first else signal.SIGKILL)
 
     def _by_terminal(self, number: int) -> bool:
-        """Return whether the terminal sends this signal to the program as well as to the launcher. Then the launcher does not pass it on: a
-        second signal would interrupt the clean-up that the first one has started.
+        """Return whether the terminal sends this signal to the program as well as to the launcher. If so, the launcher does not pass the
+        signal on, because a second signal would interrupt the clean-up that the first signal has started.
 
-        A Ctrl-C just before the program is started reaches only the launcher; the program then runs until the grace is over.
+        If Ctrl-C is pressed just before the program is started, only the launcher gets the signal. The program then runs until the grace is
+        over.
         """
         return number == signal.SIGINT and self._shares_terminal
 
@@ -451,7 +464,7 @@ class Launch:
             self._say(f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more")
 
     def _wait_for_evaluator(self, evaluator: Child) -> None:
-        """Wait until the evaluator has ended by itself, `grace_s` has passed, or a signal has arrived."""
+        """Wait until the evaluator has ended, `grace_s` has passed, or a signal has arrived."""
         until = time.monotonic() + self._grace_s
         while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
             pass
@@ -459,7 +472,7 @@ class Launch:
 
 
 class _Signals:
-    """A context manager: inside it, SIGINT and SIGTERM call a function. It has no effect outside the main thread."""
+    """A context manager in which SIGINT and SIGTERM call a function. Outside the main thread the context manager does nothing."""
 
     def __init__(self, fn: Callable[[int], object]) -> None:
         self._fn = fn
@@ -476,13 +489,15 @@ class _Signals:
 
 
 def _advertised(section: ServingJob, bound: str) -> str:
-    """Return the address at which other processes reach a task that binds `bound`."""
+    """Return the address at which other processes reach a task that binds the address `bound`."""
     return bound if section.advertise is None else advertised_address(section.advertise, split(bound)[1])
 
 
 @contextlib.contextmanager
 def _ports(ports: str | None) -> Iterator[None]:
-    """Return a context manager. Inside it, servers of this process and of its children take free ports from this range; None: any port."""
+    """Return a context manager in which servers of this process and of its child processes take free ports from this range. None leaves the
+    range unchanged.
+    """
     before = os.environ.get(PORTS_ENV)
     if ports is not None:
         os.environ[PORTS_ENV] = ports
@@ -496,7 +511,7 @@ def _ports(ports: str | None) -> Iterator[None]:
 
 
 def _in_foreground() -> bool:
-    """Return whether Ctrl-C at the terminal signals the group of this process. Standard input need not be the terminal."""
+    """Return whether Ctrl-C at the terminal signals the process group of this process. Standard input need not be the terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -510,10 +525,10 @@ def _in_foreground() -> bool:
 
 
 def _end_with_parent_apart() -> None:
-    """Put this process into a process group of its own, and call `end_with_parent`.
+    """Put this process into a process group of its own, and call `end_with_parent`. The child calls this before it executes the program.
 
-    A signal to the launcher's group then reaches the program only once, when the launcher passes it on. A second KeyboardInterrupt would
-    interrupt the clean-up that the first one has started.
+    A signal to the launcher's process group then arrives at the program only once, when the launcher passes it on. A second
+    KeyboardInterrupt would interrupt the clean-up that the first KeyboardInterrupt has started.
     """
     os.setpgid(0, 0)
     end_with_parent()
@@ -524,11 +539,11 @@ def _with_this_python(command: Sequence[str]) -> list[str]:
 
 
 def _print(line: str) -> None:
-    # One write for each line, because the program writes to the same terminal. With PYTHONUNBUFFERED, `print` would make two writes.
+    # Write each line with one write, because the program writes to the same terminal. With PYTHONUNBUFFERED, `print` makes two writes.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = _print, grace_s: float = GRACE_S) -> int:
-    """Run a cluster file and return the program's exit code; see `Launch`."""
+    """Run a cluster file, and return the program's exit code. The arguments are those of `Launch`."""
     return Launch(config, arguments, say, grace_s).run()

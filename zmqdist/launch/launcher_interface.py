@@ -1,14 +1,14 @@
 """The interface of launchers. A launcher places roles on hosts and starts them there.
 
-A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each, passes its output on, reports its
-end, and stops all of them. It decides neither which roles run nor whether a role is restarted: `tasks.py` does, for every launcher alike.
+A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each role, passes the output of the
+role on, reports its end, and stops all roles. `tasks.py` decides for all launchers which roles run and whether a role is restarted.
 
 Promises, which `tests/launch/conformance.py` checks for each launcher:
   R1  `start_role` returns at once. `on_exit` is called exactly once for each started role, even if the role could not be started.
   R2  `on_line` is called once for each line of output, in order, and for the last line before `on_exit`.
   R3  When `close` has returned, no role runs on any host that can be reached, and `on_exit` was called for each role.
-  R4  When the launching process ends, by SIGKILL as well, its roles end by themselves: at once if their lifeline breaks, otherwise after
-      `orphan_limit_s`.
+  R4  When the launching process ends in any way, also by SIGKILL, its roles end themselves: at once if their lifeline breaks, otherwise
+      after `orphan_limit_s`.
   R5  A role has the environment of its host, with the variables that were passed to `start_role` added or replaced.
 
 `Children` is the launcher for this host. The other launchers place roles through a `HostAgent` (agent.py, hosts.py).
@@ -38,30 +38,32 @@ class RunningRole(Protocol):
 
     @property
     def name(self) -> str:
-        """The task that the role runs, such as "worker:0"."""
+        """The name of the role, such as "worker:0"."""
 
     @property
     def host(self) -> str:
-        """The host of the role, by the name that the user wrote; "" for the host of the launcher."""
+        """The name of the role's host, as the user wrote it. "" means the host of the launcher."""
 
     @property
     def pid(self) -> int:
-        """The pid of the role on its host; 0 while it is unknown."""
+        """The pid of the role on its host. 0 means that the launcher does not know it yet."""
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code in the form of `subprocess`: -9 for SIGKILL. None while the process runs."""
+        """The exit code, as in `subprocess`: -9 means that SIGKILL ended the process. None means that the process runs."""
 
     @property
     def tail(self) -> str:
-        """The last lines of output. If the role could not be started, a sentence that says why and what to do."""
+        """The last lines of the role's output. If the role could not be started, a sentence that says why and what to do."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the role. It has no effect after the role has ended."""
+        """Send a signal to the role. After the role has ended, this does nothing."""
 
 
 class Launcher(Protocol):
-    """Starts roles on hosts and watches them. It is constructed with `on_exit`, which it calls with each role that has ended."""
+    """Starts roles on hosts and watches the roles. The constructor gets a function `on_exit`, which the launcher calls with each role that
+    has ended.
+    """
 
     @property
     def running(self) -> Sequence[RunningRole]:
@@ -73,10 +75,12 @@ class Launcher(Protocol):
         environment: Mapping[str, str],
         on_line: LineHandler | None = None,
     ) -> RunningRole:
-        """Start a role on the host that this launcher chooses. A role that ran before has the same host, unless the host is lost."""
+        """Start a role on a host that this launcher chooses. A restarted role stays on its host, unless the host is lost."""
 
     def release(self, name: str) -> None:
-        """Forget the host of a role that has ended and will not be started again, so that another one may have its place."""
+        """Free the place on its host of a role that has ended and is not restarted, so that another role may have the place."""
 
     def close(self, grace_s: float) -> None:
-        """Stop all roles: SIGTERM, up to `grace_s` seconds to drain, then SIGKILL. A second call does nothing."""
+        """Stop all roles. Each role gets SIGTERM, has up to `grace_s` seconds to drain, and then gets SIGKILL. A second call does
+        nothing.
+        """

@@ -1,8 +1,8 @@
-"""`local_cluster`: a cluster on this host for a with-statement. The dispatcher runs in this process, workers and parameter servers run in
-processes or threads.
+"""`local_cluster`: a cluster on this host for a with-statement. The dispatcher runs in this process. Workers and parameter servers run in
+child processes, or in threads of this process.
 
-The zygote from which workers are forked is started before this process imports the dispatcher. The imports of both, which take most of the
-start-up time, then run at the same time on two cores.
+The zygote, from which workers are forked, is started before this process imports the dispatcher. Imports take most of the start-up time,
+and those of the zygote and of this process then run at the same time on two cores.
 """
 
 from __future__ import annotations
@@ -46,32 +46,33 @@ POLL_S = 0.005
 
 
 class local_cluster:
-    """`with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher in this process, and workers. It waits until all are ready.
+    """A cluster on this host. `with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher and workers, and waits until they are
+    ready.
 
     Args:
       workers: number of workers.
-      slots: number of functions that each worker runs at a time. The cores of this host are shared out among the slots of all workers:
-        NumPy's BLAS has as many threads in each slot as its share, unless OMP_NUM_THREADS or a similar variable is set.
+      slots: number of functions that each worker runs at a time. The cores of this host are divided among the slots of all workers. In each
+        slot NumPy's BLAS has as many threads as the slot has cores, unless OMP_NUM_THREADS or a similar variable is set.
       ps: number of parameter servers, for `zmqdist.ParameterServerStrategy`.
-      processes: True: workers and their slots are processes. They are not forked from this process, and scripts and notebooks need no
-        `__main__` guard. False: they are threads of this process, which start faster; for examples and debugging.
+      processes: if True, workers and their slots are processes. They are not forked from this process, so that scripts and notebooks need
+        no `__main__` guard. If False, they are threads of this process, which start faster. Use threads for examples and debugging.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
 
-    The cluster closes at the end of the with-statement, by `close`, when the program ends, or when it is garbage-collected. A coordinator
-    or strategy that was made with the cluster object refers to it; one that was made with its `target` does not.
+    The cluster closes at the end of the with-statement, on `close`, when the program ends, or when the cluster is garbage-collected. A
+    coordinator or strategy keeps the cluster alive if it was made with the cluster object, and does not if it was made with `target`.
 
-    The cluster has a token of its own, so that no other process of this user joins it by accident.
+    The cluster has its own token, so that no other process of this user joins the cluster by accident.
 
     Attributes:
-      target: "zmq://host:port"; ClusterCoordinator and Executor also accept the cluster itself.
+      target: "zmq://host:port". ClusterCoordinator and Executor also accept the cluster object itself.
       dispatcher: the DispatchServer.
-      workers: number of workers that were started, including killed workers; their indices are below this number.
-      ps: the addresses of the parameter servers, by index; a restart keeps them.
+      workers: number of workers that were started, including killed workers. The indices of all workers are below this number.
+      ps: the addresses of the parameter servers, by index. A restarted parameter server has the same address.
       spec: the ClusterSpec with the addresses of the dispatcher and the parameter servers.
-      pids: pids of the running processes by task name, such as "worker:0"; empty with threads.
+      pids: pids of the running processes by task name, such as "worker:0". Empty if `processes` is False.
 
     Raises:
-      UnavailableError: a process ended before it was ready; the text has its exit code.
+      UnavailableError: a process ended before it was ready. The text has the exit code.
       UnknownError: the port could not be bound.
       InvalidArgumentError: `workers` or `ps` is not a whole number of 0 or more, or an option is invalid.
       FailedPreconditionError: the cluster is used after `close`.
@@ -81,7 +82,8 @@ class local_cluster:
         for name, count in (("workers", workers), ("ps", ps)):
             if type(count) is not int or count < 0:
                 raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
-        config = DispatcherConfig(**options)  # it may raise, so it is made before a process is started
+        # The config is made before a process is started, because it raises if an option is wrong.
+        config = DispatcherConfig(**options)
         self._slots = slots
         self._listener = _listen(config)
         self._address = join_address(config.host, self._listener.getsockname()[1])
@@ -139,7 +141,7 @@ class local_cluster:
 
     @property
     def servers(self) -> tuple[WorkerServer | Server, ...]:
-        """The workers and then the parameter servers, by index, if `processes` is False. Empty if they are other processes."""
+        """The workers and then the parameter servers, each by index. Empty unless `processes` is False."""
         return tuple(self._threads)
 
     @property
@@ -166,8 +168,10 @@ class local_cluster:
         self._kill("worker", index)
 
     def kill_ps(self, index: int) -> None:
-        """Kill a parameter server with SIGKILL, to imitate a crash. Its variables are lost; its port stays reserved. Raises as
-        `kill_worker`.
+        """Kill a parameter server with SIGKILL, to imitate a crash. Its variables are lost, and its port stays reserved.
+
+        Raises:
+          ValueError: there is no such process of a parameter server.
         """
         self._kill("ps", index)
 
@@ -179,13 +183,17 @@ class local_cluster:
           UnavailableError: the new process ended before it had registered.
         """
         self._kill("worker", index)
-        # Wait until the dispatcher has dropped the old worker: the new one has the same name, so the old one would count as registered.
+        # Wait until the dispatcher has dropped the old worker. `_wait_for` would take it for the new worker, which has the same name.
         self.dispatcher.wait_for(lambda present: ("worker", index) not in present, START_LIMIT_S)
         self._wait_for([self._start(self._worker(index, True))])
 
     def restart_ps(self, index: int) -> None:
-        """Start a parameter server again, at the same address and without variables, after killing the old process if it runs. Return when
-        it serves. Raises as `restart_worker`.
+        """Start a parameter server again at its address, after killing the old process if it runs. Its variables are lost. Return when the
+        parameter server serves.
+
+        Raises:
+          ValueError: there is no such process of a parameter server.
+          UnavailableError: the new process ended before it served.
         """
         self._kill("ps", index)
         self._wait_for([self._start(self._ps(index))])
@@ -204,17 +212,19 @@ class local_cluster:
         child.ended.wait(5.0)
 
     def add_worker(self) -> int:
-        """Start one more worker process. Return its index when it has registered."""
+        """Start one more worker process, wait until the worker has registered, and return its index."""
         started = self._start_processes(1)
         self._wait_for(started)
         return self.workers - 1
 
     def close(self) -> None:
-        """Stop the workers and the dispatcher. A second call, or a call in a forked child of the program, does nothing."""
+        """Stop the workers, the parameter servers and the dispatcher. A second call does nothing, nor does a call in a forked child of the
+        program.
+        """
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
-        # The steps run in reverse order. If Ctrl-C interrupts one, the others still run.
+        # The steps run in reverse order. If Ctrl-C interrupts one step, the later steps still run.
         with contextlib.ExitStack() as steps:
             steps.callback(self._folder.close)
             steps.callback(self._listener.close)
@@ -263,7 +273,7 @@ class local_cluster:
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
-            # A weak reference, so that the thread does not keep the cluster alive.
+            # Hand out a weak reference only, so that the thread of `Children` does not keep the cluster alive.
             on_exit = functools.partial(_exited, weakref.ref(self))
             self._children = Children(on_exit)
         child = self._children.start_role(config, self._variables)
@@ -271,8 +281,8 @@ class local_cluster:
         return child
 
     def _wait_for(self, started: list[Child]) -> None:
-        """Wait until all workers have registered and all parameter servers serve. Raise UnavailableError if a process ends before, or after
-        START_LIMIT_S.
+        """Wait until the started workers have registered and the started parameter servers serve. Raise UnavailableError if one of the
+        processes ends before, or if this takes longer than START_LIMIT_S.
         """
         until = time.monotonic() + START_LIMIT_S
         tasks = [(job, int(index)) for job, _, index in (child.name.partition(":") for child in started)]

@@ -1,4 +1,4 @@
-"""The keys of a role that joins by a ticket. The role makes them in a private folder, which is removed when its process ends."""
+"""The keys of a role that joins a cluster with a join ticket. The role makes its keys in a private folder, which it removes at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class JoinedAs:
     Attributes:
       job, index: the name in the join ticket.
       dispatcher: address of the dispatcher, "host:port".
-      keys_dir: the folder of its keys, for the process and its children.
+      keys_dir: the folder with the keys of the process, which its child processes also use.
     """
 
     job: str
@@ -29,15 +29,15 @@ class JoinedAs:
 def joined(
     ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None, dispatcher: str | None = None
 ) -> Iterator[JoinedAs | None]:
-    """Return a context manager that joins by the ticket in a private file or on a descriptor, and yields a JoinedAs. Without a ticket it
-    yields None.
+    """Return a context manager that joins a cluster with the ticket in a private file or on a file descriptor, and yields a JoinedAs. If
+    both `ticket_file` and `ticket_fd` are None, it joins no cluster and yields None.
 
     Args:
-      keys_dir: the folder for the keys; None: a new folder, which is removed at the end of the context.
-      dispatcher: the address at which this process will connect to its dispatcher; None: the address in the ticket.
+      keys_dir: the folder for the keys. None means a new folder, which is removed at the end of the context.
+      dispatcher: the address at which this process will connect to its dispatcher. None means the address in the ticket.
 
     Raises:
-      OpError: the ticket cannot be read, or the dispatcher does not admit it; the text says why.
+      OpError: the ticket cannot be read, or the dispatcher does not admit this process. The text says why.
     """
     if ticket_file is None and ticket_fd is None:
         yield None

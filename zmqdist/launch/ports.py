@@ -1,8 +1,9 @@
-"""Reserved ports for child processes. The launcher knows a port before the child starts, and a restarted child has the same port.
+"""Reserved ports for child processes. The launcher knows the port of a child before the child starts, and a restarted child has the same
+port.
 
-A reserved port is bound by a socket that never listens. The kernel then assigns the port to no process that requests a free port, but a
-child that sets SO_REUSEADDR, as ZeroMQ does, may bind it. While no child listens, connections are refused, so a client knows at once that
-the server does not run; if this socket listened, it would accept connections that no process serves.
+The launcher reserves a port by binding a socket that never listens. The kernel then gives the port to no process that requests a free port,
+but a child that sets SO_REUSEADDR, as ZeroMQ does, may bind the port. While no child listens, the kernel refuses connections, so that a
+client knows at once that the server does not run.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from zmqdist.transport.own_address import bind_free, bindable
 
 
 class Reserved:
-    """A reserved port of this host, until `close`.
+    """A port of this host, which is reserved until `close`.
 
     Attributes:
       address: "host:port".
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Reserve a port. Raises UnknownError if the port is in use, or `host` is not an address of this host.
+        """Reserve a port. Raises UnknownError if the port is in use, or if `host` is not an address of this host.
 
         Args:
           host: an address, or the name of an interface.
-          port: the port; 0: a free port.
+          port: the port. 0 means a free port.
         """
         host = bindable(host)
         with socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET) as bound:
@@ -36,7 +37,7 @@ class Reserved:
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     bound.bind((host, port))
                 else:
-                    # The option is set only afterwards, because with it two launchers could reserve the same port of a range.
+                    # SO_REUSEADDR is set after the bind. Otherwise two launchers could reserve the same port of a range.
                     bind_free(bound, host)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""The names of the variables that live on the parameter servers of a launcher, for the refusal to have more or fewer of these."""
+"""The error text that a user gets who asks a launcher for more or fewer parameter servers. It names the variables on each of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.client import client_of, release_client
 
 ANSWER_S: Final = 1.0
-"""Seconds that the parameter servers have for their names."""
+"""Seconds in which all parameter servers have to answer with the names of their variables."""
 
 NAMES_SHOWN_MAX: Final = 20
 
 
 def scaling_problem(addresses: Mapping[int, str], credentials: Credentials) -> str:
-    """Return why there cannot be more or fewer parameter servers, with the variables of each. Waits for them, at most ANSWER_S."""
+    """Return why the number of parameter servers cannot change. The text has the names of the variables on each parameter server. This
+    blocks until the parameter servers have replied, at most ANSWER_S seconds.
+    """
     if not addresses:
         return "this cluster has no parameter servers: write jobs.ps into its file and launch it again"
     due = time.monotonic() + ANSWER_S

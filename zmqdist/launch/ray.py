@@ -1,10 +1,11 @@
-"""The launcher `ray`: its hosts are actors of a running Ray cluster. Each actor runs one agent, and passes on the lines to and from it.
+"""The launcher `ray`: its hosts are actors of a running Ray cluster. Each actor runs one host agent, and passes lines on between the agent
+and the launcher.
 
-There is one actor for each worker and ps, because Ray chooses the node of an actor by the resources that the actor requests: CPUs (for a
-worker, one for each slot), GPUs, and the user's own resources. Actors are not detached, so Ray ends them when this process has ended in any
-way. Then the standard input of each agent ends, and the agent ends its roles (agent.py, A1).
+Each worker and each ps has an actor of its own, because Ray chooses the node of an actor by the resources that the actor requests. These
+are CPUs (for a worker, one for each slot), GPUs, and resources that the user has defined. When this process ends in any way, Ray ends the
+actors, because they are not detached. Then the standard input of each agent ends, and the agent ends its roles (agent.py, A1).
 
-The package `ray` is imported when the first stream is opened.
+The package `ray` is imported when the first byte stream to an agent is opened.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig
 
 ACTOR_THREADS: Final = 4
-"""Number of methods of an actor that may run at the same time. `receive` and `send` may both block, and `end` must run nevertheless."""
+"""Number of methods of an actor that may run at the same time: `end` must be able to run while `receive` and `send` block."""
 
 _KEEPER: Final = """\
 import os, sys
@@ -45,8 +46,8 @@ if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) and 1)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""A program that runs the agent as its child. Ray kills the children of an actor with the actor. The agent is a grandchild, so it survives
-for the moment that it needs to remove its folder."""
+"""A program that runs the agent as its child process. When Ray kills an actor, it also kills the child processes of the actor. The agent is
+a grandchild of the actor, so that it survives long enough to remove its folder."""
 
 _REASON_MAX: Final = 300
 """The most characters of an error of Ray that are shown, because its text may contain a traceback."""
@@ -54,14 +55,15 @@ _REASON_MAX: Final = 300
 _OUTPUT: Final = "output"
 _NOTE: Final = "note"
 _Item = tuple[str, bytes]
-"""(kind, line): a line that the agent has written to standard output (_OUTPUT) or standard error (_NOTE); b"" at its end."""
+"""(kind, line): a line that the agent has written to its standard output (_OUTPUT) or standard error (_NOTE). b"" means that this output
+has ended."""
 
 
 def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
-    """Return one host with one slot for each worker, and then for each ps. If roles are placed in this order, each gets the host that was
-    made for it.
+    """Return one host for each worker, and then one host for each ps, each host with one slot. If roles are placed in this order, each role
+    gets the host that was made for it.
 
-    This does not start an actor.
+    This function starts no actor.
 
     Raises:
       NotFoundError: the package `ray` is not installed.
@@ -83,7 +85,7 @@ def ray_hosts(config: ClusterConfig, silence_limit_s: float) -> list[AgentHost]:
 
 
 def actor_options(config: RayConfig, job: str, slots: int) -> dict[str, Any]:
-    """Return the options of the actor of a role: the resources that it requests from Ray, and the rules for its start."""
+    """Return the options of the actor of a role: the resources that the actor requests from Ray, and where and how Ray starts it."""
     asked_for: RayRole = getattr(config, job)
     return {
         "num_cpus": slots if asked_for.cpus is None else asked_for.cpus,
@@ -96,9 +98,11 @@ def actor_options(config: RayConfig, job: str, slots: int) -> dict[str, Any]:
 
 
 def actor_threads(cpus: float, slots: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for the threads of BLAS in an actor: those of the launcher's environment, else the actor's CPUs for its slots.
+    """Return the environment variables that limit the threads of BLAS in an actor. Variables in the launcher's environment have precedence.
+    Without them the CPUs of the actor are divided among its slots.
 
-    In the actor's environment Ray has set OMP_NUM_THREADS to all the CPUs of the actor, which no user has chosen for each slot.
+    Ray sets OMP_NUM_THREADS in the actor's environment to the number of all CPUs of the actor. This value is replaced, because it is not
+    meant for each slot.
     """
     chosen = {name: environment[name] for name in VARIABLES if name in environment}
     return chosen or thread_variables(max(1, int(cpus // slots)), slots, {})
@@ -114,7 +118,7 @@ def _host(
 
 
 class RayCluster:
-    """The connection of this process to Ray. The first stream to an agent opens it, and the end of the last stream closes it."""
+    """The connection of this process to Ray. The first `RayStream` opens the connection, and the last one closes it."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -123,7 +127,9 @@ class RayCluster:
         self._is_ours = False
 
     def enter(self) -> Any:
-        """Connect if this process is not connected, and return the module `ray`. Raises UnavailableError if that fails."""
+        """Connect this process to Ray if it is not connected, and return the module `ray`. Raises UnavailableError if Ray cannot be
+        reached.
+        """
         ray = _ray()
         with self._lock:
             if not self._streams and not ray.is_initialized():
@@ -133,7 +139,7 @@ class RayCluster:
         return ray
 
     def leave(self) -> None:
-        """Disconnect after the last stream, unless the program had connected before."""
+        """Disconnect from Ray if this was the last `RayStream`, unless the program itself had connected to Ray before."""
         ray = _ray()
         with self._lock:
             self._streams -= 1
@@ -142,8 +148,8 @@ class RayCluster:
                 self._is_ours = False
 
     def _connect(self, ray: Any) -> None:
-        """Join Ray in a thread, because Ray waits minutes for a cluster that does not run, and would change signal handlers in the main
-        thread.
+        """Connect to Ray in a new thread and wait at most RAY_JOIN_S. A thread is needed because Ray waits minutes for a cluster that does
+        not run, and changes signal handlers if it runs in the main thread.
         """
         logging.getLogger("ray").setLevel(logging.ERROR)
         joined: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -163,7 +169,9 @@ class RayCluster:
             )
 
     def _unreachable(self) -> str | None:
-        """Return why no process listens at the address; None if a process listens, or if Ray finds the address itself."""
+        """Return why no process listens at the address. None means that a process listens, or that the address has no port and Ray finds
+        its cluster itself.
+        """
         host, colon, port = self._address.rpartition(":")
         if not colon:
             return None
@@ -183,11 +191,11 @@ class RayCluster:
 
 
 class AgentProcess:
-    """The class of the actors: it runs the agent as a process, and holds its input and its output."""
+    """The class of the actors. It runs the agent as a process, and has the agent's standard input and output."""
 
     def __init__(self, silence_limit_s: float, launcher_address: str, threads: dict[str, str]) -> None:
         here = _ray().util.get_node_ip_address()
-        # The agent reads the addresses of launcher and host from sshd's variable, but variables of Slurm would have precedence.
+        # The agent reads the addresses of launcher and host from SSH_CONNECTION, but would prefer the variables of Slurm.
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("SLURM_") and name not in VARIABLES
         }
@@ -210,7 +218,7 @@ class AgentProcess:
             pipe.close()
 
     def place(self) -> str:
-        """Return the name of this host. The reply shows the caller that Ray has placed the actor."""
+        """Return the name of this host. When the caller gets the name, it knows that Ray has placed the actor."""
         return os.uname().nodename
 
     def send(self, line: bytes) -> None:
@@ -220,7 +228,7 @@ class AgentProcess:
             rest = rest[self._process.stdin.write(rest) :]
 
     def receive(self) -> list[_Item]:
-        """Wait for a line. Return it with all further lines that have been read by then."""
+        """Wait for a line, and return the line together with all further lines that have been read by then."""
         items = [self._items.get()]
         with contextlib.suppress(queue.Empty):
             while len(items) < limits.RAY_LINES_MAX:
@@ -228,7 +236,7 @@ class AgentProcess:
         return items
 
     def end(self) -> None:
-        """Close the agent's standard input, wait until the agent has ended, and kill it after END_S."""
+        """Close the agent's standard input, and wait until the agent has ended. Kill the agent if this takes longer than END_S."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -246,7 +254,9 @@ class AgentProcess:
 
 
 class RayStream:
-    """The stream to the agent in an actor (`AgentStream`). Its methods block in Ray; the threads of the link call them."""
+    """The byte stream to the agent in an actor (`AgentStream`). Its methods block while Ray runs methods of the actor. The threads of an
+    `AgentLink` call them.
+    """
 
     def __init__(
         self,
@@ -256,7 +266,7 @@ class RayStream:
         silence_limit_s: float,
         on_note: NoteHandler,
     ) -> None:
-        """Request the actor from Ray. Does not wait for it. Raises UnavailableError if the Ray cluster cannot be joined."""
+        """Request the actor from Ray, without waiting until Ray has placed it. Raises UnavailableError if Ray cannot be reached."""
         self._cluster = cluster
         self._ray = cluster.enter()
         self._leave_once = threading.Lock()
@@ -273,7 +283,7 @@ class RayStream:
     def send(self, line: bytes) -> None:
         try:
             self._ray.get(self._actor.send.remote(line))
-        except Exception as error:  # an error of Ray or of the agent's pipe, or this process has disconnected from Ray
+        except Exception as error:  # Ray or the agent's pipe has failed, or this process has disconnected from Ray
             raise BrokenPipeError(str(error)) from None
 
     def receive(self) -> bytes:
@@ -298,7 +308,7 @@ class RayStream:
             if self._is_closed:
                 return
             self._is_closed = True
-            # Each of these calls raises if the actor or Ray has ended already; then no agent is left to end.
+            # Both calls raise if the actor or Ray has already ended. No agent is left in this case, so there is nothing to do.
             with contextlib.suppress(Exception):
                 if self._is_placed:
                     self._ray.get(self._actor.end.remote(), timeout=2 * END_S)
@@ -327,7 +337,7 @@ class RayStream:
 
 
 def _ray() -> Any:
-    """Return the package `ray`. It is imported at the first call, because the import takes a second."""
+    """Return the package `ray`. The first call imports it, which takes a second."""
     return importlib.import_module("ray")
 
 

@@ -1,7 +1,8 @@
-"""The files that are sent with a role to its host: a join ticket, and the cluster file with the paths of that host.
+"""The files that a launcher sends with a role to the role's host: a join ticket, and the cluster file with the paths of that host.
 
-No key is sent: the role makes its own keys, and joins by the ticket, which works once (transport/ticket.py). Tickets are sent only as files
-of the order `StartRole`, never in an argument or a variable (docs/internals/launching.md).
+The launcher sends no key, because the role makes its own keys and joins with the ticket, which works once (transport/ticket.py). A ticket
+is a secret. It is sent only as a file of the order `StartRole`, never in an argument or an environment variable
+(docs/internals/launching.md).
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ if TYPE_CHECKING:
     from zmqdist.launch.roles import TaskConfig
 
 OpenJoin: TypeAlias = Callable[[str, str], str]
-"""A function that returns a join ticket for (name of the role, address at which a ps listens)."""
+"""A function that returns a new join ticket. Its arguments are the name of the role and, for a ps, the address at which the ps listens."""
 
 
 class RoleFiles:
     """The files of the roles of one cluster.
 
     Args:
-      cluster: the cluster file with its `runtime`.
-      open_join: returns a new ticket; it is called once for each start of a role.
+      cluster: the cluster file with its section `runtime`.
+      open_join: a function that returns a new ticket. It is called once for each start of a role.
     """
 
     def __init__(self, cluster: ClusterConfig, open_join: OpenJoin) -> None:
@@ -41,7 +42,9 @@ class RoleFiles:
     def pack(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], hello: AgentHello
     ) -> tuple[WorkerConfig | TaskConfig, dict[str, str], dict[str, str]]:
-        """Return the config, the environment and the files of a role, with the paths of the host whose agent has sent `hello`."""
+        """Return the config, the environment variables and the files of a role. Their paths are those of the host whose agent has sent
+        `hello`.
+        """
         folder = f"{config.job}-{config.index}"
         keys_dir = f"{hello.folder}/{folder}/keys"
         address = "" if isinstance(config, WorkerConfig) else config.cluster[config.job][config.index]

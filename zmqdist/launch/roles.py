@@ -1,8 +1,8 @@
-"""Runs one role in the foreground: for `zmqdist dispatcher`, `zmqdist worker` and `zmqdist server`, and in the processes of launchers.
+"""Runs one role until it has to stop. `zmqdist dispatcher`, `zmqdist worker`, `zmqdist server` and the child processes of launchers do so.
 
 A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks. The lifeline is a pipe whose other end the
-launcher holds, so that no role outlives a killed launcher. A role drains for `grace_s`, unless its lifeline broke, because then no process
-needs the results. A second signal ends the role at once.
+launcher has, so that no role outlives a killed launcher. A role that stops drains for `grace_s`. If its lifeline broke, it does not drain,
+because no process needs the results. A second signal ends the role at once.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class TaskConfig:
     """The arguments of `zmqdist.Server` for a task of a cluster that runs in a child process.
 
     Attributes:
-      cluster: for each job its addresses by index, or a list of them.
-      bind_host: the address or interface to bind; None: the host in the cluster.
-      ticket_file, ticket_fd: as in WorkerConfig.
+      cluster: the addresses of the tasks of each job, by index.
+      bind_host: the address or interface to bind. None means the host in the task's address.
+      ticket_file, ticket_fd: the file or file descriptor with the task's join ticket, as in WorkerConfig.
     """
 
     cluster: dict[str, dict[int, str]]
@@ -80,7 +80,7 @@ class _Server(Protocol):
 
 
 def exit_code_for(code: int) -> int:
-    """Return the exit code of a process that ends with an OpError of this code."""
+    """Return the exit code of a process that ends because of an OpError with this error code."""
     return OK if code == errors.OK else _EXITS.get(code, FAILED)
 
 
@@ -102,7 +102,7 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Run a worker until it has to stop, and return the exit code. An expected failure is written as one line to standard error."""
-    # The variables are set before the imports, because NumPy reads them when it is loaded.
+    # The environment variables for threads are set before the imports, because NumPy reads the variables when it is loaded.
     are_limited = not config.processes or _limit_threads(config)
     try:
         with joined(config.ticket_file, config.ticket_fd, config.keys_dir, config.dispatcher_address) as member:
@@ -125,7 +125,7 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    # If NumPy was loaded with other variables, the worker starts a zygote by command instead of forking one from this process.
+    # If NumPy was loaded with other environment variables, the zygote cannot be forked from this process: `WorkerServer` starts a new one.
     if config.processes and are_limited and threading.active_count() == 1:
         environment = config.credentials.environment()
         import_modules()
@@ -148,7 +148,7 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
 
 
 def _limit_threads(config: WorkerConfig) -> bool:
-    """Set the variables for the threads of slots, which children inherit. Return False if NumPy was loaded without them."""
+    """Set the environment variables that limit the threads of each slot. Return False if NumPy was already loaded with other variables."""
     variables = config.thread_variables(os.environ)
     if "numpy" in sys.modules:
         return variables.items() <= os.environ.items()
@@ -183,8 +183,8 @@ def run_server(
 
     Args:
       config: the argument `config` of `zmqdist.Server`.
-      ticket_file, ticket_fd: the private file or the descriptor from which a join ticket is read. With a ticket, the task makes a key of
-        its own and uses it in place of the server's key.
+      ticket_file, ticket_fd: the private file or the file descriptor from which a join ticket is read. With a ticket, the task makes its
+        own key and uses this key in place of the server's key.
 
     Raises:
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
@@ -233,7 +233,8 @@ def _run_server(
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
     """Start the worker, which waits for its dispatcher. Return False if a signal stops the start."""
     failed: list[BaseException] = []
-    tried = threading.Event()  # a test of `is_alive` would not do, because the thread still runs while it calls `wake`
+    # `is_alive` cannot replace this event, because the thread still runs while it calls `wake`.
+    tried = threading.Event()
 
     def start() -> None:
         try:
@@ -254,7 +255,9 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
 
 
 def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, stop: Callable[[float], object]) -> None:
-    """Wait until the server ends by itself. On a signal or a broken lifeline, call `stop` with the grace in seconds."""
+    """Wait until the server ends by itself. On a signal or a broken lifeline, call `stop`. Its argument is the grace in seconds, 0 if the
+    lifeline broke.
+    """
 
     def wake_when_ended() -> None:
         try:
@@ -280,11 +283,11 @@ def _lifeline_broken(lifeline: int) -> bool:
 
 
 class _Signals:
-    """A context manager that lets a thread wait for SIGINT, SIGTERM and the end of the lifeline.
+    """A context manager in which a thread can wait for SIGINT, SIGTERM and the break of the lifeline.
 
-    The interpreter writes the signal's number into a pipe as soon as the signal arrives. A handler written in Python would run too late for
-    a signal that arrives just before the wait, because handlers run only between two bytecode instructions, and the wait is one
-    instruction.
+    As soon as a signal arrives, the interpreter writes the signal's number into a pipe, which ends the wait. A handler written in Python
+    could not end the wait if the signal arrived just before it: such a handler runs only between two bytecode instructions, and the wait is
+    one instruction.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
@@ -301,7 +304,9 @@ class _Signals:
         signal.set_wakeup_fd(self._wakeup_before)
 
     def wait(self, lifeline: int, timeout_s: float | None = None) -> bool:
-        """Wait. Return True if a signal has arrived or the lifeline has broken; False after `wake` or the time-out."""
+        """Wait for a signal, a broken lifeline, a call of `wake` or the time-out. Return whether a signal has arrived or the lifeline has
+        broken.
+        """
         descriptors = [self._read] if lifeline < 0 else [self._read, lifeline]
         ready, _, _ = select.select(descriptors, [], [], timeout_s)
         received = os.read(self._read, 64) if self._read in ready else b""
@@ -317,7 +322,7 @@ def _failed(role: str, error: errors.OpError) -> int:
 
 
 def prepare(lifeline: str, kind: str, text: str = "") -> None:
-    """Import the modules that `main` needs for these arguments. The zygote calls this before it forks roles."""
+    """Import the modules that `main` needs for these arguments. The zygote calls this function before it forks roles."""
     if kind == "WorkerConfig":
         import zmqdist.scheduling.worker.runtime
         from zmqdist.scheduling.worker import children
@@ -331,7 +336,7 @@ def prepare(lifeline: str, kind: str, text: str = "") -> None:
 def main() -> int:
     """Run a role for a launcher, without the imports of the command line. The arguments in `sys.argv` are LIFELINE KIND JSON.
 
-    LIFELINE is a descriptor, KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
+    LIFELINE is a file descriptor, KIND is WorkerConfig or TaskConfig, and JSON has the fields of that class.
     """
     lifeline, kind, fields = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     worker: WorkerConfig | None = None

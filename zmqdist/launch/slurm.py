@@ -1,9 +1,9 @@
-"""The launcher `slurm`: its hosts are the nodes of an allocation of Slurm. This module makes the command that starts the agent of each
-node, and explains its failures.
+"""The launcher `slurm`: its hosts are the nodes of an allocation of Slurm. This module makes the srun command that starts the agent of each
+node, and explains why the command failed.
 
-The launcher runs inside of a job, which `zmqdist launch` has submitted (slurm_job.py), or a user by sbatch or salloc. On each node one step
-runs the agent. This step overlaps with the batch step, in which the dispatcher and the program run, and may use all resources that the job
-has on its node.
+The launcher runs inside a job of Slurm. `zmqdist launch` has submitted this job (slurm_job.py), or the user has, with sbatch or salloc. On
+each node one step of the job runs the agent. This step may use all resources that the job has on the node, because it overlaps with the
+batch step, in which the dispatcher and the program run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CORES_ENV: Final = "SLURM_JOB_CPUS_PER_NODE"
 
 
 def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
-    """Return the nodes of the allocation in which this process runs. Does not start an agent.
+    """Return the nodes of the allocation in which this process runs. This function starts no agent.
 
     Raises:
       NotFoundError: this host has no srun.
-      FailedPreconditionError: this process runs in no allocation of Slurm.
+      FailedPreconditionError: this process does not run in an allocation of Slurm.
     """
     if shutil.which(SRUN) is None:
         raise errors.NotFoundError("launcher: slurm needs the program `srun`, which is not found: load Slurm's module")
@@ -47,7 +47,7 @@ def slurm_hosts(silence_limit_s: float) -> list[AgentHost]:
 
 
 def allocated_cores() -> int | None:
-    """Return how many cores the allocation has on all its nodes; None where Slurm does not say."""
+    """Return how many cores the allocation has on all its nodes together. None means that Slurm does not report it."""
     text = os.environ.get(CORES_ENV, "")
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
     if not all(parts):
@@ -65,7 +65,7 @@ def _host(node: str, silence_limit_s: float) -> AgentHost:
 
 
 def srun_command(node: str, command: list[str]) -> list[str]:
-    """Return the command that runs `command` on a node of the allocation and passes on its standard input and output."""
+    """Return the srun command that runs `command` on a node of the allocation and passes on the standard input and output of `command`."""
     return [
         *(SRUN, "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--job-name=zmqdist-agent"),
         *("--export=ALL", "--mpi=none", "--cpu-bind=none", "--unbuffered"),
@@ -74,7 +74,7 @@ def srun_command(node: str, command: list[str]) -> list[str]:
 
 
 def explain(exit_code: int, notes: str) -> str:
-    """Return a phrase about the end of srun, with the cause and the remedy.
+    """Return a phrase that says why srun ended and what the user can do.
 
     Args:
       notes: the last lines of srun's standard error.

@@ -1,13 +1,14 @@
-"""Submits, follows and cancels one job of Slurm that runs a whole cluster. This process runs on the host on which the user submits the job.
+"""Submits, follows and cancels one job of Slurm that runs a whole cluster. This code runs on the host on which the user submits the job.
 
 Rules
-    The job runs the command `zmqdist launch` in its batch step, on its first node. There SLURM_JOB_ID is set, so the launcher starts its
-    roles by srun (slurm.py) and does not submit another job.
+    The job runs the command `zmqdist launch` in its batch step, on its first node. In the job SLURM_JOB_ID is set. The launcher then starts
+    its roles with srun (slurm.py), and does not submit another job.
 
-    This module runs Slurm's programs and does not use its library. Each failure becomes one sentence.
+    This module runs Slurm's programs and does not use Slurm's library. If a program fails, the module raises an error with one sentence.
 
-    The job belongs to Slurm and continues when this process ends: only Ctrl-C and SIGTERM cancel it. Its output is a file that both hosts
-    see. This process opens the file again for each look, because a network file system shows new contents only after an open.
+    The job belongs to Slurm and continues when this process ends. Only Ctrl-C and SIGTERM in this process cancel it. The job writes its
+    output to a file on a shared file system. This process opens the file again for each look, because a network file system shows new
+    contents only after an open.
 """
 
 from __future__ import annotations
@@ -32,20 +33,22 @@ Say = Callable[[str], object]
 
 JOB_ENV: Final = "SLURM_JOB_ID"
 COMMAND_S: Final = 60.0
-"""Seconds that a program of Slurm may take. The controller is slow under load, and Slurm's programs repeat their requests by themselves."""
+"""Seconds that a program of Slurm may take. They are many, because the controller is slow under load and the program repeats its requests.
+"""
 LOOK_S: Final = 0.2
-"""Seconds between two looks at the output."""
+"""Seconds between two looks at the job's output."""
 ASK_S: Final = 2.0
-"""Seconds between two requests to the controller. They are rare, because all users of the cluster share the controller."""
+"""Seconds between two requests to Slurm's controller. The requests are rare, because all users of the cluster share the controller."""
 PATIENCE_S: Final = 120.0
-"""If the controller has not answered for this many seconds, `JobFollower.run` raises. A restart of the controller takes less."""
+"""Seconds without an answer of the controller after which `JobFollower.run` raises. A restart of the controller takes less."""
 READ_BYTES: Final = 1 << 20
-"""Bytes of output that are read at a time, because a job may have written gigabytes before a user follows it."""
+"""Bytes of output that are read at a time. They are bounded, because a job may have written gigabytes before a user follows the job."""
 DRAIN_MARGIN_S: Final = 40
-"""Slurm sends its signal this many seconds, and twice the grace, before the time limit. The margin is needed because Slurm checks time
-limits only every 30 s."""
+"""Slurm sends SIGTERM to the job before its time limit, earlier by twice the grace and this many seconds. The margin is needed because
+Slurm checks time limits only every 30 s."""
 SHORT_JOB_S: Final = 300
-"""A job with a shorter time limit, in seconds, gets no signal before its end, because the signal might arrive at its start."""
+"""Slurm sends no signal before the time limit to a job whose limit is below this many seconds, because the signal might arrive at the
+start of the job."""
 
 _RUNNING: Final = (
     "PENDING",
@@ -70,7 +73,7 @@ _NEVER: Final = {
     "InvalidAccount": _NOT_ALLOWED,
     "InvalidQOS": _NOT_ALLOWED,
 }
-"""Reasons for which a pending job never starts -> a phrase about its partition and the command that shows more."""
+"""The reasons for which a pending job never starts. The value is a phrase about the job's partition and the command that shows more."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,9 @@ class JobState:
     Attributes:
       state: the state, such as "PENDING" or "TIMEOUT".
       reason: why the job waits, such as "Resources", or why it ended.
-      exit_code: exit code of the job's script; 128 + n if signal n ended it.
+      exit_code: exit code of the job's script, which is 128 + n if signal n ended the script.
       output: the file with the job's output.
-      partition, nodes, time_limit: texts in the form of Slurm; `nodes` is "" before the job starts.
+      partition, nodes, time_limit: texts as Slurm writes them. `nodes` is "" before the job starts.
     """
 
     state: str
@@ -102,24 +105,26 @@ class JobState:
 
 
 def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int:
-    """Submit a job that runs a command on its first node, and return the number of the job. Does not wait until the job starts.
+    """Submit a job that runs a command on its first node, and return the number of the job. This function does not wait until the job
+    starts.
 
     Args:
-      config: the cluster file; its section `slurm` has the resources that the job requests.
-      command: `zmqdist launch` with its arguments; it runs in the working directory of this process, with its environment.
-      grace_s: the grace of that command, in seconds. Slurm signals the command twice this time, and a margin, before the time limit.
+      config: the cluster file. Its section `slurm` has the resources that the job requests.
+      command: `zmqdist launch` with its arguments. The command runs in the working directory and with the environment of this process.
+      grace_s: the grace of the command, in seconds. Slurm sends SIGTERM to the command before the time limit, earlier by twice the grace
+        and DRAIN_MARGIN_S.
 
     Raises:
       NotFoundError: this host has no sbatch.
       InvalidArgumentError: Slurm refuses the requested resources.
       UnavailableError: Slurm's controller does not answer.
     """
-    # A Python program that writes to a file keeps its lines in a buffer until that is full.
+    # Python writes lines to a file only when its buffer is full. PYTHONUNBUFFERED makes the output visible at once.
     script = f"#!/bin/sh\nexport PYTHONUNBUFFERED=1\nexec {shlex.join(command)}\n"
     done = _run(_sbatch(config, grace_s), input=script)
     if done.returncode != 0:
         raise _refused(done.stderr)
-    number = done.stdout.strip().partition(";")[0]  # with several clusters: "17;cluster"
+    number = done.stdout.strip().partition(";")[0]  # sbatch prints "17;cluster" if Slurm has several clusters
     return int(number)
 
 
@@ -127,7 +132,7 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
     section = config.slurm
     worker = config.jobs.worker
     words = ["sbatch", "--parsable", f"--job-name={config.name}", f"--output={config.name}-%j.out"]
-    # A requeued job appends to its output file; the loss of a node ends only the roles on it.
+    # The options make a requeued job append to its output file, and let the job continue without a lost node.
     words += [
         "--open-mode=append",
         "--no-kill",
@@ -149,8 +154,8 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
 
 
 def _seconds(time_limit: str) -> int | None:
-    """Return a time limit of Slurm in seconds; None for an unknown form. "90" means minutes, "1:30" minutes and seconds, "2-4" days and
-    hours.
+    """Return a time limit of Slurm in seconds. None means that this function does not know its form. In Slurm "90" means minutes, "1:30"
+    minutes and seconds, and "2-4" days and hours.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
     if match is None:
@@ -205,7 +210,7 @@ _NO_ANSWER: Final = (
 
 
 def _refused(said: str) -> errors.OpError:
-    """Return the error that explains the text that sbatch has written to standard error."""
+    """Return an error that explains why sbatch refused the job. `said` is the text that sbatch has written to standard error."""
     quoted = _last_line(said)
     if re.search(_NO_ANSWER, said):
         return errors.UnavailableError(f"Slurm's controller does not answer ({quoted}): see whether `sinfo` works here")
@@ -224,7 +229,7 @@ def job_state(number: int) -> JobState:
     """Return the state of a job, as Slurm reports it.
 
     Raises:
-      NotFoundError: Slurm does not know the job, or has forgotten it; or this host has no scontrol.
+      NotFoundError: Slurm does not know the job, or has forgotten the job, or this host has no scontrol.
       UnavailableError: Slurm's controller does not answer.
     """
     done = _run(["scontrol", "show", "job", str(number)])
@@ -240,7 +245,7 @@ def job_state(number: int) -> JobState:
 
 
 def _parsed(text: str) -> JobState:
-    """Return the job's state from the output of `scontrol show job`, which has one or more `Key=value` on each line."""
+    """Return the state of a job. `text` is the output of `scontrol show job`, which has one or more `Key=value` on each line."""
 
     def value(key: str, pattern: str = r"\S+") -> str:
         found = re.search(rf"(?:^|\s){key}=({pattern})", text, re.MULTILINE)
@@ -261,10 +266,11 @@ def _parsed(text: str) -> JobState:
 class JobFollower:
     """Passes on the output of a job until the job has ended. Inside its context, SIGINT and SIGTERM cancel the job.
 
-    Enter the context before the job is submitted, so that Ctrl-C cancels it at any time. Use it in the main thread.
+    Enter the context before the job is submitted, so that Ctrl-C always cancels the job. Enter it in the main thread, because only the main
+    thread can handle signals.
 
     Args:
-      say: called with each line of the job's output, and with a line for each change of the job's state.
+      say: a function that is called with each line of the job's output, and with a line for each change of the job's state.
     """
 
     def __init__(self, say: Say) -> None:
@@ -286,13 +292,13 @@ class JobFollower:
             signal.signal(number, handler)
 
     def run(self, number: int, submitted: bool) -> int:
-        """Follow a job until it has ended, and return its exit code; 128 + n if signal n of this process has cancelled the job. Call this
-        once.
+        """Follow a job until it has ended, and return the job's exit code. If signal n to this process has cancelled the job, return 128 +
+        n. Call this method once.
 
-        After the first signal this method waits until the job has ended; after the second signal it returns at once.
+        After the first signal this method waits until the job has ended. After the second signal it returns at once.
 
         Args:
-          submitted: whether this process has submitted the job. Then a job that can never start is cancelled.
+          submitted: whether this process has submitted the job. If so, this method cancels a job that can never start.
 
         Raises:
           NotFoundError, UnavailableError: as `job_state`.
@@ -329,7 +335,7 @@ class JobFollower:
         return 128 + self._signals[0] if self._signals else self._exit_code(state)
 
     def _pass_on(self, output: Path) -> bool:
-        """Pass on the lines that the job has written since the last call. Return whether there were any bytes."""
+        """Pass on the lines that the job has written since the last call. Return whether the job has written any bytes since then."""
         try:
             with output.open("rb") as file:
                 file.seek(self._read_bytes)
@@ -343,7 +349,7 @@ class JobFollower:
         return bool(data)
 
     def _report(self, state: JobState, submitted: bool) -> None:
-        """Tell the user where the job runs or why it waits, if that has changed. Cancel a submitted job that can never start."""
+        """Tell the user where the job runs or why it waits, if the answer has changed. Cancel a submitted job that can never start."""
         if state.state == "PENDING":
             if submitted and state.reason in _NEVER:
                 cancel(self._number)
@@ -351,7 +357,7 @@ class JobFollower:
                     f"Slurm cannot start job {self._number} in partition {state.partition} ({state.reason}), "
                     f"which {_NEVER[state.reason]}; the job is cancelled"
                 )
-            # Without a reason, Slurm has not considered the job yet.
+            # An empty reason means that Slurm has not considered the job yet.
             where = f"waits: {state.reason}" if state.reason else ""
         elif state.state == "RUNNING":
             where = f"runs on {state.nodes}"
@@ -383,15 +389,17 @@ _ENDS: Final = {
 
 
 def cancel(number: int) -> None:
-    """Cancel a job. Does not wait for its end: Slurm sends its processes SIGTERM and, after the KillWait of its configuration, SIGKILL."""
+    """Cancel a job, without waiting until it has ended. Slurm sends SIGTERM to the processes of the job, and SIGKILL after the time
+    KillWait of Slurm's configuration.
+    """
     done = _run(["scancel", str(number)])
     if done.returncode != 0 and "Invalid job id" not in done.stderr:  # an invalid id means that the job has ended
         raise errors.UnavailableError(f"job {number} could not be cancelled: {_last_line(done.stderr)}")
 
 
 def _run(command: Sequence[str], input: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program of Slurm in a session of its own, so that Ctrl-C does not reach it. Raises NotFoundError if it is missing, and
-    UnavailableError if it takes longer than COMMAND_S.
+    """Run a program of Slurm in a session of its own, so that Ctrl-C does not interrupt the program. Raises NotFoundError if the program is
+    missing, and UnavailableError if it takes longer than COMMAND_S.
     """
     if shutil.which(command[0]) is None:
         raise errors.NotFoundError(

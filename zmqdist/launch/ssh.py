@@ -1,7 +1,7 @@
-"""The launcher `ssh`: its hosts are reached by the system's ssh. This module makes the command that starts the agent of each host, and
-explains its failures.
+"""The launcher `ssh`: it starts the agent of each host through the system's ssh. This module makes the ssh command, and explains why the
+command failed.
 
-ssh reads the user's own config, so names, keys, ssh agents, jump hosts and known_hosts are those of `ssh HOST` in a shell. ssh never asks a
+ssh reads the user's own config, so that names, keys, ssh agents, jump hosts and known_hosts are those of `ssh HOST` in a shell. ssh asks no
 question (BatchMode), because there may be no user who could answer.
 """
 
@@ -24,11 +24,11 @@ SSH: Final = "ssh"
 CONNECT_S: Final = 10
 ALIVE_S: Final = 10
 ALIVE_COUNT: Final = 3
-"""ssh ends a connection without a reply for ALIVE_S * ALIVE_COUNT seconds. Most disturbances are shorter, and a user would wait longer."""
+"""ssh closes a connection when the host has not replied for ALIVE_S * ALIVE_COUNT seconds. Most network disturbances are shorter."""
 
 
 def ssh_hosts(config: SshConfig, silence_limit_s: float) -> list[AgentHost]:
-    """Return the hosts of a cluster file. Does not start an agent.
+    """Return the hosts that a cluster file lists for ssh. This function starts no agent.
 
     Raises:
       NotFoundError: this host has no ssh.
@@ -52,17 +52,19 @@ def _host(given: str | SshHost, config: SshConfig, silence_limit_s: float) -> Ag
 
 
 def ssh_command(host: str, options: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` on a host. The user's options come first, because ssh uses the first value of an option."""
+    """Return the ssh command that runs `command` on a host. The user's options precede those of this module, because ssh uses the first
+    value of an option.
+    """
     return [
         *(SSH, "-T", "-o", "BatchMode=yes", *options, "-o", f"ConnectTimeout={CONNECT_S}"),
         *("-o", f"ServerAliveInterval={ALIVE_S}", "-o", f"ServerAliveCountMax={ALIVE_COUNT}"),
-        *("-o", "ControlMaster=no"),  # a master that ssh leaves behind would keep the pipes of this process open
+        *("-o", "ControlMaster=no"),  # a master process that outlives ssh would keep the pipes to this process open
         *("--", host, shlex.join(command)),
     ]
 
 
 def explain(host: str, python: str, exit_code: int, notes: str) -> str:
-    """Return a phrase about the end of ssh, with the cause and the remedy.
+    """Return a phrase that says why ssh ended and what the user can do.
 
     Args:
       notes: the last lines of ssh's standard error.

@@ -1,10 +1,11 @@
-"""The workers and parameter servers of a cluster file, restarted when they crash, whatever launcher starts them.
+"""The workers and parameter servers of a cluster file. `Tasks` has a launcher start them, and restarts them when they crash.
 
-What is restarted
-    A worker or ps that was ended by a signal or by a failure of its own, as often as its job's `restarts` says, with growing pauses. Not
-    a task that stopped in good order, nor one that would be refused again (exit codes USAGE and REFUSED of roles.py).
-    A worker returns under its index; meanwhile its work has run elsewhere. A ps returns at its address without its variables, which
-    are lost. A worker that was told to leave (`retire`) is not restarted, however it ends.
+Which tasks are restarted
+    A worker or ps that crashed is restarted as often as the `restarts` of its job allows, with growing pauses.
+    A task is not restarted if it stopped in good order, or if a new process would be refused again (exit codes USAGE and REFUSED of
+    roles.py). A worker that was told to leave (`Tasks.retire`) is not restarted, however it ends.
+    A restarted worker has the same index, and other workers run its work in the meantime. A restarted ps has the same address, but its
+    variables are lost.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 Say = Callable[[str], object]
 ExitHandler = Callable[[RunningRole], object]
 WorkerExitHandler = Callable[[int, RunningRole | None, bool], object]
-"""Called with the index of a worker, its process that has ended or None where none could be started, and whether it is started again."""
+"""A function that is called with the index of a worker, the process of the worker that has ended, and whether the worker is restarted. The
+process is None if it could not be started.
+"""
 MakeLauncher = Callable[[ExitHandler], Launcher]
-"""A function that makes a launcher from its `on_exit`."""
+"""A function that makes a launcher. Its argument is the `on_exit` of the launcher."""
 
 
 class Restarts:
-    """Decides whether and when a task is restarted.
+    """The number of restarts of one task, which decides whether and when the task is restarted.
 
     Attributes:
-      allowed: how often the task may be restarted until it has run for RESTARTS_FORGOTTEN_S without an end.
-      used: how often it was restarted since it last ran that long. *Invariant*: used <= allowed.
+      allowed: how often the task may be restarted. The count begins again after an incarnation that ran for RESTARTS_FORGOTTEN_S.
+      used: how often the task was restarted since the count began. *Invariant*: used <= allowed.
     """
 
     def __init__(self, allowed: int) -> None:
@@ -42,11 +45,13 @@ class Restarts:
         self._since = 0.0
 
     def began(self, now: float) -> None:
-        """Note that an incarnation of the task begins."""
+        """Note that a new incarnation of the task starts."""
         self._since = now
 
     def pause_after(self, code: int | None, now: float) -> float | None:
-        """Return the pause in seconds before a task that has ended with this exit code is restarted. None: it is not restarted."""
+        """Return the pause in seconds before the task, which has ended with this exit code, is restarted. None means that the task is not
+        restarted.
+        """
         if now - self._since >= limits.RESTARTS_FORGOTTEN_S:
             self.used = 0
         if self.used >= self.allowed or code in (OK, USAGE, REFUSED):
@@ -64,7 +69,7 @@ class _Task:
     restarts: Restarts
     pause: threading.Timer | None = None
     retired: bool = False
-    """Whether it was told to leave."""
+    """Whether the task was told to leave."""
     role: RunningRole | None = None
     """The current incarnation of the task, or the last one."""
 
@@ -73,9 +78,9 @@ class Tasks:
     """The workers and parameter servers of one launcher.
 
     Args:
-      on_worker_exit: called when a worker has ended, before it is started again.
-      say: called with each line of their output, with a prefix, and with a line for each of their ends.
-      launcher: what starts them; by default as children of this process.
+      on_worker_exit: a function that is called when a worker has ended, before the worker is restarted.
+      say: a function that is called with each line of output of a task, after a prefix, and with a line for each end of a task.
+      launcher: makes the launcher that starts the tasks. By default the tasks are child processes of this process.
     """
 
     def __init__(self, on_worker_exit: WorkerExitHandler, say: Say, launcher: MakeLauncher = Children) -> None:
@@ -91,7 +96,9 @@ class Tasks:
         self._start(_Task(config, environment, Restarts(restarts)))
 
     def retire(self, name: str) -> bool:
-        """Never start this worker again. Return whether it has a process; if it waits to be restarted, it has ended for good."""
+        """Note that this worker was told to leave, so that it is never restarted. Return True if the worker has a process. Return False if
+        it was waiting for a restart, which is now cancelled.
+        """
         with self._lock:
             task = self._tasks[name]
             task.retired = True
@@ -111,7 +118,7 @@ class Tasks:
             role.signal(number)
 
     def close(self, grace_s: float) -> None:
-        """Stop all tasks, and kill those that take longer than `grace_s` seconds. A second call does nothing."""
+        """Stop all tasks, and kill each task that takes longer than `grace_s` seconds to stop. A second call does nothing."""
         with self._lock:
             self._stopping = True
             pauses = [task.pause for task in self._tasks.values() if task.pause is not None]
@@ -164,7 +171,7 @@ class Tasks:
         self._say(f"[{_label(role)}] ended ({how}); {lost}{restart or self._workers_left(job)}")
 
     def _plan_restart(self, task: _Task, code: int | None) -> str:
-        """Start the timer for a restart. Return a phrase about the restart; "" if the task is not restarted."""
+        """Start the timer for a restart, if the task may be restarted. Return a phrase about the restart, or "" if there is none."""
         pause_s = task.restarts.pause_after(code, time.monotonic())
         if pause_s is None:
             return ""
@@ -185,6 +192,6 @@ class Tasks:
 
 
 def _label(role: RunningRole) -> str:
-    """Return the name of a role in the prefix of its lines: "worker-1", or "worker-1@host"."""
+    """Return the name of a role as it stands before each line of its output: "worker-1", or "worker-1@host"."""
     name = role.name.replace(":", "-")
     return f"{name}@{role.host}" if role.host else name

@@ -1,11 +1,12 @@
-"""The speed of zmqdist on this host, as ratios to simpler techniques that are measured in the same run.
+"""Measurements of the speed of zmqdist on this host, as ratios to simpler techniques that are measured in the same run.
 
 Rules
-    zmqdist and the other technique alternate in short blocks, and the ratio is the median of the blocks' ratios. The speed of a shared
-    host varies from second to second, but for both techniques alike. Compare ratios only; absolute figures mean little.
-    Preparations are made before a block: connections are open, workers run, and workers have the functions.
+    zmqdist and the other technique run alternately in short blocks, and the ratio is the median of the blocks' ratios. The speed of a
+    shared host varies from second to second, but the variation affects both techniques equally. Therefore compare only ratios.
+    All preparations are made before a block: connections are open, workers run, and workers have the functions.
 
-Not here: starting a cluster, because this folder may not import launch; the caller passes a running cluster. Start-up time, imports and
+Not here: the start of a cluster. The caller passes a running cluster, because this folder may not import launch/. Start-up time, imports
+and
 memory are measured in benchmarks/, which is not installed.
 """
 
@@ -42,14 +43,14 @@ REPLY_MS: Final = 30_000
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """The amount of measurement. Each block runs once for each of the two techniques.
+    """How much is measured. Each block is run once with zmqdist and once with the other technique.
 
     Attributes:
-      blocks: number of blocks for each question.
+      blocks: number of blocks for each comparison.
       calls: number of blocking calls in a block.
-      window: number of calls in flight at a time.
+      window: number of calls that are in flight at a time.
       windows: number of windows in a block of pipelined calls.
-      tasks: number of scheduled functions in a block; the process pool runs a fifth of them.
+      tasks: number of scheduled functions in a block. The process pool runs a fifth of this number.
       sizes: sizes of large results, in bytes.
       transfers: number of transfers of each size.
     """
@@ -72,12 +73,12 @@ class Figure:
     """The result of one comparison.
 
     Attributes:
-      name: the question that the comparison answers.
-      unit: the unit of the figures. If it ends in "/s", larger figures are better, otherwise smaller ones.
-      ours, ours_p99: median of zmqdist, and 99th percentile of single calls; None if single calls are not measured.
-      against: name of the other technique; "" if there is none.
-      theirs, theirs_p99: the same figures of the other technique.
-      ratio: median over the blocks of zmqdist's figure divided by the other one; None without another technique.
+      name: what is measured, such as "blocking call, inline handler".
+      unit: the unit of the figures. If the unit ends in "/s", larger figures are better, otherwise smaller figures are.
+      ours, ours_p99: median of zmqdist, and its 99th percentile of single calls. The percentile is None if single calls are not measured.
+      against: name of the other technique. "" means that there is none.
+      theirs, theirs_p99: the median and the percentile of the other technique.
+      ratio: zmqdist's figure divided by that of the other technique, as the median over the blocks. None if there is no other technique.
     """
 
     name: str
@@ -91,7 +92,7 @@ class Figure:
 
 
 def table(figures: list[Figure]) -> Table:
-    """Return the figures as a table with one row for each."""
+    """Return a table with one row for each figure."""
     columns = ("question", ">zmqdist", ">p99", "unit", "against", ">that", ">p99", ">ratio")
     return Table(
         f"{machine()}; medians, the ratio is zmqdist to the other",
@@ -135,16 +136,16 @@ def shown(number: float | None) -> str:
 
 
 def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure blocking and pipelined calls to a peer, and compare them with a bare echo in the peer's process (peer.py). Blocks until all
-    measurements are made.
+    """Measure blocking and pipelined calls to a peer, and compare them with a bare echo in the peer's process (peer.py). This blocks until
+    all measurements are made.
 
     Raises:
       OpError: the peer cannot be reached.
-      ValueError: the server at that address is not a peer.
+      ValueError: the server at this address is not a peer.
     """
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         if not hasattr(client, "bare_port_blocking"):
-            client.methods()  # raises if the server cannot be reached; otherwise the address has another kind of server
+            client.methods()  # this raises OpError if the server cannot be reached, so here the server is no peer
             raise ValueError(
                 f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` on that host"
             )
@@ -180,7 +181,7 @@ def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, pl
 
 
 def nothing() -> None:
-    """Do nothing. Measurements schedule this function, because its own run costs nothing."""
+    """Do nothing. Measurements schedule this function, because they then measure only the cost of scheduling."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -195,8 +196,8 @@ def large(byte_count: int) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Return a context manager that delays Ctrl-C until its end. Processes that are started inside it ignore Ctrl-C, because each would
-    otherwise print a traceback."""
+    """Return a context manager that delays Ctrl-C until the with-statement ends. Processes that are started inside the with-statement
+    ignore Ctrl-C, because each would otherwise print a traceback."""
     received: list[int] = []
     main = threading.current_thread() is threading.main_thread()  # signal handlers run only in the main thread
     handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
@@ -212,14 +213,14 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
-    """Measure how many no-op functions per second a cluster runs, with all results fetched, and compare it with a pool of two processes.
-    Blocks until all measurements are made.
+    """Measure how many no-op functions per second a cluster runs, including the fetch of all results. Compare this rate with that of a
+    pool of two processes. This blocks until all measurements are made.
 
     Args:
       cluster: a target for ClusterCoordinator, with two worker processes.
     """
     pool_tasks = max(1, plan.tasks // 5)
-    # The pool spawns its processes, because a fork of a process with threads is unsafe. They import this module, as the workers do.
+    # The pool spawns its processes, because a fork of a process with threads is unsafe. The workers import this module, too.
     with _interrupts_held():  # an interrupt of the constructor would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:
@@ -244,8 +245,8 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
 
 
 def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure the time from `schedule` to the result of a no-op function, one function at a time, and compare it with a bare round trip to
-    a peer. A function needs two round trips.
+    """Measure the time from `schedule` to the result of a no-op function, one function at a time. Compare this time with that of a bare
+    round trip to a peer. A scheduled function needs two round trips.
     """
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
 
@@ -256,7 +257,7 @@ def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]
 
 
 def measure_results(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
-    """Measure the transfer of large results from a worker, and compare it with a frame over a bare socket."""
+    """Measure the transfer of large results from a worker. Compare it with the transfer of a frame over a bare socket."""
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
         return [_result(coordinator, bare, size, plan.transfers) for size in plan.sizes]
 
@@ -275,7 +276,7 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
 
 
 def bare_of(peer: str) -> BareClient:
-    """Return a client of the bare echo in a peer's process (peer.py). Close it, or use it in a with-statement."""
+    """Return a client of the bare echo in a peer's process (peer.py). The caller closes the client, or uses it in a with-statement."""
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         return BareClient(join_address(split(peer)[0], int(client.call("bare_port").get_value()[0])))
 
@@ -284,7 +285,7 @@ def bare_of(peer: str) -> BareClient:
 
 
 def _timed(call: Callable[[], object], count: int) -> list[float]:
-    """Return the seconds of each of `count` calls."""
+    """Call the function `count` times, and return the seconds that each call took."""
     took = []
     for _ in range(count):
         start = perf_counter()
@@ -304,7 +305,7 @@ def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list
 def rates(
     name: str, unit: str, ours: Callable[[], float], against: str, theirs: Callable[[], float], blocks: int
 ) -> Figure:
-    """Compare the rates that two functions return, in alternating blocks. A higher rate is better."""
+    """Call two functions in alternating blocks, and compare the rates that they return. A higher rate is better."""
     pairs = _alternating(ours, theirs, blocks)
     ratio = median(mine / other for mine, other in pairs)
     mine, other = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
@@ -312,7 +313,7 @@ def rates(
 
 
 def _alternating(ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int) -> list[tuple[Any, Any]]:
-    """Run each function once as a warm-up. Then run `blocks` pairs of the two, in alternating order, and return the pairs of results."""
+    """Call two functions `blocks` times each, in alternating order, after one call of each as a warm-up. Return the pairs of results."""
     ours()
     theirs()
     pairs = []
@@ -327,6 +328,6 @@ def _alternating(ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int
 
 
 def p99(values: list[float]) -> float:
-    """Return the 99th percentile."""
+    """Return the 99th percentile of the values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]

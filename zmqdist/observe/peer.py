@@ -1,7 +1,7 @@
-"""The peer of the benchmarks: a process with an RPC server and a bare echo, so that both run under the same conditions.
+"""The peer of the benchmarks: a process that runs an RPC server and a bare echo server, so that both are measured under equal conditions.
 
-The process prints the address of the RPC server on one line. It ends when its standard input is closed, which is a pipe from the process
-that started it. `zmqdist bench --serve` runs the same two servers by hand.
+The process prints the address of the RPC server on one line. Its standard input is a pipe from the process that started it, and it ends
+when this pipe is closed. `zmqdist bench --serve` runs the two servers for a user who measures between two hosts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PATIENCE_S = 30.0
 
 
 def echo(value: object) -> object:
-    """Return the argument. The benchmarks call this method."""
+    """Return the argument. The benchmarks measure calls of this method."""
     return value
 
 
 @contextlib.contextmanager
 def serving(address: str) -> Iterator[str]:
-    """Return a context manager that runs both servers and yields "host:port" of the RPC server. Its method `bare_port` returns the port of
-    the bare echo.
+    """Return a context manager that runs both servers and yields the "host:port" of the RPC server. The method `bare_port` of the RPC
+    server returns the port of the bare echo server.
 
     Raises:
-      UnknownError: the address could not be bound.
-      FailedPreconditionError: other hosts can reach the address, so it needs keys.
+      UnknownError: the address cannot be bound.
+      FailedPreconditionError: other hosts can reach the address, so that the server needs keys.
     """
     server = Server.create("zmq", address)
     server.register("echo", echo, inline=True)
@@ -49,10 +49,10 @@ def serving(address: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def peer_process() -> Iterator[str]:
-    """Return a context manager that runs a peer in a process of its own, on loopback, and yields its "host:port".
+    """Return a context manager that runs a peer on loopback, in a process of its own, and yields the peer's "host:port".
 
     Raises:
-      UnavailableError: the process ended before it served; it has written the reason to standard error.
+      UnavailableError: the process ended before it served. It has written the reason to standard error.
     """
     command = child_command("zmqdist.observe.peer", "127.0.0.1:0")
     # The peer has a session of its own, so that Ctrl-C reaches only this process, which ends the peer by closing its standard input.
@@ -75,7 +75,7 @@ def peer_process() -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve at HOST:PORT (`sys.argv[1]`) until standard input is closed."""
+    """Run the peer at HOST:PORT (`sys.argv[1]`) until standard input is closed."""
     with serving(sys.argv[1]) as address:
         with contextlib.suppress(BrokenPipeError):  # the benchmark has already ended
             print(address, flush=True)

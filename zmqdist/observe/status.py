@@ -1,12 +1,11 @@
 """The status of a dispatcher as tables of text, for `zmqdist status`, `zmqdist top` and the tests.
 
-Rule: all functions are pure functions of the record, the dictionary that the dispatcher's RPC method `status` returns. They request, print
-and colour nothing. Names, hosts and reasons are texts of other processes, so unprintable characters are replaced and long texts are cut
-before they reach a terminal.
+Rule: the result of each function depends only on the record, which is the dictionary that the dispatcher's RPC method `status` returns. No
+function sends a request, prints, or adds colours. Names, hosts and reasons are texts of other processes. The functions therefore replace
+unprintable characters in these texts, and shorten long texts.
 
-Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a launcher), coordinators, data,
-losses_count, losses, slot_deaths,
-last_slot_death, relayed, dropped, refused_handshakes. All durations are in seconds.
+Keys of the record (see DispatchServer): address, pid, queued, workers, scaling (None without a launcher), coordinators, data, losses_count,
+losses, slot_deaths, last_slot_death, relayed, dropped, refused_handshakes. All durations are in seconds.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from zmqdist.data.service.dispatcher.machine.records import MODES
 from zmqdist.errors import describe_exit
 
 TEXT_CHARS_MAX: Final = 100
-"""The most characters of a text of another process that one cell shows."""
+"""The most characters that one cell of a table shows of another process's text."""
 
 LOSSES_SHOWN_MAX: Final = 10
-"""The most losses that a table shows; the headline has their total number."""
+"""The most lost workers that a table shows. The headline has the number of all lost workers."""
 
 Status = Mapping[str, Any]
 Row = tuple[str, ...]
@@ -33,9 +32,9 @@ class Table:
     """Rows of text under a title.
 
     Attributes:
-      title: names the subject of the rows.
-      columns: the names of the columns; the texts of a column whose name begins with ">" are aligned to the right.
-      rows: the rows; each has one text for each column.
+      title: the subject of the rows.
+      columns: the names of the columns. If a name begins with ">", the texts of the column are aligned to the right.
+      rows: the rows. A row has one text for each column.
     """
 
     title: str
@@ -43,7 +42,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def lines(self) -> list[str]:
-        """Return the title, a line of column names, and a line for each row, aligned."""
+        """Return the title, a line with the names of the columns, and a line for each row. The columns are aligned."""
         names = [name.removeprefix(">") for name in self.columns]
         grid = [names, *map(list, self.rows)]
         widths = [max(len(row[at]) for row in grid) for at in range(len(names))]
@@ -60,7 +59,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the workers and coordinators that are present. `rate` is the number of functions that finish per second."""
+    """Sums over the registered workers and coordinators. `rate` is the number of functions that finish per second."""
 
     workers: int
     slots: int
@@ -107,7 +106,7 @@ def headline(status: Status) -> str:
 
 
 def size(status: Status) -> list[str]:
-    """Return a line about the number of workers that the launcher wants; empty where no launcher holds them."""
+    """Return a line about the number of workers that the launcher wants. "" means that no launcher has started the cluster."""
     scaling = status.get("scaling")
     if scaling is None:
         return []
@@ -121,7 +120,7 @@ def size(status: Status) -> list[str]:
 
 
 def tables(status: Status) -> list[Table]:
-    """Return the tables that have rows: workers, coordinators, jobs of the data service, losses."""
+    """Return those tables of a record that have rows: workers, coordinators, jobs of the data service, and lost workers."""
     every = (workers(status), coordinators(status), jobs(status), losses(status))
     return [table for table in every if table.rows]
 
@@ -137,8 +136,10 @@ def lines(status: Status) -> list[str]:
 
 
 def jobs(status: Status) -> Table:
-    """Return a table with a row for each running iteration of the data service. `left`: positions of its sources that are not assigned
-    yet."""
+    """Return a table with a row for each running iteration of the data service.
+
+    `left` is the number of positions of the sources that are not assigned yet.
+    """
     data = status.get("data") or {"jobs": [], "workers_enough": None}
     enough = data["workers_enough"]
     title = "data jobs" if enough is None else f"data jobs ({plural(enough, 'worker')} would be enough)"
@@ -165,8 +166,8 @@ def jobs(status: Status) -> Table:
 def workers(status: Status) -> Table:
     """Return a table with a row for each worker.
 
-    `threads`: number of threads of BLAS and OpenMP in each slot. `waiting`: number of functions that the worker has and has not begun.
-    `heard`: time since its last message arrived.
+    `threads` is the number of threads of BLAS and OpenMP in each slot. `waiting` is the number of functions that the worker has and has not
+    begun. `heard` is the time since the last message from the worker arrived.
     """
     return Table(
         "workers",
@@ -191,8 +192,10 @@ def workers(status: Status) -> Table:
 
 
 def coordinators(status: Status) -> Table:
-    """Return a table with a row for each coordinator. `out`: number of its functions that workers have. `held`: number of results that
-    workers hold for it."""
+    """Return a table with a row for each coordinator.
+
+    `out` is the number of the coordinator's functions that workers have. `held` is the number of results that workers hold for it.
+    """
     return Table(
         "coordinators",
         ("id", ">queued", ">out", ">held", ">submitted", ">finished", ">functions"),
@@ -207,7 +210,7 @@ def coordinators(status: Status) -> Table:
 
 
 def losses(status: Status) -> Table:
-    """Return a table with a row for each of the last losses, the latest first."""
+    """Return a table with a row for each of the workers that were lost last, with the latest loss first."""
     latest = sorted(status["losses"], key=lambda row: row["ago_s"])[:LOSSES_SHOWN_MAX]
     return Table(
         f"lost workers (last {len(latest)} of {status['losses_count']})",
@@ -243,7 +246,7 @@ def troubles(status: Status) -> list[str]:
 
 
 def slot_deaths(status: Status) -> str:
-    """Return a line with the number of crashed slot processes, by worker, and the exit of the last one."""
+    """Return a line with the number of crashed slot processes of each worker, and how the last of these processes ended."""
     last = status["last_slot_death"]
     how = "its end was not seen" if last["exit_code"] is None else describe_exit(last["exit_code"])
     by_worker = [f"{printable(row['name'])} {row['slot_deaths']:,}" for row in status["workers"] if row["slot_deaths"]]
@@ -269,7 +272,7 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of another process with unprintable characters replaced, cut to TEXT_CHARS_MAX."""
+    """Return a text of another process with unprintable characters replaced, shortened to TEXT_CHARS_MAX."""
     shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_CHARS_MAX + 1])
     return shown if len(shown) <= TEXT_CHARS_MAX else shown[: TEXT_CHARS_MAX - 3] + "..."
 
@@ -279,5 +282,7 @@ def _waiting(worker: Mapping[str, Any]) -> int:
 
 
 def _rate(worker: Mapping[str, Any]) -> float:
-    """Return a worker's rate. It is 0 for a worker without work, because the dispatcher updates the rate only while the worker has work."""
+    """Return how many functions per second a worker finishes. This is 0 for a worker without work: the dispatcher updates the rate only
+    while the worker has work.
+    """
     return float(worker["rate"]) if worker["leases"] else 0.0

@@ -1,9 +1,11 @@
-"""Children that are bound to a worker's zygote (zygote.py), from the worker's side: slots of functions, and tasks of the data service.
+"""The worker's side of the child processes that are bound to its zygote (zygote.py). They run the worker's slots and its tasks of the data
+service.
 
-One object owns the zygote and its control socket. Each child has its own descriptors, and a pipe for standard error. The worker writes the
-lines of that pipe to its own standard error, and keeps the last ones for the error that reports the child's death.
+`BoundChildren` owns the zygote and the control socket to it. Each child has file descriptors of its own, and writes its standard error to a
+pipe. The worker copies the bytes of the pipe to its own standard error. The worker also keeps the last lines, for the error that reports
+that the child has crashed.
 
-The code of this module runs in the loop's thread. Not here: the messages to and from children (slots.py,
+All code of this module runs in the loop thread. Not here: the messages to and from children (slots.py,
 data/service/worker/task_process.py).
 """
 
@@ -26,23 +28,29 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.scheduling")
 
 SPAWNS_AT_ONCE = 32
-"""Bound on children that are ordered before the zygote has reported their birth, because the kernel bounds descriptors in transit."""
+"""The most children that are ordered at a time and that the zygote has not yet forked. The kernel limits the number of file descriptors
+that are in transit on a socket.
+"""
 
 Exited = Callable[[int], None]
-"""Called with the exit code, negative for a signal; SILENT if the zygote ended the child because this process did not run."""
+"""A function that is called with the exit code of a child. The code is -n if signal n ended the child, and SILENT if the zygote killed the
+child because the worker did not run.
+"""
 
 
 SpawnChild: TypeAlias = "Callable[[Sequence[int], Exited], BoundChild]"
-"""Forks a child that runs a certain module. The child gets the descriptors, and they are closed in this process."""
+"""A function that forks a child, which runs a certain module. The child gets the file descriptors, which are then closed in this
+process.
+"""
 
 
 class BoundChild:
-    """One child process, or the order for it until it is forked.
+    """One child process. The object exists before the zygote has forked the child.
 
     Attributes:
-      pid: 0 until it was forked.
-      ticket: its number at the zygote; 0 until it was ordered.
-      killed: whether it must end, even if it was not forked yet.
+      pid: the pid of the child. 0 until the zygote has forked the child.
+      ticket: the number by which the zygote knows the child. 0 until the child was ordered from the zygote.
+      killed: whether `kill` was called. If the child was not ordered before, it is killed as soon as it was ordered.
     """
 
     def __init__(self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited) -> None:
@@ -61,30 +69,31 @@ class BoundChild:
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """Kill the child, and all processes that it has started, with SIGKILL. `exited` is called as after any other end."""
+        """Kill the child and all processes that it has started with SIGKILL. When the child has ended, `exited` is called."""
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
 
     def tail(self) -> str:
-        """Return the last lines that the child wrote to standard error. Call it in the loop, which reads them, too."""
+        """Return the last lines that the child has written to standard error. Call this in the loop thread, which also reads the pipe."""
         self._read_errors()
         lines = [*self._lines, self._last_line] if self._last_line else list(self._lines)
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def take_order(self, ticket: int) -> list[int]:
-        """Return the descriptors of the order for the zygote.
+        """Return the file descriptors of the order for the zygote.
 
-        The caller must close them, because the end of the child's standard error is noticed only when no other process has it open.
+        The caller must close the descriptors after it has sent them. The pipe of the child's standard error ends only when no process other
+        than the child has its writing end open.
         """
         self.ticket = ticket
         theirs, self._theirs = self._theirs, []
         return [Order("", self._module, [], None, [2], ticket).to_memfd(), *theirs]
 
     def close(self) -> None:
-        """Close this process's descriptors for the child. Idempotent."""
+        """Close this process's file descriptors for the child. Idempotent."""
         if not self._closed:
-            self._read_errors()  # its last lines arrive with its exit, and this process passes them on
+            self._read_errors()  # the child's last lines may arrive together with its exit code
             self._closed = True
             self._loop.remove_fd(self._errors)
             for descriptor in (self._errors, *self._theirs):
@@ -106,14 +115,15 @@ class BoundChild:
 
 
 class BoundChildren:
-    """The children of one zygote; the module's docstring has the rules.
+    """The child processes of one zygote. The module's docstring has the rules.
 
     Attributes:
-      on_lost: functions, called with the zygote's exit code if the zygote was killed. `exited` of each child was called before.
+      on_lost: functions that are called with the zygote's exit code when the zygote has ended unexpectedly. Before them, `exited` of each
+        child is called.
     """
 
     def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:
-        """Take over a zygote; `close` ends it."""
+        """Take over a zygote, which `close` ends."""
         self.on_lost: list[Callable[[int | None], None]] = []
         self.loop = loop
         self._zygote = zygote
@@ -122,10 +132,10 @@ class BoundChildren:
         self._tickets = itertools.count(1)
         self._unordered: deque[BoundChild] = deque()
         self._children: dict[int, BoundChild] = {}
-        """Ordered children that have not ended, by ticket."""
+        """The children that were ordered and have not ended, by ticket."""
         self._being_forked = 0
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        """Messages for which the control socket had no room, with descriptors to close when they are sent."""
+        """The messages for which the control socket had no room, each with its file descriptors, which are closed after it was sent."""
         self._watch_s = LEASE_S / 2
         self._closed = self._lost = self._blocked = False
         loop.call_soon(self._open)
@@ -135,11 +145,12 @@ class BoundChildren:
         self._send_beat()
 
     def spawn(self, module: str, descriptors: Sequence[int], exited: Exited) -> BoundChild:
-        """Fork a child that runs `main` of a module with these descriptors. Returns before the child exists.
+        """Have the zygote fork a child that runs `main` of a module. This method returns before the child exists.
 
         Args:
-          descriptors: for the child; they are closed in this process once the child has them.
-          exited: called once when the child has ended; not after `close`.
+          descriptors: the file descriptors that the child gets as arguments of `main`. They are closed in this process after they were
+            sent.
+          exited: a function that is called once, when the child has ended. It is not called after `close`.
         """
         child = BoundChild(self, module, descriptors, exited)
         self._unordered.append(child)
@@ -147,12 +158,12 @@ class BoundChildren:
         return child
 
     def watch(self, watch_s: float) -> None:
-        """From now on, have the zygote end the children if this process does not run for `watch_s` seconds."""
+        """Have the zygote kill the children if this process does not run for `watch_s` seconds. This replaces the earlier watch."""
         self._watch_s = watch_s
         self._send_beat()
 
     def send_record(self, verb: bytes, ticket: int, number: int = 0) -> None:
-        """Send the zygote a control record. Does nothing if the zygote has ended."""
+        """Send a control record to the zygote. If the zygote has ended, this does nothing."""
         self._send(CONTROL_RECORD.pack(verb, ticket, number), [])
 
     def close(self) -> None:
@@ -169,7 +180,7 @@ class BoundChildren:
         self._zygote.close()
 
     def _order_next(self) -> None:
-        """Order the next children from the zygote, so that at most SPAWNS_AT_ONCE are ordered but not born."""
+        """Order the next children from the zygote, as long as fewer than SPAWNS_AT_ONCE ordered children wait to be forked."""
         while self._unordered and self._being_forked < SPAWNS_AT_ONCE and not self._lost:
             child = self._unordered.popleft()
             ticket = next(self._tickets)
@@ -191,7 +202,7 @@ class BoundChildren:
                 socket.send_fds(self._control, [message], descriptors)
             except BlockingIOError:
                 break
-            except OSError:  # the zygote has ended: _read_control notices that
+            except OSError:  # the zygote has ended, which _read_control notices
                 self._drop_unsent()
                 break
             self._unsent.popleft()
@@ -213,7 +224,7 @@ class BoundChildren:
                 data = self._control.recv(CONTROL_RECORD.size)
             except BlockingIOError:
                 return
-            except OSError:  # the zygote ended with unread messages: treat this as its end
+            except OSError:  # the zygote has ended without reading all messages
                 data = b""
             if not data:
                 self._zygote_died()
@@ -232,7 +243,7 @@ class BoundChildren:
         child.close()
 
     def _zygote_died(self) -> None:
-        """Report the end of all children, because the zygote was killed and they ended with it."""
+        """Report the end of all children, because the zygote has ended and the kernel has killed its children."""
         self._lost = True
         self._drop_unsent()
         code = self._zygote.wait(1.0)
@@ -244,6 +255,6 @@ class BoundChildren:
             callback(code)
 
     def _send_beat(self) -> None:
-        """Send the zygote a sign that this process runs, and again after a quarter of the watch."""
+        """Tell the zygote that this process runs, and repeat this after a quarter of the watch."""
         self.send_record(BEAT, 0, round(self._watch_s * 1000))
         self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._send_beat)

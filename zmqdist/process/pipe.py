@@ -1,19 +1,19 @@
-"""Messages between a process and its children over a socket pair. All pipes have the same framing.
+"""Messages between a process and its child processes, over a socket pair.
 
-A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part: u64]*[message][part]*`. A codec translates messages to bytes
-and back; parts are buffers, and are sent unchanged.
+A frame is `[bytes of the message: u32][number of parts: u32][bytes of a part: u64]*[message][part]*`. A codec encodes and decodes the
+message. The parts are buffers, and are sent unchanged.
 
 The reader's promises
-    A part is read directly into memory of its own, which belongs to the receiver.
-    If there is no memory for the parts of a message, their bytes are skipped, and the receiver gets the message with an error in their
-    place.
-    If the other process ends in the middle of a frame, the incomplete frame is dropped without an error.
+    Each part is read directly into new memory, which belongs to the receiver.
+    If there is no memory for the parts of a message, the reader skips their bytes, and the receiver gets the message with an error in place
+    of the parts.
+    If the other process ends in the middle of a frame, the reader drops the incomplete frame and raises no error for it.
 
-Both ends use the same frames. They are two classes because they wait differently. `BlockingPipe` is for a thread that has no other work
-until the next message: in a child, or in a parent with one thread for each child. `LoopPipe` is for a parent whose loop has thousands of
-children; it never waits.
+There are two classes, with the same frames, because threads wait for messages in two ways. `BlockingPipe` is for a thread that has no other
+work until the next message. Such a thread is in a child, or in a parent that has one thread for each child. `LoopPipe` is for a parent
+whose loop thread serves thousands of children, and never waits.
 
-Only a process and its own children use a pipe, so the format has no version, and the reader trusts its input.
+The format has no version and the reader trusts its input, because only a process and its own children use a pipe.
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 from zmqdist.errors import ResourceExhaustedError
 from zmqdist.transport.memory_limits import memory_exhausted
 
-if TYPE_CHECKING:  # it imports ZeroMQ, which a child may not need
+if TYPE_CHECKING:  # the loop imports ZeroMQ, which a child may not need
     from zmqdist.transport.loop import Loop
 
 M = TypeVar("M")
 
 Parts: TypeAlias = "list[bytearray] | ResourceExhaustedError"
-"""The parts of a message, which belong to the receiver; or an error if there was no memory for them."""
+"""The parts of a message, which belong to the receiver, or an error if there was no memory for them."""
 
 RECEIVE_BYTES: Final = 256 * 1024
-"""Bytes received at a time, into memory that is reused, because new memory of this size would be mapped and unmapped for each message."""
+"""Bytes that are received at a time. Their memory is reused, because the C library would map and unmap new memory of this size for each
+message."""
 
 READS_PER_TURN: Final = 16
-"""How often a pipe is read before other descriptors of the loop have their turn."""
+"""How often a pipe is read before the loop thread serves other file descriptors."""
 
 _LENGTHS: Final = struct.Struct("<II")
 
 
 @dataclass(frozen=True)
 class PipeCodec(Generic[M]):
-    """How the messages of a pipe become bytes.
+    """The functions that encode and decode the messages of a pipe.
 
     Attributes:
-      parts: a name for the parts of a message, for the error if there is no memory for them.
+      parts: a phrase for the parts of a message, which the error for missing memory contains.
     """
 
     encode: Callable[[M], bytes]
@@ -65,11 +66,11 @@ class PipeCodec(Generic[M]):
 
 
 BYTES: Final[PipeCodec[bytes]] = PipeCodec(bytes, bytes)
-"""The codec for messages that are bytes already."""
+"""The codec for messages that are already bytes."""
 
 
 def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
-    """Return the beginning of a frame, up to its parts. The caller sends the parts after it."""
+    """Return the beginning of a frame, up to its parts. The caller sends this and then the parts."""
     lengths = _LENGTHS.pack(len(message), len(parts))
     if not parts:
         return lengths + message
@@ -77,32 +78,34 @@ def frame(message: bytes, parts: Sequence[Any] = ()) -> bytes:
 
 
 class FrameReader(Generic[M]):
-    """Turns bytes into messages, without a socket: the caller reads into `room()`, and tells `received` how many bytes it has read."""
+    """Decodes frames, without a socket. The caller reads bytes into `room()`, and passes the number of bytes that it has read to
+    `received`.
+    """
 
     def __init__(self, codec: PipeCodec[M]) -> None:
         self._codec = codec
-        # Mapped, not allocated, because only the touched pages of a mapping use memory, so that thousands of pipes cost little.
+        # A mapping uses memory only for the pages that were written, so that thousands of pipes cost little.
         self._room = memoryview(mmap.mmap(-1, RECEIVE_BYTES))
         self._buffer = bytearray()
         """The beginning of an incomplete frame."""
         self._unfilled: deque[memoryview] = deque()
-        """The memory for the bytes of a message's parts that were not read yet."""
+        """The memory for those bytes of a message's parts that were not yet read."""
         self._filling: list[tuple[M, Parts]] = []
-        """The message to which the unread parts belong; empty if there is none."""
+        """The message to which the memory in `_unfilled` belongs. Empty if no parts are being read."""
         self._skip = 0
-        """The number of bytes still to be read and dropped, of parts for which there was no memory."""
+        """The number of bytes that must still be read and dropped, because there was no memory for their parts."""
 
     @property
     def in_parts(self) -> bool:
-        """Whether more bytes of a message's parts are to be read."""
+        """Whether the next bytes belong to the parts of a message."""
         return bool(self._unfilled)
 
     def room(self) -> memoryview:
-        """Return the memory for the next bytes; never empty."""
+        """Return the memory into which the caller reads the next bytes. It is never empty."""
         return self._unfilled[0] if self._unfilled else self._room
 
     def received(self, count: int) -> Iterator[tuple[M, Parts]]:
-        """Yield the messages that are complete with the `count` bytes that were read into `room()`."""
+        """Yield the messages that are complete now that the caller has read `count` more bytes into `room()`."""
         if self._unfilled:
             rest = self._unfilled.popleft()[count:]
             if rest:
@@ -138,7 +141,7 @@ class FrameReader(Generic[M]):
             yield message, parts
 
     def _begin_parts(self, sizes: Sequence[int]) -> Parts:
-        """Allocate the parts, and copy into them the bytes that arrived together with the message."""
+        """Allocate the parts of a message, and copy into them those of their bytes that were read together with the message."""
         try:
             parts = [bytearray(size) for size in sizes]
         except MemoryError:
@@ -154,10 +157,10 @@ class FrameReader(Generic[M]):
 
 
 class BlockingPipe(Generic[M]):
-    """An end of a pipe whose calls block. Any thread may send; one thread at a time receives.
+    """One end of a pipe, with methods that block. Any thread may send. Only one thread at a time may receive.
 
     Args:
-      fd: the descriptor of a stream socket. The pipe owns it from now on, and child processes do not inherit it.
+      fd: the file descriptor of a stream socket. The pipe takes ownership of the descriptor, and child processes do not inherit it.
     """
 
     def __init__(self, fd: int, codec: PipeCodec[M]) -> None:
@@ -170,12 +173,14 @@ class BlockingPipe(Generic[M]):
 
     @classmethod
     def pair(cls, codec: PipeCodec[M]) -> tuple[BlockingPipe[M], int]:
-        """Return one end as a pipe, and the other end as a descriptor."""
+        """Return one end of a new pipe as a BlockingPipe, and the other end as a file descriptor."""
         ours, theirs = socket.socketpair()
         return cls(ours.detach(), codec), theirs.detach()
 
     def send(self, message: M, parts: Sequence[Any] = ()) -> None:
-        """Send a message completely. `parts` are contiguous buffers. Raises OSError if the other end is closed."""
+        """Send a message, and wait until all of its bytes are sent. `parts` are contiguous buffers. Raises OSError if the other end is
+        closed.
+        """
         head = frame(self._codec.encode(message), parts)
         with self._sending:
             self._socket.sendall(head)
@@ -195,7 +200,7 @@ class BlockingPipe(Generic[M]):
         return self._whole.popleft()
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`; return whether `receive` would return or raise without waiting for the first byte."""
+        """Wait at most `timeout_s` for bytes. Return whether bytes have arrived or the other end is closed."""
         if self._whole:
             return True
         poll = select.poll()
@@ -203,19 +208,19 @@ class BlockingPipe(Generic[M]):
         return bool(poll.poll(math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
-        """Close this end. Idempotent. No thread may be receiving, because closing does not wake it."""
+        """Close this end. Idempotent. No thread may wait in `receive`, because closing the socket does not wake the thread."""
         self._socket.close()
 
 
 class LoopPipe(Generic[M]):
-    """The parent's end, used in the loop's thread only.
+    """The parent's end of a pipe. Only the loop thread uses it.
 
     Args:
-      on_message: called with each message and its parts. It is not called when the child ends: the code that has forked the child notices
-        the end.
+      on_message: a function that is called with each message and its parts. It is not called when the child ends, because the code that has
+        forked the child notices that.
 
     Attributes:
-      theirs: the descriptor for the child. The code that forks the child closes it in this process.
+      theirs: the file descriptor of the child's end. The code that forks the child closes it in this process.
     """
 
     def __init__(self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]) -> None:
@@ -229,11 +234,11 @@ class LoopPipe(Generic[M]):
         self._out: deque[memoryview] = deque()
         self._blocked = self._ending = self._closed = False
         self._finished = False
-        """Whether the child has ended, or this end is closed, so that no byte is read or written any more."""
+        """Whether the child has ended or this end is closed, so that no more bytes are read or written."""
         loop.add_fd(self._socket.fileno(), self._read, self._write)
 
     def send(self, message: M) -> None:
-        """Queue a message; it is sent at once if the socket has room. Does nothing if the child has ended."""
+        """Send a message, or queue it if the socket has no room. If the child has ended, this does nothing."""
         if self._finished or self._ending:
             return
         self._out.append(memoryview(frame(self._codec.encode(message))))
@@ -241,7 +246,9 @@ class LoopPipe(Generic[M]):
             self._write()
 
     def end(self) -> bool:
-        """Close the sending direction after the queued messages, so that the child reads the end. Return False if this end is closed."""
+        """Close the sending direction after the queued messages are sent, so that `receive` in the child raises EOFError. Return False if
+        this end is already closed.
+        """
         if self._closed:
             return False
         self._ending = True
@@ -249,7 +256,7 @@ class LoopPipe(Generic[M]):
         return True
 
     def drain(self) -> None:
-        """Read all messages that the child has sent, also after its end."""
+        """Read all messages that have arrived from the child, also if the child has ended."""
         while self._read_some():
             pass
 
@@ -278,7 +285,7 @@ class LoopPipe(Generic[M]):
             with contextlib.suppress(OSError):  # the child has ended
                 self._socket.shutdown(socket.SHUT_WR)
         blocked = bool(out)
-        # Most messages are sent at once, without a call to the loop.
+        # Most messages are sent at once, so the loop is told only about a change.
         if blocked != self._blocked and not self._finished:
             self._blocked = blocked
             self._loop.watch_writable(self._socket.fileno(), blocked)
@@ -290,7 +297,7 @@ class LoopPipe(Generic[M]):
                 return  # the socket is empty
 
     def _read_some(self) -> int:
-        """Read once; return the number of bytes read. 0 means that there are none now, or that the child has ended."""
+        """Read once, and return the number of bytes that were read. 0 means that none have arrived, or that the child has ended."""
         if self._finished:
             return 0
         try:

@@ -1,6 +1,7 @@
 """Reaping of child processes in two steps: first read the exit code, later release the process id.
 
-Between the two steps the process id still belongs to the dead child, so that a signal to it or to its group cannot reach another process.
+Between the two steps the kernel gives the process id to no other process, so that a signal to the dead child or its process group cannot
+reach another process.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import signal
 
 
 def exit_code(pid: int) -> int:
-    """Wait for the end of a child and return its exit code, negative for a signal. Its process id stays reserved."""
+    """Wait until a child has ended, and return its exit code, which is -n if signal n ended it. The process id of the child stays
+    reserved.
+    """
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 def end_group(pid: int) -> None:
-    """Kill a child that leads a process group, and all processes in that group. A child that has ended must not have been reaped yet."""
+    """Kill all processes in the process group that a child leads. The child may have ended, but must not have been reaped."""
     os.killpg(pid, signal.SIGKILL)
 
 
@@ -29,7 +32,7 @@ def reap(pid: int) -> None:
 
 
 def wait_and_reap(pid: int, timeout_s: float) -> int | None:
-    """Wait at most `timeout_s` for the end of a child. Return its exit code, or None if it still runs."""
+    """Wait at most `timeout_s` until a child has ended, and reap it. Return its exit code, or None if the child still runs."""
     pidfd = os.pidfd_open(pid)
     try:
         poll = select.poll()

@@ -1,29 +1,32 @@
-"""The zygote: a process that has done its imports, from which another process forks its children in milliseconds.
+"""The zygote: a process that has imported the modules of its children, and forks a child in milliseconds when another process orders it.
 
-Importing Python, NumPy and zmqdist costs each process half a second of CPU; forking a process that has imported them takes a few
-milliseconds. The zygote has one thread and no ZeroMQ context, so that a fork is safe. A launcher has a zygote for its workers and
-servers (zygote_client.py is its side), a worker has one for its slots and its tasks of the data service (bound_children.py). Below, the
-launcher or worker is called the starting process.
+The start of Python and the imports of NumPy and zmqdist cost half a second of CPU. A fork of a process that has done this takes a few
+milliseconds. The zygote has one thread and no ZeroMQ context, so that a fork is safe. A launcher has a zygote for its workers and servers
+(zygote_client.py is the launcher's side). A worker has a zygote for its slots and its tasks of the data service (bound_children.py is the
+worker's side). Below, the launcher or worker is called the starting process.
 
 The zygote's promises
-    A child gets the environment, working directory, standard streams and descriptors of its order. It leads a session of its own, and
-    draws its own random numbers. It has none of the zygote's descriptors open.
-    A child that has ended keeps its process id until its exit code was reported; a child with a status socket, also until that is closed.
-    The zygote ends when the starting process ends or closes the control socket, for any reason, and not by SIGINT or SIGTERM.
+    A child has the environment, working directory, standard streams and file descriptors that its order names. The child leads a session of
+    its own, draws its own random numbers, and has none of the zygote's file descriptors open.
+    After a child has ended, the kernel does not reuse its process id until the zygote has reported its exit code. The process id of a child
+    with a status socket stays reserved until the starting process has also closed this socket.
+    The zygote ends when the starting process ends in any way or closes the control socket. SIGINT and SIGTERM do not end the zygote.
     A child is bound or unbound.
-        An unbound child outlives the zygote; its lifeline is a pipe of the starting process. If an order cannot be carried out, the
-        zygote refuses it: it closes the status socket without a record, and the starting process runs a command instead.
-        A bound child ends with the zygote, however the zygote ends. The zygote also ends it when the starting process has been silent
-        for longer than its watch: the work of a stopped process (SIGSTOP) was handed to other processes, so its children must not
-        continue. When a bound child has ended, all processes that it has started in its group have ended, too.
+        An unbound child continues when the zygote ends. Its lifeline leads to the starting process. If the zygote cannot carry out an order
+        for an unbound child, it closes the child's status socket without a record, and the starting process runs a command instead.
+        A bound child ends when the zygote ends in any way. The zygote also kills its bound children when the starting process has been
+        silent for longer than its watch: a starting process that was stopped (SIGSTOP) has lost its work to other processes, so its
+          children
+        must not continue. When a bound child has ended, the zygote kills all processes that the child has started in its process group.
 
 Messages to the control socket (SOCK_SEQPACKET)
-    JSON [module, arguments]: import what this module needs with these arguments;
-    SPAWN with descriptors: a memfd with the order (JSON); the status socket and the working directory if the child is unbound; and
-    the descriptors of the order;
-    KILL ticket, for a bound child; BEAT: the starting process runs, and it will send the next BEAT within that many milliseconds.
-The zygote reports BORN pid and ENDED exit-code of each child with its ticket: of a bound child on the control socket, of an unbound child
-on its status socket, with its pidfd.
+    JSON [module, arguments] has the zygote import the modules that a child with this module and these arguments needs.
+    SPAWN orders a child. The file descriptors of the message are a memfd with the order as JSON, the status socket and the working
+    directory if the child is unbound, and the file descriptors for the child.
+    KILL has the zygote kill the bound child with the ticket of the message.
+    BEAT tells the zygote that the starting process runs. Its number is the watch in milliseconds: the next BEAT arrives earlier.
+The zygote reports BORN with the pid and ENDED with the exit code of each child, with the ticket of the child. The zygote writes the reports
+about a bound child to the control socket. It writes the reports about an unbound child to the child's status socket, together with a pidfd.
 """
 
 from __future__ import annotations
@@ -52,17 +55,17 @@ from zmqdist.child_command import add_working_directory
 from zmqdist.process import reaper
 
 CONTROL_RECORD = struct.Struct("<4sqq")
-"""A verb, the ticket of the child that it concerns, and a number."""
+"""A verb, the ticket of a child, and a number."""
 
 SPAWN, KILL, BEAT, BORN, ENDED = b"spwn", b"kill", b"beat", b"born", b"end "
 MESSAGE_BYTES_MAX = 4096
 DESCRIPTORS_MAX = 64
 
 SILENT = 256
-"""An exit code that no process can have: the zygote ended the child because the starting process did not run."""
+"""An exit code that no process can have. It means that the zygote killed the child because the starting process did not run."""
 
 NAME = "zmqdist-zygote"
-"""The name of a launcher's zygote in `ps -o comm`; its children have other names."""
+"""The name of a launcher's zygote in `ps -o comm`. Each child of this zygote has a name of its own."""
 
 SLOTS_NAME = "zmqdist-slots"
 """The name of a worker's zygote and of its children in `ps -o comm`."""
@@ -77,12 +80,14 @@ class Order:
     """A child to be forked.
 
     Attributes:
-      name: its name in `ps -o comm`; if empty, it keeps the zygote's name.
-      module: a module of this package. Its `main` gets the descriptors that have no number, with `sys.argv[1:]` = `arguments`, and returns
-        the exit code.
-      environment: the complete environment. None: the child has the zygote's environment, working directory and module path.
-      numbers: the numbers that the first descriptors get in the child.
-      ticket: the ticket of a bound child; 0 for an unbound one.
+      name: the name of the child in `ps -o comm`. "" means the zygote's name.
+      module: a module of this package. The child calls its `main`, which returns the exit code. The arguments of `main` are the file
+        descriptors for the child that are not listed in `numbers`.
+      arguments: the child's `sys.argv[1:]`.
+      environment: all environment variables of the child. None means that the child has the zygote's environment, working directory and
+        module path.
+      numbers: the numbers that the first of the file descriptors get in the child.
+      ticket: the ticket of a bound child. 0 means that the child is unbound.
     """
 
     name: str
@@ -93,7 +98,7 @@ class Order:
     ticket: int = 0
 
     def to_memfd(self) -> int:
-        """Write the order into a memfd for the zygote. Return its descriptor, which the caller must close."""
+        """Write the order into a memfd for the zygote. Return the file descriptor of the memfd, which the caller must close."""
         payload = os.memfd_create("zmqdist-order", os.MFD_CLOEXEC)
         with open(payload, "wb", closefd=False) as file:
             file.write(json.dumps(asdict(self)).encode())
@@ -107,12 +112,12 @@ def name_process(name: str) -> None:
 
 @dataclass
 class _Child:
-    """A child that runs, or a child with a status socket that has ended.
+    """A child that runs, or an unbound child that has ended and was not yet reaped.
 
     Attributes:
-      ticket: 0 for an unbound child.
-      report_to: the socket for its records: the control socket, or its status socket.
-      silenced: whether the zygote has ended it because the starting process was silent.
+      ticket: the ticket of a bound child. 0 means that the child is unbound.
+      report_to: the socket for reports about the child: the control socket for a bound child, else the child's status socket.
+      silenced: whether the zygote has killed the child because the starting process was silent.
     """
 
     pid: int
@@ -142,19 +147,21 @@ class Zygote:
         self._bound: dict[int, _Child] = {}
         """The running children that are bound, by ticket."""
         self._ended: dict[int, _Child] = {}
-        """Children that have ended and whose exit code was not read yet, by status socket."""
+        """Unbound children that have ended and whose status sockets are not yet closed by the starting process, by status socket."""
         self._watch_s: float | None = None
         self._silent_at = 0.0
         self._python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
         self._own_path = [folder for folder in sys.path if folder not in self._python_path]
-        # A signal to a whole group of processes is for the starting process, which ends its children itself.
+        # The zygote ignores a signal to a whole process group, because the starting process ends its children itself.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(starter, select.POLLIN)
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork children until the starting process has ended, then return None. In each child, return the function that it must run."""
+        """Fork children until the starting process has ended, and then return None. In each forked child, return the function that the
+        child must run.
+        """
         while True:
             ready = self._poll.poll(self._silence_left_ms())
             if not ready:
@@ -174,7 +181,7 @@ class Zygote:
                         return run
 
     def _silence_left_ms(self) -> int | None:
-        """Return how many milliseconds the starting process may still be silent; None if there is no limit."""
+        """Return for how many more milliseconds the starting process may be silent. None means that there is no limit."""
         if self._watch_s is None or not self._bound:
             return None
         return max(0, math.ceil((self._silent_at - time.monotonic()) * 1000))
@@ -197,11 +204,13 @@ class Zygote:
         return data, descriptors
 
     def _handle(self, data: bytes, descriptors: list[int]) -> Callable[[], int] | None:
-        """Carry out a message of the control socket. In a new child, return the function that it must run."""
+        """Carry out a message of the control socket. In a forked child, return the function that the child must run. Otherwise return
+        None.
+        """
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # a later order that needs the module is refused
+            with contextlib.suppress(Exception):  # a later order for this module fails again, and is then refused
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
@@ -225,7 +234,7 @@ class Zygote:
                 module = _imported(order.module, order.arguments)
                 path = None if directory is None else self._path(order, os.readlink(f"/proc/self/fd/{directory}"))
                 pid = self._fork(bool(order.ticket))
-            except Exception:  # refuse: the starting process then runs a command, which reports the error
+            except Exception:  # refuse the order, so that the starting process runs a command, which reports the error
                 if status is None:
                     raise
                 return None
@@ -242,7 +251,9 @@ class Zygote:
             return partial(_run_bound, main) if order.ticket else main
 
     def _fork(self, bound: bool) -> int:
-        """Fork, as `os.fork`, but return only when the child leads a session and is bound, so that a signal to its group reaches it."""
+        """Fork as `os.fork` does, but return in the zygote only when the child leads its process group, so that the zygote can signal the
+        group. A bound child also has the kernel kill it when the zygote ends.
+        """
         leads, led = os.pipe()
         zygote = os.getpid()
         try:
@@ -251,7 +262,7 @@ class Zygote:
                 os.setsid()
                 if bound:
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                    if os.getppid() != zygote:  # the zygote was killed before the line above, so it sends no signal
+                    if os.getppid() != zygote:  # the zygote ended before the line above, so that no signal is sent
                         os._exit(1)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler or signal.SIG_DFL)
@@ -265,7 +276,7 @@ class Zygote:
     def _path(self, order: Order, directory: str) -> list[str]:
         """Return the module path of a child.
 
-        Raises ImportError if a folder in it has another module under a name that is imported already.
+        Raises ImportError if a folder on the path has another module with the name of a module that the zygote has imported.
         """
         folders = _folders((order.environment or {}).get("PYTHONPATH", ""), directory)
         imported = {name.partition(".")[0] for name in sys.modules} | {"sitecustomize", "usercustomize"}
@@ -285,7 +296,7 @@ class Zygote:
         child.report(BORN, child.pid, () if child.ticket else [pidfd])
 
     def _report(self, pidfd: int) -> None:
-        """Report the exit code of a child that has ended."""
+        """Report the exit code of a child that has ended. Kill the processes that a bound child has left behind."""
         child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
@@ -298,10 +309,10 @@ class Zygote:
         else:
             self._ended[child.report_to.fileno()] = child
             child.report(ENDED, code)
-            self._poll.register(child.report_to, 0)  # without flags, poll reports only that the other end was closed
+            self._poll.register(child.report_to, 0)  # without flags, poll reports only that the other end is closed
 
     def _reap(self, fd: int) -> None:
-        """Reap a child, because the starting process has read its exit code or does not need it."""
+        """Reap an unbound child whose status socket the starting process has closed, so that it needs the process id no more."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()
@@ -310,7 +321,7 @@ class Zygote:
     def _set_up_child(
         self, order: Order, directory: int | None, path: list[str] | None, descriptors_in: Sequence[int]
     ) -> None:
-        """Give this forked child the descriptors, working directory and environment of its order."""
+        """Give this forked child the file descriptors, working directory and environment of its order, and close those of the zygote."""
         self._control.close()
         os.close(self._starter)
         for pidfd in self._children:
@@ -330,9 +341,9 @@ class Zygote:
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Move the first descriptors to their numbers.
+    """Move the first file descriptors to `numbers`.
 
-    All are first moved above these numbers, because a number may belong to a descriptor that is moved later.
+    These descriptors are first moved above all numbers, because a number may belong to a descriptor that has not been moved yet.
     """
     import fcntl
 
@@ -346,19 +357,19 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _settle_in(order: Order) -> None:
-    """Redo the parts of Python's start that depend on the child's own name, environment and streams."""
+    """Redo the parts of Python's start that depend on the child's name, environment and standard streams."""
     if order.name:
         name_process(order.name)
     time.tzset()
     if (tempfile := sys.modules.get("tempfile")) is not None:
         vars(tempfile)["tempdir"] = None  # the child may have another TMPDIR than the zygote
     if (generators := sys.modules.get("numpy.random")) is not None:
-        generators.seed()  # else all children would draw the same numbers; `random` reseeds itself after a fork
+        generators.seed()  # NumPy, unlike `random`, does not reseed after a fork: all children would draw equal numbers
     sys.argv = [order.module, *order.arguments]
     bound = bool(order.ticket)
     for stream in (sys.stdout, sys.stderr) if bound else (sys.stdout,):
         if hasattr(stream, "reconfigure"):
-            # A bound child writes whole lines, also with PYTHONUNBUFFERED, because all bound children write to the same pipe.
+            # A bound child writes whole lines, also with PYTHONUNBUFFERED, because several processes may write to the same pipe.
             stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
     if bound:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides which children Ctrl-C ends
@@ -366,7 +377,9 @@ def _settle_in(order: Order) -> None:
 
 
 def _run_bound(main: Callable[[], int]) -> int:
-    """Run a bound child and end it at once, because threads of the program could delay the normal end of Python. Does not return."""
+    """Run `main` in a bound child, and then end the process at once, because threads of the program could delay the normal end of Python.
+    This function does not return.
+    """
     code = 1
     try:
         code = main()
@@ -377,7 +390,9 @@ def _run_bound(main: Callable[[], int]) -> int:
 
 
 def _imported(module: str, arguments: list[str]) -> ModuleType:
-    """Import a module, and have its function `prepare`, if it has one, import what it needs with these arguments."""
+    """Import a module and return it. If the module has a function `prepare`, call it with the arguments, so that it imports further
+    modules.
+    """
     found = importlib.import_module(module)
     if (prepare := getattr(found, "prepare", None)) is not None:
         prepare(*arguments)
@@ -385,12 +400,14 @@ def _imported(module: str, arguments: list[str]) -> ModuleType:
 
 
 def _folders(python_path: str, directory: str) -> list[str]:
-    """Return the folders of a PYTHONPATH; relative ones are taken relative to `directory`."""
+    """Return the folders of a PYTHONPATH. Folders that are relative paths are relative to `directory`."""
     return [os.path.join(directory, folder) for folder in python_path.split(os.pathsep)] if python_path else []
 
 
 def main() -> int:
-    """Run a zygote. Its arguments: CONTROL and STARTER, two descriptors; NAME; the modules that bound children run."""
+    """Run a zygote, or a child that it has forked. `sys.argv` has the file descriptors CONTROL and STARTER, NAME, and for bound children
+    the modules that they run.
+    """
     control, starter, name, *modules = sys.argv[1:]
     name_process(name)
     for module in modules:
@@ -400,6 +417,6 @@ def main() -> int:
     else:
         os.chdir("/")  # so that the zygote does not keep a file system from being unmounted
     gc.collect()
-    gc.freeze()  # so that the collector does not write into pages that the children share
+    gc.freeze()  # so that the garbage collector does not write into pages that the children share
     run = Zygote(socket.socket(fileno=int(control)), int(starter)).serve()
     return 0 if run is None else run()

@@ -1,9 +1,11 @@
-"""A launcher's side of its zygote (zygote.py). `fork` returns a child, or None if the caller must start the child by command.
+"""The launcher's side of its zygote (zygote.py). `fork` has the zygote fork a child. If it returns None, the caller must start the child by
+command.
 
-There is one zygote for each set of inherited facts that no order can change: user, limits, ignored signals, and the variables that
-Python, NumPy and the C library read when they start. The values of these variables are this process's, except that an order may set its
-own for the threads of BLAS. `prepare` or the first child starts the zygote, and the zygote ends with this process. If a zygote was killed,
-the next child gets a new one. Children of the killed zygote continue, but their exit codes are lost: they count as killed.
+A child inherits some facts from its zygote that no order can change: user, limits, ignored signals, and the environment variables that
+Python, NumPy and the C library read when they start. For each set of these facts there is one zygote. The variables are those of this
+process, except that an order may have its own variables for the threads of BLAS. `prepare` or the first `fork` starts the zygote, and the
+zygote ends with this process. If a zygote was killed, the next child gets a new zygote. The children of the killed zygote continue, but
+they are reported as killed, because no process knows their exit codes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from zmqdist.process.zygote_process import CLOSE_S, start_zygote
 log = logging.getLogger("zmqdist.launch")
 
 BIRTH_S = 30.0
-"""Seconds that a zygote may take to import modules and fork a child, on a busy host with a slow disk."""
+"""Seconds that a zygote may take to import modules and fork a child. This is enough on a busy host with a slow disk."""
 
 ZYGOTES_MAX = 4
 
@@ -56,12 +58,12 @@ InheritedState = tuple[object, ...]
 
 
 class ForkedProcess:
-    """A child of the zygote, with those parts of the interface of `subprocess.Popen` that `Child` needs, and a pidfd.
+    """A child of the zygote, with a pidfd and those parts of the interface of `subprocess.Popen` that `Child` (launch/children.py) needs.
 
     Attributes:
-      pid: reserved for the child until `wait` has returned.
-      stdout: the child's output, if a pipe was requested.
-      returncode: None until `wait` has returned.
+      pid: the child's pid, which no other process gets until `wait` has returned.
+      stdout: the pipe with the child's output, if the caller of `fork` has made a pipe.
+      returncode: the exit code. None until `wait` has returned.
     """
 
     def __init__(self, pid: int, pidfd: int, status: socket.socket, stdout: IO[bytes] | None) -> None:
@@ -72,13 +74,13 @@ class ForkedProcess:
         self._status = status
 
     def wait(self) -> int:
-        """Wait for the end of the child and return its exit code, negative for a signal."""
+        """Wait until the child has ended, and return its exit code, which is -n if signal n ended the child."""
         if self.returncode is None:
             try:
                 word = self._status.recv(CONTROL_RECORD.size)
             except OSError:
                 word = b""
-            # If there is no record, the zygote was killed, so that no process knows how this child ended.
+            # Without a record the zygote was killed, and no process knows how this child ended.
             self.returncode = CONTROL_RECORD.unpack(word)[2] if word else -int(signal.SIGKILL)
             self._status.close()
             os.close(self.pidfd)
@@ -89,7 +91,7 @@ class _Zygote:
     """One zygote process.
 
     Attributes:
-      has_forked: whether it has forked a child, which shows that it works with these facts.
+      has_forked: whether the zygote has forked a child, which shows that a zygote with these inherited facts works.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -105,7 +107,9 @@ class _Zygote:
             self._control.send(json.dumps([module, list(arguments)]).encode())
 
     def order(self, order: Order, descriptors: Sequence[int]) -> tuple[int, int, socket.socket] | None:
-        """Have the zygote fork a child; return its pid, pidfd and status socket. None if the zygote refuses or has ended."""
+        """Have the zygote fork a child. Return the pid, pidfd and status socket of the child, or None if the zygote refuses or has
+        ended.
+        """
         payload = order.to_memfd()
         status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -127,7 +131,9 @@ class _Zygote:
         return CONTROL_RECORD.unpack(word)[2], pidfds[0], status
 
     def exit_code_soon(self) -> int | None:
-        """Return the zygote's exit code, waiting if its socket is closed, because a process closes that before it ends; None if it runs."""
+        """Return the zygote's exit code, or None if the zygote runs. If the zygote's end of the socket is closed, wait up to CLOSE_S for
+        the exit code, because the kernel closes the sockets of a process before the process has ended.
+        """
         with contextlib.suppress(OSError):
             self._control.settimeout(0.0)
             try:
@@ -141,28 +147,28 @@ class _Zygote:
         return self._process.wait(CLOSE_S)
 
     def close(self) -> None:
-        """End the zygote and wait for its end. Its children continue."""
+        """End the zygote and wait until it has ended. Its children continue."""
         self._process.close()
 
     def forget(self) -> None:
-        """Release the zygote without ending it, in a process that was forked from the one that owns it."""
+        """Release the zygote without ending it. This is for a process that was forked from the owner of the zygote."""
         self._process.forget()
 
 
 _lock = threading.Lock()
 _zygotes: dict[InheritedState, _Zygote | None] = {}
-"""The zygote for each set of facts; None if a zygote could not fork a child with these facts, so that children are started by command."""
+"""The zygote for each set of inherited facts. None means that no zygote works with these facts, so that children are started by command."""
 
 
 def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Start the zygote, unless it runs, and have it import what a module needs. Returns at once.
+    """Start the zygote if it does not run, and have it import the modules that children need. This function returns at once.
 
-    Call it as soon as it is certain that children will follow, so that the zygote imports while this process continues.
+    Call it as soon as it is certain that children will be forked, so that the zygote imports modules while this process continues.
 
     Args:
       module: the module whose `main` the children will run.
-      arguments: the arguments for `module.prepare`.
-      environment: the children's environment. Only its variables for the threads of BLAS are used.
+      arguments: the arguments for the function `prepare` of the module.
+      environment: the environment of the children. Only its variables for the threads of BLAS are used.
     """
     zygote = _zygote(environment)
     if zygote is not None:
@@ -170,11 +176,11 @@ def prepare(module: str, *arguments: str, environment: Mapping[str, str] = os.en
 
 
 def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = None) -> ForkedProcess | None:
-    """Have the zygote fork a child. Return None if the caller must start the child by command.
+    """Have the zygote fork a child. Return None if the zygote cannot, so that the caller must start the child by command.
 
     Args:
-      descriptors: the child's descriptors, including standard output and error; it gets them under `order.numbers`.
-      stdout: the other end of the child's standard output, for the ForkedProcess.
+      descriptors: the file descriptors for the child, including its standard output and error. The child gets them under `order.numbers`.
+      stdout: the reading end of the pipe for the child's standard output. It becomes `stdout` of the ForkedProcess.
     """
     environment = order.environment or {}
     if _start_variables(environment) != _start_variables(os.environ):
@@ -197,13 +203,13 @@ def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = No
 
 
 def control_descriptors() -> set[int]:
-    """Return the descriptors of this process that lead to its zygotes and stay open as long as this process runs."""
+    """Return the file descriptors of the control sockets of this process's zygotes, which stay open as long as this process runs."""
     with _lock:
         return {zygote.fileno() for zygote in _zygotes.values() if zygote is not None}
 
 
 def close() -> None:
-    """End the zygotes of this process. The next child gets a new one."""
+    """End the zygotes of this process. The next `fork` starts a new zygote."""
     with _lock:
         zygotes = [zygote for zygote in _zygotes.values() if zygote is not None]
         _zygotes.clear()
@@ -227,7 +233,7 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
 
 
 def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
-    """Drop a zygote that has ended. If it had forked no child, start no other zygote for these facts."""
+    """Drop a zygote if it has ended. If it had forked no child, note that no zygote works with these facts."""
     code = zygote.exit_code_soon()
     if code is None:  # the zygote runs, and has refused this order
         return
@@ -243,7 +249,9 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
 
 
 def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
-    """Return the facts that a zygote for children with this environment inherits from this process, and the children from the zygote."""
+    """Return the facts that a zygote for children with this environment inherits from this process, and that its children inherit from
+    it.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)
@@ -252,9 +260,9 @@ def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
 
 
 def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that Python, NumPy and the C library read when they start.
+    """Return the environment variables that Python, NumPy and the C library read when they start.
 
-    PYTHONPATH and the variables for threads are left out, because each child has its own.
+    PYTHONPATH and the variables for threads are left out, because an order can set them for its child.
     """
     own = {"PYTHONPATH", *VARIABLES}
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in own}

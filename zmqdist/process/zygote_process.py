@@ -1,7 +1,7 @@
-"""The zygote (zygote.py) from the side of the process that starts it: its start, its control socket, its end.
+"""The zygote (zygote.py) as seen by the process that starts it: how this process starts the zygote, has its control socket, and ends it.
 
-A zygote is started in one of two ways. Any process can start it by command, whatever its threads do; that costs half a second of CPU. A
-process with one thread and no ZeroMQ context can fork it; the zygote then has the imports that this process has done.
+A process starts a zygote in one of two ways. Any process can start it as a command, which costs half a second of CPU. A process with one
+thread and no ZeroMQ context can fork the zygote, which then has all modules that this process has imported.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from zmqdist.process.reaper import wait_and_reap
 from zmqdist.process.zygote import NAME, SLOTS_NAME, Zygote, name_process
 
 CLOSE_S = 5.0
-"""Seconds that a zygote may take to end; after that it is killed."""
+"""Seconds that a zygote may take to end. After this time it is killed."""
 
 
 class ZygoteProcess:
     """One zygote process.
 
     Args:
-      control: this process's end of the control socket; this object owns it from now on.
+      control: this process's end of the control socket. This object takes ownership of the socket.
     """
 
     def __init__(self, pid: int, control: socket.socket) -> None:
@@ -36,13 +36,13 @@ class ZygoteProcess:
         self._ended: int | None = None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Return the zygote's exit code; None if it has not ended within `timeout_s`."""
+        """Wait at most `timeout_s` until the zygote has ended. Return its exit code, or None if it still runs."""
         if self._ended is None:
             self._ended = wait_and_reap(self.pid, timeout_s)
         return self._ended
 
     def close(self) -> None:
-        """End the zygote, and with it the children that are bound to it; unbound children continue. Idempotent."""
+        """End the zygote and the children that are bound to it. Unbound children continue. Idempotent."""
         self.control.close()
         try:
             ended = self.wait(CLOSE_S) is not None
@@ -53,41 +53,42 @@ class ZygoteProcess:
             self.wait(CLOSE_S)
 
     def forget(self) -> None:
-        """Release the zygote without ending it, in a process that was forked from the one that owns it."""
+        """Release the zygote without ending it. This is for a process that was forked from the owner of the zygote."""
         self.control.close()
         self._ended = 0
 
 
 def start_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
-    """Start a zygote by command, for unbound children.
+    """Start a zygote for unbound children, as a command.
 
-    Its output is discarded, because children are started by command if the zygote does not work, and these report the error.
+    The zygote's output is discarded: if the zygote does not work, children are started as commands, and report the error themselves.
     """
     return _start(NAME, (), environment, subprocess.DEVNULL)
 
 
 def start_slots_zygote(modules: Sequence[str], environment: Mapping[str, str]) -> ZygoteProcess:
-    """Start a zygote by command, for bound children. They get the zygote's environment, and this process's output.
+    """Start a zygote for bound children, as a command. The children have the environment of the zygote and the standard output of this
+    process.
 
     Args:
-      modules: the modules that children run; the zygote imports them before it forks the first child.
+      modules: the modules that children run. The zygote imports these modules before it forks the first child.
     """
     return _start(SLOTS_NAME, modules, environment, None)
 
 
 def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
-    """Fork a zygote from this process, for bound children, with all modules that this process has imported.
+    """Fork a zygote for bound children from this process. The zygote has all modules that this process has imported.
 
-    Call it only while this process has one thread and no ZeroMQ context.
+    Call this function only while this process has one thread and no ZeroMQ context.
 
     Args:
-      environment: variables that are added to this process's environment, for the children.
+      environment: environment variables that the children have in addition to those of this process.
     """
     assert threading.active_count() == 1, "a fork would copy the locks of threads that are not in the child"
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
     gc.collect()
-    gc.freeze()  # so that the collector does not write into pages that the processes share
+    gc.freeze()  # so that the garbage collector does not write into pages that the processes share
     pid = os.fork()
     if pid:
         theirs.close()
@@ -114,7 +115,7 @@ def _start(
     starter = os.pidfd_open(os.getpid())
     try:
         with theirs:
-            # The zygote gets a session of its own, because Ctrl-C at a terminal is for this process, which ends its children in good order.
+            # The zygote has a session of its own, so that Ctrl-C at a terminal signals only this process, which ends its children in order.
             process = subprocess.Popen(
                 child_command("zmqdist.process.zygote", str(theirs.fileno()), str(starter), name, *modules),
                 pass_fds=[theirs.fileno(), starter],
@@ -129,5 +130,5 @@ def _start(
         raise
     finally:
         os.close(starter)
-    process.returncode = 0  # ZygoteProcess waits for the process; without a code, Popen would warn
+    process.returncode = 0  # so that Popen does not warn about a running process, because ZygoteProcess waits for it
     return ZygoteProcess(process.pid, control)

@@ -1,11 +1,12 @@
-"""The base of all cluster resolvers: the cluster, this process's task, the master's URL, the accelerators.
+"""The base class of all cluster resolvers. A resolver finds the cluster, the task of this process, the URL of the master and the
+accelerators.
 
 Rules
-    A resolver does not report changes: each call of `cluster_spec` looks the cluster up again. A user may set `task_type` and `task_id`;
-    these values take precedence. An address becomes a URL with `<rpc_layer>://` in front, if there is an rpc_layer; an empty address
-    stays "".
+    A resolver does not report changes of the cluster. Each call of `cluster_spec` looks the cluster up again.
+    A user may set `task_type` and `task_id`. These values win over those that the resolver finds.
+    If a resolver has an rpc_layer, an address becomes a URL with `<rpc_layer>://` in front. An empty address stays "".
 
-A resolver that a user writes must have `cluster_spec` and `master`, and need not call `__init__` of this class.
+A resolver that a user writes must define `cluster_spec` and `master`, and need not call `__init__` of this class.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from zmqdist.errors import ConfigError
 def master_url(address: str, rpc_layer: str | None) -> str:
     """Return an address as a URL: `"zmq://ps0:2222"` for `"ps0:2222"`.
 
-    An empty address, a URL, or an address without an rpc_layer is returned unchanged.
+    An empty address and a URL are returned unchanged, and so is every address if `rpc_layer` is None or "".
     """
     return f"{rpc_layer}://{address}" if address and rpc_layer and "://" not in address else address
 
@@ -42,14 +43,16 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, or of the cluster's master if no task is named; "" if there is no server to connect to.
+        """Return the URL of a task, or of the cluster's master if no task is named. "" means that there is no server to connect to.
 
         Raises:
           ValueError: the cluster has no such task.
         """
 
     def _task_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
-        """Return the URL of that task, by default of this process's own task; "" if the task is not known."""
+        """Return the URL of the task with this type and id, which are by default those of this process. "" means that they are not
+        known.
+        """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -58,12 +61,14 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str:
-        """The kind of environment, as a word that the author of the resolver chose; "" for none."""
+        """The kind of environment in which this process runs, as a word that the author of the resolver has chosen. "" means no such
+        word.
+        """
         return ""
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None if it is not known."""
+        """The job of this process. None means that the job is not known."""
         return self._task_type
 
     @task_type.setter
@@ -72,7 +77,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if it is not known."""
+        """The index of this process in its job. None means that the index is not known."""
         return self._task_id
 
     @task_id.setter
@@ -81,7 +86,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The scheme of a master's URL, before `://`; None or "" for addresses without a scheme."""
+        """The scheme of a master's URL, which stands before `://`. None or "" means that addresses get no scheme."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -91,12 +96,12 @@ class ClusterResolver(abc.ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return how many accelerators of each type there are, as {"GPU": 4}; {} on a host with CPUs only.
+        """Return the number of accelerators of each type, as {"GPU": 4}. {} means that the host has only CPUs.
 
         Args:
-          task_type, task_id: if both are given, count only the accelerators of that task. Those of tasks other than this process's are not
-            known: the result is {}.
-          config_proto: if it has {"device_count": {"GPU": 2}}, that is returned, and the host is not examined.
+          task_type, task_id: if both are given, count only the accelerators of the task that they name. The result is {} unless this is the
+            task of this process, because the accelerators of other tasks are not known.
+          config_proto: if it has "device_count", such as {"GPU": 2}, return this without looking at the host.
         """
         if config_proto is not None and "device_count" in config_proto:
             return {kind: count for kind, count in config_proto["device_count"].items() if kind != "CPU" and count}
@@ -106,10 +111,12 @@ class ClusterResolver(abc.ABC):
         return {kind: count for kind, count in found.items() if kind != "CPU"}
 
     def validate(self) -> list[str]:
-        """Return one sentence for each problem with the cluster and with this process's task in it; an empty list if there is none.
+        """Return one sentence for each problem with the cluster and with the task of this process. An empty list means that there is no
+        problem.
 
-        Checks the names of jobs, that there is at most one chief and one evaluator, this task, and addresses; connects to no task. A chief
-        or an evaluator may run beside the cluster, without an address.
+        This checks the names of jobs, that there is at most one chief and one evaluator, that the cluster has the task of this process, and
+        the form of addresses. A chief or an evaluator need not be in the cluster, because it may run beside the cluster. This method
+        connects to no task.
         """
         try:
             spec = self.cluster_spec()
@@ -117,7 +124,7 @@ class ClusterResolver(abc.ABC):
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return [str(error.args[0]) if isinstance(error, KeyError) else str(error)]
         problems = []
-        beside = me[0] == "chief" and "chief" not in spec.jobs  # a coordinator, which needs no address in the cluster
+        beside = me[0] == "chief" and "chief" not in spec.jobs  # the program, which needs no address there
         try:
             validate_cluster_spec(spec, *((None, None) if beside else me))
         except ValueError as error:
@@ -127,7 +134,7 @@ class ClusterResolver(abc.ABC):
         return problems + spec.validate()
 
     def _device_names(self) -> list[str]:
-        """Return the known devices, as `/job:worker/task:0/device:GPU:1`: the devices of this host, which belong to this task."""
+        """Return the names of the known devices, as `/job:worker/task:0/device:GPU:1`. These are the GPUs that this process may use."""
         known = self.task_type is not None and self.task_id is not None
         own = f"/job:{self.task_type}/task:{self.task_id}" if known else ""
         return [f"{own}/device:GPU:{index}" for index in range(len(devices.gpus()))]

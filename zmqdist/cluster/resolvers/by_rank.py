@@ -1,10 +1,11 @@
-"""The base of resolvers for systems that number their processes: the rank of a process determines its task.
+"""The base class of resolvers for systems that give each process a number, its rank. The rank of a process determines its task.
 
 Rules
-    Every process computes the same list of addresses: the hosts in order, and on each host one port for each of its processes, from
-    `port_base` on. The jobs divide that list in the order of their names, and the rank is the position of a process in it.
+    Every process computes an equal list of addresses. The list has the hosts in order, and for each host one port for each process on the
+    host, from `port_base` on. The first job in the order of names gets the first addresses, the next job the following ones, and so on. The
+    rank of a process is the position of its address in the list.
 
-    In a process that `zmqdist launch` started, the resolver gives the launcher's answer (launched.py) and does not read the ranks.
+    In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster (launched.py) and does not read ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
 
 
 class ResolverByRank(ClusterResolver):
-    """A resolver whose constructor calls `_place`, unless `_launched` is set."""
+    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, unless `_launched` is set."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
         self._launched = launched_cluster()
@@ -28,7 +29,9 @@ class ResolverByRank(ClusterResolver):
         self._per_node: dict[str, int] = {}
 
     def _place(self, rank: int, jobs: Mapping[str, int], per_node: Mapping[str, int]) -> None:
-        """Set the rank of this process, the number of tasks of each job, and the number of tasks on each host, in order. Checks nothing."""
+        """Set the rank of this process, the number of tasks of each job, and the number of tasks on each host, with the hosts in order. The
+        values are not checked.
+        """
         self._rank = rank
         self._jobs = dict(jobs)
         self._per_node = dict(per_node)
@@ -46,14 +49,14 @@ class ResolverByRank(ClusterResolver):
         return ClusterSpec(cluster)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own; "" if the task has no address."""
+        """Return the URL of a task, by default of the task of this process. "" means that the task has no address."""
         if self._launched is not None and has_no_address(self, task_type):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process. A value that was set takes precedence, and so does a `task_id` that was set alone."""
+        """The job of this process. If a user has set `task_type` or `task_id`, it is the value that the user has set, or None."""
         return self._own_task()[0]
 
     @task_type.setter
@@ -62,7 +65,9 @@ class ResolverByRank(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; a value that was set takes precedence, as for `task_type`."""
+        """The index of this process in its job. If a user has set `task_type` or `task_id`, it is the value that the user has set, or
+        None.
+        """
         return self._own_task()[1]
 
     @task_id.setter
@@ -82,5 +87,5 @@ class ResolverByRank(ClusterResolver):
         return None, None
 
     def _places(self) -> list[tuple[str, int]]:
-        """Return (host, number on that host) of each task, by rank."""
+        """Return for each rank the host of the task and the number of the task among those of the host, from 0."""
         return [(host, index) for host, count in self._per_node.items() for index in range(count)]

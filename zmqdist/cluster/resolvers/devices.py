@@ -15,13 +15,13 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus() -> list[str]:
-    """Return the ids of the GPUs, in the form of CUDA_VISIBLE_DEVICES; [] on a host without GPUs."""
+    """Return the ids of the GPUs, as CUDA_VISIBLE_DEVICES has them. [] means that the host has no GPUs."""
     named = os.environ.get(CUDA)
     return _listed() if named is None else visible(named)
 
 
 def visible(named: str) -> list[str]:
-    """Return the ids in a text like `0,2` or `GPU-8932f937,1`. As in CUDA, ids after an invalid one (such as -1) do not count."""
+    """Return the ids in a text like `0,2` or `GPU-8932f937,1`. As in CUDA, an invalid id such as -1 and all ids after it do not count."""
     ids: list[str] = []
     for each in map(str.strip, named.split(",")):
         if not each or each.startswith("-"):
@@ -41,5 +41,6 @@ def _listed() -> list[str]:
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("nvidia-smi does not work here, so no GPUs are counted (set %s to name them): %s", CUDA, error)
         return []
-    lines = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]  # parts of a GPU are indented
+    # The lines for parts of a GPU are indented.
+    lines = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
     return [str(index) for index in range(len(lines))]

@@ -1,9 +1,10 @@
 """Slurm's short notation for many hosts, or many numbers.
 
-    hosts     n1,n[1-3,7],n[0001-0003]-ib,rack[1-2]n[1-4]      a list; each [...] stands for its numbers, the last one varies fastest
+    hosts     n1,n[1-3,7],n[0001-0003]-ib,rack[1-2]n[1-4]      a list of hosts; each [...] means one host for each of its numbers
     tasks     3(x2),2,1                                        3, 3, 2, 1
 
-Order and leading zeros are kept. For a text that does not follow this grammar, the functions raise a ValueError that quotes it.
+If a host has several brackets, the number in the last bracket varies fastest. Order and leading zeros are kept. If a text does not follow
+this grammar, the functions raise a ValueError that quotes the text.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def expand_tasks_per_node(tasks: str) -> list[int]:
 
 
 def _split(hostlist: str) -> Iterator[str]:
-    """Yield the parts between the commas that are outside of brackets."""
+    """Yield the parts of a list that are separated by commas outside of brackets."""
     place = 0
     while True:
         match = _HOST.match(hostlist, place)
@@ -89,7 +90,11 @@ def _numbers(inside: str, hostlist: str) -> list[str]:
 
 
 def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
-    """Return the items; raise ValueError if a cluster may not have so many, because a short text can stand for billions."""
+    """Return the items as a list. Raise ValueError if a cluster may not have so many, because a short text can describe billions of items.
+
+    Args:
+      before: the number of items that were found earlier in `text`.
+    """
     room = limits.WORKERS_MAX - before
     taken = list(itertools.islice(items, room + 1))
     if len(taken) > room:

@@ -1,14 +1,16 @@
-"""The cluster that the labels of pods describe. Needs the package `kubernetes` (extra `kubernetes`), or a client from the caller.
+"""The resolver that finds the cluster by the labels of pods. It needs the package `kubernetes` (extra `kubernetes`), or a client from the
+caller.
 
 Rules
-    A job is a list of label selectors. Its tasks are the pods of the first selector, sorted by name, then those of the second, and so on.
-    A number at the end of a name is compared as a number, so that each pod of a StatefulSet gets its index in that set (worker-2 before
-    worker-10). All pods must be running, or `cluster_spec` raises: if it left a pod out, another pod would get its index.
+    A job is a list of label selectors. Its tasks are the pods that the first selector matches, then those that the second matches, and so
+    on. The pods of a selector are sorted by name. A number at the end of a name is compared as a number, so that worker-2 precedes
+    worker-10, and each pod of a StatefulSet gets its index in the set. If a pod does not run, `cluster_spec` raises. If it left the pod
+    out instead, another pod would get the pod's index.
 
-    In a process that `zmqdist launch` started, a resolver that was told neither a client nor OFF_CLUSTER gives the launcher's answer
-    (launched.py): the pods of a launch have no right to list pods.
+    In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster (launched.py), because such a process has
+    no right to list pods. If the caller passes a client or OFF_CLUSTER, the resolver lists pods nevertheless.
 
-No method waits unless `wait_timeout` is set, and each request to the API server has a time-out of its own.
+No method waits for pods unless `wait_timeout` is set. Each request to the API server has its own time-out.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ class ExecutableLocation(enum.Enum):
     """Where the program runs, which decides how it finds the API server."""
 
     WITHIN_CLUSTER = 0
-    """In a pod: it uses the pod's service account."""
+    """The program runs in a pod and uses the pod's service account."""
     OFF_CLUSTER = 1
-    """Elsewhere: it uses the user's kubeconfig."""
+    """The program runs outside of the Kubernetes cluster and uses the user's kubeconfig."""
 
 
 class _NotYet(Exception):
@@ -39,26 +41,26 @@ class _NotYet(Exception):
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """The cluster of the running pods; each `cluster_spec` requests them from the API server.
+    """A resolver whose tasks are the running pods with given labels. Each call of `cluster_spec` requests the pods from the API server.
 
-    In a job of `zmqdist launch` all methods describe the launcher's cluster, and the arguments have no effect, unless `override_client` or
-    OFF_CLUSTER names another one.
+    In a process that `zmqdist launch` has started, all methods describe the launcher's cluster, and the arguments have no effect. If
+    `override_client` is given or `executable_location` is OFF_CLUSTER, the resolver lists pods in such a process, too.
 
     Args:
-      job_to_label_mapping: {job: [label selectors]}; by default the workers are the pods with `job-name=tensorflow`.
+      job_to_label_mapping: the label selectors of each job. By default the workers are the pods with `job-name=tensorflow`.
       tf_server_port: the port of every task.
-      override_client: used in place of a `kubernetes.client.CoreV1Api`; then that package is not needed.
-      executable_location: WITHIN_CLUSTER or OFF_CLUSTER; not used with `override_client`.
-      address_type: "host_ip", the node's address, which is right for pods with `hostNetwork`; "pod_ip"; or "dns", the name that a pod of a
-        StatefulSet keeps when it is restarted (its headless service must exist).
+      override_client: a client to use in place of a `kubernetes.client.CoreV1Api`. The package `kubernetes` is then not needed.
+      executable_location: WITHIN_CLUSTER or OFF_CLUSTER. It has no effect if `override_client` is given.
+      address_type: "host_ip" for the address of the node, which is right for pods with `hostNetwork`. "pod_ip" for the address of the pod.
+        "dns" for the name of the pod, which a pod of a StatefulSet keeps when it is restarted. The headless Service of the pod must exist.
       namespace: the pods' namespace. None searches all namespaces, which pods rarely have the right to do.
-      wait_timeout: how many seconds `cluster_spec` waits for pods that are not running yet; 0 does not wait.
-      num_tasks: {job: number} of pods that must exist, so that a cluster that is still starting is not taken for complete.
+      wait_timeout: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it does not wait.
+      num_tasks: how many pods each job must have, so that a cluster that is still starting is not taken for complete.
 
     Raises:
-      ImportError: the package is not installed.
+      ImportError: the package `kubernetes` is not installed.
       RuntimeError: the package does not find the API server.
-      ValueError: an unknown location or address type, or `num_tasks` for an unknown job.
+      ValueError: the location or the address type is unknown, or `num_tasks` names an unknown job.
     """
 
     def __init__(
@@ -99,8 +101,8 @@ class KubernetesClusterResolver(ClusterResolver):
         """Return the tasks of the pods as they are now.
 
         Raises:
-          RuntimeError: after `wait_timeout`, a pod is still not running or has no address, or pods are missing. At once: a pod has ended,
-            or this process has no right to list pods. Other exceptions of the client are not caught.
+          RuntimeError: after `wait_timeout` a pod does not run or has no address, or pods are missing. If a pod has ended, or if this
+            process has no right to list pods, this is raised at once. Other exceptions of the client are not caught.
         """
         if self._launched is not None:
             return self._launched.cluster_spec()
@@ -116,7 +118,7 @@ class KubernetesClusterResolver(ClusterResolver):
             time.sleep(min(left, limits.POD_POLL_S))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own task if it was set; otherwise ""."""
+        """Return the URL of a task, by default of the task of this process. "" means that the task of this process was not set."""
         if self._launched is not None and has_no_address(self, task_type):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)
@@ -164,7 +166,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 def _order(name: str) -> tuple[str, int]:
-    """Return the sort key of a pod: the name without the number at its end, and that number."""
+    """Return the sort key of a pod: the pod's name without the number at its end, and this number."""
     front, dash, number = name.rpartition("-")
     return (front, int(number)) if dash and number.isascii() and number.isdecimal() else (name, -1)
 

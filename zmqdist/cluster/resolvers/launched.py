@@ -1,7 +1,8 @@
-"""The cluster of `zmqdist launch` in the processes that it started, for resolvers that would look elsewhere.
+"""The launcher's cluster, for resolvers that run in a process that `zmqdist launch` has started.
 
-The launcher has decided which tasks there are and which of them a process is. What a platform says about the same process (a rank, the
-labels of pods) then describes no cluster of zmqdist, so a resolver that was told no source of its own gives the launcher's answer.
+In such a process the launcher has decided which tasks the cluster has and which task the process runs. The rank of the process, or the
+labels of its pod, do not describe this cluster. A resolver therefore describes the launcher's cluster, unless the caller has named another
+source.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from zmqdist.cluster.resolvers.tf_config import TFConfigClusterResolver
 
 
 def launched_cluster() -> TFConfigClusterResolver | None:
-    """Return a resolver of the cluster in which `zmqdist launch` started this process; None if it did not."""
+    """Return a resolver of the cluster of `zmqdist launch`, or None if `zmqdist launch` has not started this process."""
     path = os.environ.get(CONFIG_ENV)
     if not path or is_json(path) or TF_CONFIG_ENV not in os.environ:
         return None
@@ -25,9 +26,9 @@ def launched_cluster() -> TFConfigClusterResolver | None:
 
 
 def has_no_address(resolver: ClusterResolver, task_type: str | None) -> bool:
-    """Return whether the task is of this process's own job and that is not in the cluster.
+    """Return whether the task belongs to the job of this process and the cluster has no addresses for this job.
 
-    Such a task is a program, or a worker of a file that says a count: processes do not connect to it.
+    Such a task is the program, or a worker of a cluster file that has only a count of workers. No process connects to it.
     """
     own_job = task_type is None or task_type == resolver.task_type
     return own_job and resolver.task_type not in resolver.cluster_spec().jobs

@@ -1,13 +1,15 @@
-"""The cluster of the processes that mpirun, mpiexec or torchrun has started, from the variables that they set.
+"""The resolver for processes that mpirun, mpiexec or torchrun has started. It reads the environment variables that these programs set.
 
 Rules
     The rules of by_rank.py hold. Rank 0 is the chief.
 
-    Three families of variables are known: torchrun's, Open MPI's, and PMI's, which MPICH, Intel MPI and Cray's launchers set. If several
-    families are complete, the resolver prefers torchrun's, because mpirun or mpiexec often starts torchrun itself.
+    Three families of variables are known: those of torchrun, those of Open MPI, and those of PMI, which MPICH, Intel MPI and Cray's
+    launchers
+    set. If all variables of several families are set, the resolver prefers torchrun's, because mpirun or mpiexec often starts torchrun
+    itself.
 
-    None of these systems tells a process the names of all hosts. They are taken from the argument `hosts`, or else from the Slurm job in
-    which the processes run. If all processes are on one host, no names are needed.
+    None of these systems tells a process the names of all hosts. The resolver takes the names from the argument `hosts`, or else from the
+    Slurm job in which the processes run. If all processes are on one host, no names are needed.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ NODELIST: Final = "SLURM_JOB_NODELIST"
 
 
 class _Family(NamedTuple):
-    """The variables of one system; for each variable, the names under which versions of the system set it.
+    """The environment variables of one system. Each attribute has all names that versions of the system use for the variable.
 
     Attributes:
-      rank, size: the number of this process among all processes, and how many processes there are.
-      local_rank, local_size: the same among the processes of its host.
+      rank, size: the number of this process among all processes, and the number of all processes.
+      local_rank, local_size: the number of this process among the processes of its host, and the number of these processes.
     """
 
     system: str
@@ -38,7 +40,7 @@ class _Family(NamedTuple):
     local_size: tuple[str, ...]
 
     def missing(self) -> list[str]:
-        """Return the variables that are not set."""
+        """Return the names of the environment variables that are not set."""
         wanted = (self.rank, self.size, self.local_rank, self.local_size)
         return [" or ".join(names) for names in wanted if not any(name in os.environ for name in names)]
 
@@ -63,20 +65,22 @@ FAMILIES: Final = (
 
 
 class RankClusterResolver(ResolverByRank):
-    """The cluster of the processes that mpirun, mpiexec or torchrun has started; rank 0 is the chief. The constructor reads the variables.
+    """A resolver whose tasks are the processes that mpirun, mpiexec or torchrun has started. Rank 0 is the chief. The constructor reads the
+    environment variables.
 
-    In a job of `zmqdist launch` it describes the launcher's cluster, and the arguments have no effect.
+    In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster, and the arguments have no effect.
 
     Args:
-      jobs: the number of tasks of each job besides the chief; by default all of them are workers. The jobs take the ranks from 1 on, in
-        the order of their names.
-      hosts: the hosts in the order in which ranks fill them: a list, in which each host has as many processes as this one; or
-        {host: number}. By default the hosts of the Slurm job in which this process runs, or 127.0.0.1 if all processes are on one host.
-      port_base: port of the first process of each host; further processes have the next ports.
+      jobs: the number of tasks of each job other than the chief. By default all of these tasks are workers. The jobs get the ranks from 1
+        on, in the order of their names.
+      hosts: the hosts in the order of the ranks on them. In a dict the value is the number of processes of the host. In a list each host
+        has as many processes as the host of this process. The default is the hosts of the Slurm job in which this process runs, or
+        127.0.0.1 if all processes are on one host.
+      port_base: the port of the first process of each host. The other processes of the host have the next ports.
 
     Raises:
       RuntimeError: variables are absent or unreadable (the text names them), the names of the hosts are not known, or the numbers of
-        tasks disagree.
+        tasks do not match.
     """
 
     def __init__(
@@ -102,7 +106,9 @@ class RankClusterResolver(ResolverByRank):
         self._check_tasks(family.system, size)
 
     def validate(self) -> list[str]:
-        """Check as the base class, and also that the ranks fill one host after the other, as the addresses do."""
+        """Return the problems that the base class finds. Also check that the ranks fill one host after the other, as the addresses
+        assume.
+        """
         problems = super().validate()
         if self._launched is None:
             host, index = self._places()[self._rank]
@@ -127,9 +133,9 @@ class RankClusterResolver(ResolverByRank):
 
 
 def _with_chief(jobs: Mapping[str, int]) -> dict[str, int]:
-    """Return the jobs and the chief, which has rank 0 because its name sorts before those of workers and ps."""
+    """Return the jobs together with the chief. The chief gets rank 0, because the name "chief" sorts before those of the other jobs."""
     if jobs.get("chief", 1) != 1 or any(job < "chief" for job in jobs):
-        raise RuntimeError(f"rank 0 is the one chief, so jobs cannot be {dict(jobs)}")
+        raise RuntimeError(f"rank 0 is the only chief, so `jobs` cannot be {dict(jobs)}")
     return {"chief": 1, **{job: count for job, count in jobs.items() if count}}
 
 
@@ -148,7 +154,7 @@ def _hosts(family: _Family, size: int, local_size: int) -> list[str]:
 
 
 def _family() -> _Family:
-    """Return the first family that is complete."""
+    """Return the first family whose variables are all set."""
     for family in FAMILIES:
         if not family.missing():
             return family

@@ -13,8 +13,8 @@ class SimpleClusterResolver(ClusterResolver):
     """A resolver that returns its arguments.
 
     Args:
-      master: the address that `master()` returns if no task is named.
-      num_accelerators: the result of `num_accelerators`, for any task.
+      master: the address that the method `master` returns if no task is named.
+      num_accelerators: the result of the method `num_accelerators`, for any task.
 
     Raises:
       TypeError: `cluster_spec` is not a ClusterSpec (a dict is not accepted), or `master` is not text.
@@ -47,7 +47,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task if both job and index are given; otherwise of the master, whatever the task of this process."""
+        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the URL of the argument `master`."""
         named = task_type is not None and task_id is not None
         address = self._spec.task_address(task_type, task_id) if named else self._master  # type: ignore[arg-type]
         return master_url(address, rpc_layer or self._rpc_layer)
@@ -59,5 +59,5 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return the argument `num_accelerators`, whatever the task."""
+        """Return a copy of the argument `num_accelerators`, for any task."""
         return dict(self._num_accelerators)

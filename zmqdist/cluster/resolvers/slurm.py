@@ -1,12 +1,12 @@
-"""The cluster of a Slurm job step: its nodes, the tasks on each, and this process's task.
+"""The resolver for the processes of a Slurm job step. It reads the environment variables that Slurm sets.
 
 Rules
-    The rules of by_rank.py hold: every task of the step reads Slurm's variables, and SLURM_PROCID is its rank.
+    The rules of by_rank.py hold, and SLURM_PROCID is the rank of a process.
 
-    If a variable of the step is absent, the variable of the job is read instead (SLURM_JOB_NODELIST for SLURM_STEP_NODELIST), so that the
-    resolver also works in a script of `sbatch` without `srun`.
+    If a variable of the step is absent, the resolver reads the variable of the job instead, such as SLURM_JOB_NODELIST in place of
+    SLURM_STEP_NODELIST. It therefore also works in a script of `sbatch` without `srun`.
 
-Not here: the components of a heterogeneous job. Slurm tells each component only its own nodes; pass `jobs`, and a dict for
+Not here: the components of a heterogeneous job. Slurm tells each component only its own nodes, so pass `jobs`, and a dict for
 `tasks_per_node`.
 """
 
@@ -27,25 +27,27 @@ _TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 
 
 class SlurmClusterResolver(ResolverByRank):
-    """The cluster of a Slurm job step. The constructor reads Slurm's variables; `cluster_spec` assigns the GPUs of this process.
+    """A resolver whose tasks are the processes of a Slurm job step. The constructor reads Slurm's variables, and `cluster_spec` assigns
+    GPUs to this process.
 
-    `task_type` and `task_id` are known at once. `get_task_info` and `master` know the task of this process only after the first call of
-    `cluster_spec`, as in TensorFlow, unless the task was set. In a job of `zmqdist launch` all of them describe the launcher's cluster, and
-    the arguments have no effect.
+    `task_type` and `task_id` are known at once. As in TensorFlow, `get_task_info` and `master` know the task of this process only after the
+    first call of `cluster_spec`, or after a user has set the task. In a process that `zmqdist launch` has started, all of them describe the
+    launcher's cluster, and the arguments have no effect.
 
     Args:
-      jobs: the number of tasks of each job; by default all tasks are workers.
-      port_base: port of the first task of each host; further tasks have the next ports.
-      gpus_per_node: by default the number in CUDA_VISIBLE_DEVICES, or the number that nvidia-smi lists; 0 on hosts without GPUs.
-      gpus_per_task: by default the GPUs of a node, divided by the largest number of tasks on a node.
-      tasks_per_node: a number for all nodes, or {host: number}; by default Slurm's numbers.
+      jobs: the number of tasks of each job. By default all tasks are workers.
+      port_base: the port of the first task of each host. The other tasks of the host have the next ports.
+      gpus_per_node: the number of GPUs of a node. The default is the number in CUDA_VISIBLE_DEVICES, or else the number that nvidia-smi
+        lists. Without nvidia-smi it is 0.
+      gpus_per_task: the number of GPUs of a task. The default is the GPUs of a node, divided by the largest number of tasks on a node.
+      tasks_per_node: a number for all nodes, or {host: number}. The default is Slurm's numbers.
       auto_set_gpu: whether `cluster_spec` sets CUDA_VISIBLE_DEVICES of this process to its GPUs. Without GPUs it changes nothing.
-      order: "name" sorts hosts by name, which puts n10 before n9. "nodelist" uses Slurm's order, by which Slurm itself numbers tasks
-        unless a user changes their distribution. `validate` reports if this process is on another host than its address.
+      order: "name" sorts hosts by name, so that n10 precedes n9. "nodelist" uses Slurm's order of hosts, in which Slurm itself numbers
+        tasks unless a user changes their distribution. `validate` reports if this process runs on another host than that of its address.
 
     Raises:
-      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks disagree, this process is not one of the
-        tasks, or the tasks of a node need more GPUs than it has.
+      RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks do not match, this process is not one of
+        the tasks, or the tasks of a node need more GPUs than the node has.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class SlurmClusterResolver(ResolverByRank):
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}
 
     def validate(self) -> list[str]:
-        """Check as the base class, and also that this process runs on the host of its address."""
+        """Return the problems that the base class finds. Also check that this process runs on the host of its address."""
         problems = super().validate()
         if self._launched is not None:
             return problems

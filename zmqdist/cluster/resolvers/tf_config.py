@@ -1,11 +1,11 @@
-"""The cluster that the environment describes: TF_CONFIG, which TensorFlow's platforms set, or its counterpart ZMQDIST_CONFIG.
+"""The resolver that reads the cluster from an environment variable: TF_CONFIG, which TensorFlow's platforms set, or ZMQDIST_CONFIG.
 
 Rules
-    TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}; every key may be
-    absent. ZMQDIST_CONFIG has the same form, or is the path of a cluster file, which has no task. If both are set, only TF_CONFIG is read:
-    `zmqdist launch` sets both, and only TF_CONFIG has the task. If neither is set, the cluster is empty.
+    TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}. Every key may be
+    absent. ZMQDIST_CONFIG is JSON of this form, or the path of a cluster file, which names no task. If both variables are set, only
+    TF_CONFIG is read, because `zmqdist launch` sets both, and only TF_CONFIG has the task. If neither is set, the cluster is empty.
 
-    Arguments and attributes of the resolver take precedence over both. Each call reads the environment again.
+    Arguments and attributes of the resolver win over the variables. Each call of a method reads the environment again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """The cluster of TF_CONFIG or else ZMQDIST_CONFIG; each method and attribute reads the variable when it is used.
+    """A resolver of the cluster in TF_CONFIG or else in ZMQDIST_CONFIG. Each method and attribute reads the variable when it is used.
 
     Args:
-      task_type, task_id, rpc_layer, environment: override the values in the variable.
+      task_type, task_id, rpc_layer, environment: values that win over those in the variable.
 
-    Raises (from every method and attribute):
-      json.JSONDecodeError: the variable is not JSON; an empty TF_CONFIG is not JSON either.
+    Every method and attribute can raise these errors, whose texts name the variable or the file.
+
+    Raises:
+      json.JSONDecodeError: the variable is not JSON. An empty TF_CONFIG is not JSON, either.
       ValueError, TypeError: the JSON does not describe a cluster, or an index is not a number.
       ConfigError: the variable names a cluster file that cannot be read or has a mistake.
-    All texts name the variable or the file.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class TFConfigClusterResolver(ClusterResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the `cluster` of the variable; an empty one if it has none."""
+        """Return the `cluster` of the variable, or an empty ClusterSpec if the variable has none."""
         variable, config = _read()
         cluster = config.get("cluster", {})
         try:
@@ -55,12 +56,12 @@ class TFConfigClusterResolver(ClusterResolver):
             raise type(error)(f"{variable}: cluster: {error}") from None
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own task.
+        """Return the URL of a task, by default of the task of this process.
 
-        If the variable has a `session_master`, return that unchanged. Otherwise, for a cluster of at most one task, return "".
+        If the variable has a `session_master`, return this value unchanged. Otherwise, if the cluster has at most one task, return "".
 
         Raises:
-          ValueError: the cluster has no such task, or it has several and none is named.
+          ValueError: the cluster has no such task, or it has several tasks and neither the arguments nor the variable name one of them.
         """
         variable, config = _read()
         if config.get("session_master") is not None:
@@ -126,7 +127,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return the accelerators of a task, by default of this process's own task."""
+        """Return the number of accelerators of each type of a task, by default of the task of this process."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         return super().num_accelerators(task_type, task_id, config_proto)
@@ -141,7 +142,7 @@ def _task() -> dict[str, Any]:
 
 
 def _read() -> tuple[str, dict[str, Any]]:
-    """Return the name of the variable that is read, and its content."""
+    """Return the name of the environment variable that describes the cluster, and its content as a dict in the form of TF_CONFIG."""
     text = os.environ.get(TF_CONFIG_ENV)
     if text is not None:
         return TF_CONFIG_ENV, _parsed(TF_CONFIG_ENV, text)
@@ -163,7 +164,7 @@ def _parsed(variable: str, text: str) -> dict[str, Any]:
 
 
 def _of_file() -> dict[str, Any]:
-    """Return the cluster file in the form of TF_CONFIG."""
+    """Return the content of the cluster file that ZMQDIST_CONFIG names, in the form of TF_CONFIG."""
     from zmqdist.cluster import ClusterConfig  # YAML takes 20 ms to import
 
     config = ClusterConfig.from_environment()

@@ -1,4 +1,4 @@
-"""Several resolvers as one, such as ps from one platform and workers from another."""
+"""A resolver that combines several resolvers, for example when the ps run on one platform and the workers on another."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 class UnionResolver(ClusterResolver):
     """A resolver with the jobs of several resolvers. All other values are those of the first resolver, unless an argument overrides them.
 
-    If several resolvers have the same job, their lists of tasks are concatenated. But if one of them is sparse, all indices stay unchanged.
+    If a job is in several resolvers and dense in all of them, its lists of tasks are concatenated. If the job is sparse in one of them, its
+    tasks keep their indices.
 
     Raises:
-      ValueError: no resolver, or an unknown keyword.
+      ValueError: no resolver is given, or a keyword is unknown.
       TypeError: an argument is not a resolver.
     """
 
@@ -34,17 +35,17 @@ class UnionResolver(ClusterResolver):
             raise ValueError("a union needs at least one resolver")
         for each in resolvers:
             if not isinstance(each, ClusterResolver):
-                raise TypeError(f"a union is made of resolvers, {each!r} is none")
+                raise TypeError(f"a union is made of resolvers, and {each!r} is not a resolver")
         self._resolvers = resolvers
         self._rpc_layer = rpc_layer
         self._task_type = task_type
         self._task_id = task_id
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return all jobs.
+        """Return the jobs of all resolvers.
 
         Raises:
-          KeyError: two resolvers have a task of the same index, in a job that is sparse in one of them.
+          KeyError: a job is sparse in one resolver, and two resolvers have a task of this job with the same index.
         """
         found: dict[str, list[list[str] | dict[int, str]]] = {}
         for resolver in self._resolvers:
@@ -53,7 +54,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec({job: _merged(job, parts) for job, parts in found.items()})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task of the union if both its job and index are given; otherwise the first resolver's master."""
+        """Return the URL of a task if both `task_type` and `task_id` are given, and otherwise the master of the first resolver."""
         rpc_layer = rpc_layer or self.rpc_layer
         if task_type is not None and task_id is not None:
             return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer)

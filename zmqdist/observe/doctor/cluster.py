@@ -1,4 +1,4 @@
-"""Checks of a whole cluster: of each of its addresses, and whether its tasks reach each other."""
+"""Checks of a whole cluster. They check each address of the cluster, and whether its tasks reach each other."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from zmqdist.transport.credentials import Credentials
 
 AT_A_TIME: Final = 16
 TASK: Final = "server-"
-"""Prefix of the kind that the server of a task reports, before the name of the task."""
+"""The text before the name of the task in the `kind` that the server of a task reports."""
 
 CHILD_FDS: Final = 5
-"""Number of descriptors that a launcher needs for each worker that it starts: two pipes, a pidfd, a connection, and one to spare."""
+"""Number of file descriptors that a launcher needs for each worker that it starts: two pipes, a pidfd, a connection, and a spare one."""
 
 
 def descriptors_wanted(config: ClusterConfig) -> int:
-    """Return the number of descriptors that the most demanding process of a cluster needs: the launcher, or a worker with its slots."""
+    """Return the number of file descriptors that the most demanding process of a cluster needs, which is the launcher or a worker."""
     workers = config.jobs.worker or WorkerJob(count=1)
     starting = len(workers.indices()) * CHILD_FDS + OTHER_FDS
     return max(DESCRIPTORS_MIN, starting, workers.slots_here() * SLOT_FDS + OTHER_FDS)
 
 
 def credentials_for(config: ClusterConfig, explicit: Credentials) -> Credentials:
-    """Return the explicit credentials if any were passed, otherwise those of the cluster file."""
+    """Return the credentials that the user has given, or else those of the cluster file."""
     if explicit != Credentials():
         return explicit
     if config.runtime is not None:
@@ -42,7 +42,7 @@ def credentials_for(config: ClusterConfig, explicit: Credentials) -> Credentials
 
 
 def examine_config(config: ClusterConfig, explicit: Credentials, timeout_s: float) -> list[Finding]:
-    """Check the addresses of a cluster file. The cluster may run or not."""
+    """Check the addresses of a cluster file, whether or not the cluster runs."""
     credentials = credentials_for(config, explicit)
     found = []
     for job, section in config.jobs.task_jobs().items():
@@ -59,7 +59,7 @@ def examine_config(config: ClusterConfig, explicit: Credentials, timeout_s: floa
 def examine_tasks(
     spec: ClusterSpec, credentials: Credentials, timeout_s: float, *, excluded_jobs: Collection[str] = ()
 ) -> list[Finding]:
-    """Check the addresses of a cluster's tasks, except those of `excluded_jobs`, and whether the running tasks reach each other."""
+    """Check the addresses of a cluster's tasks, and whether the running tasks reach each other. Tasks of `excluded_jobs` are left out."""
     addresses = {
         f"{job}:{index}": spec.task_address(job, index)
         for job in spec.jobs
@@ -86,7 +86,7 @@ def examine_tasks(
 
 
 def examine_addresses(addresses: Iterable[str], credentials: Credentials, timeout_s: float) -> list[Finding]:
-    """Check addresses at which servers should run."""
+    """Check addresses at which servers should be running now."""
     examined = _concurrently(lambda address: examine_server(address, credentials, timeout_s), addresses)
     return [finding for address in examined.values() for finding in address.findings]
 
@@ -98,7 +98,7 @@ def _concurrently(fn: Callable[[str], Address], names: Iterable[str]) -> dict[st
 
 
 def _examine_reach(name: str, address: str, credentials: Credentials, timeout_s: float) -> Address:
-    """Request from a running task the tasks that it reaches. Return findings about them."""
+    """Have a running task try to reach the other tasks. Return findings that say which tasks it reaches, and which it cannot reach."""
     subject = f"from {name}"
     try:
         with client_of(address, credentials) as client:

@@ -1,4 +1,4 @@
-"""Checks whether this host and this Python have what zmqdist needs. Where possible, a check tries the feature itself."""
+"""Checks of the features of this host and this Python that zmqdist needs. If possible, a check uses the feature itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zmqdist.wire.hello import PROTOCOL
 
 LIBZMQ_MIN: Final = (4, 3, 0)
 DESCRIPTORS_MIN: Final = 1024
-"""The usual limit of open descriptors. It is enough for a dispatcher with some hundred workers, or a worker with a hundred slots."""
+"""The usual limit of open file descriptors. It is enough for a dispatcher with some hundred workers, or a worker with a hundred slots."""
 MEMORY_LOW: Final = 2**30
 PATIENCE_S: Final = 10.0
 _PAGE: Final = 4096
@@ -36,7 +36,7 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
     """Run all checks of this host.
 
     Args:
-      descriptors_wanted: number of descriptors that the most demanding process of a cluster needs.
+      descriptors_wanted: number of file descriptors that the most demanding process of a cluster needs.
     """
     return [
         versions(),
@@ -70,7 +70,7 @@ def transport(build: port_probe.ZmqBuild) -> Finding:
 
 
 def descriptors(wanted: int) -> Finding:
-    """Check the limit of open descriptors (`ulimit -n`), because each connection and each slot needs some."""
+    """Check the limit of open file descriptors (`ulimit -n`), because each connection and each slot needs some of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return ok("descriptors", f"{soft:,} may be open, {wanted:,} are enough")
@@ -83,7 +83,7 @@ def descriptors(wanted: int) -> Finding:
 
 
 def proc() -> Finding:
-    """Check that /proc can be read. zmqdist finds the user that listens on a port there, and opens shared memory through it."""
+    """Check that /proc can be read. zmqdist reads there which user listens on a port, and opens shared memory through /proc."""
     try:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
@@ -96,7 +96,7 @@ def proc() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Check shared memory: a child process opens a memfd of this process, as other processes of a cluster do."""
+    """Check shared memory. A child process opens a memfd of this process, in the way in which processes of a cluster do."""
     if os.environ.get(POOL_VARIABLE) == "off":
         return warning(
             "shared memory",
@@ -116,7 +116,7 @@ def shared_memory() -> Finding:
         command = [sys.executable, "-I", "-c", _READ_THROUGH_PROC, f"/proc/{os.getpid()}/fd/{fd}"]
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return warning("shared memory", f"it could not be tried ({error})", "try again when the machine is less busy")
+        return warning("shared memory", f"it could not be tried ({error})", "try again when this host is less busy")
     finally:
         os.close(fd)
     if done.stdout == pattern:
@@ -165,7 +165,7 @@ def loopback() -> Finding:
 
 
 def proxies() -> list[Finding]:
-    """Return a finding that zmqdist ignores proxy variables, if any are set, because users of gRPC expect them to have an effect."""
+    """If proxy variables are set, return a finding that zmqdist ignores them, because users of gRPC expect that they have an effect."""
     variables = [name for name in PROXIES if os.environ.get(name)]
     return (
         [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")] if variables else []

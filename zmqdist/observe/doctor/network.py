@@ -1,6 +1,7 @@
-"""Checks an address step by step: the name, the port, the server that listens there, its security, and its report about itself.
+"""Checks an address step by step: the name of the host, the port, the server that listens on the port, its security, and its report about
+itself.
 
-Each step has its own cause of failure, and is tried only after the earlier steps have succeeded.
+Each step can fail for a reason of its own, and is tried only after the earlier steps have succeeded.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from zmqdist.transport.endpoint import split
 from zmqdist.transport.port_probe import PortOwner, ProbeResult
 
 PROBES: Final = 5
-"""Number of calls that measure the round trip and the server's clock; the fastest call counts."""
+"""Number of calls that measure the round trip and the server's clock. Only the fastest call counts."""
 
 CLOCK_OFF_S: Final = 2.0
 
 ECHO_BYTES: Final = (256, 1024, 1300, 1450, 4096, 16384)
-"""Sizes of test messages, in bytes: around the usual MTUs of tunnels and of Ethernet, and sizes that take several packets."""
+"""Sizes of test messages, in bytes. Some are near the usual MTUs of tunnels and of Ethernet, and some take several packets."""
 
 PORTS_AT_A_TIME: Final = 16
 
@@ -43,7 +44,7 @@ class Address:
     """The findings about one address.
 
     Attributes:
-      info: the report of the server at this address about itself; None if no server replied.
+      info: the server's report about itself. None means that no server replied at this address.
     """
 
     findings: list[Finding]
@@ -51,7 +52,7 @@ class Address:
 
 
 def examine_server(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
-    """Check an address at which a server should run."""
+    """Check an address at which a server should be running now."""
     subject = subject or address
     seen = port_probe.probe(address, timeout_s)
     if seen.failure is not None:
@@ -64,7 +65,7 @@ def examine_server(address: str, credentials: Credentials, timeout_s: float, *, 
 
 
 def examine_planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
-    """Check an address of a cluster file, at which a server runs or will be started later."""
+    """Check an address of a cluster file. A server may run at this address, or may be started there later."""
     address = f"localhost{address}" if address.startswith(":") else address
     try:
         split(address)
@@ -94,17 +95,19 @@ def _examine_probed(
     except OSError as error:
         advice = "take a port from 1024 on" if isinstance(error, PermissionError) else "take another port"
         return Address(
-            [problem(subject, f"{address} is of this machine and cannot be bound ({error.strerror})", advice)]
+            [problem(subject, f"{address} belongs to this host and cannot be bound ({error.strerror})", advice)]
         )
-    return Address([ok(subject, f"{address} is of this machine, and free")])
+    return Address([ok(subject, f"{address} belongs to this host and is free")])
 
 
 def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
-    """Return a finding if this host resolves a name to its own loopback. Some systems write their own name into /etc/hosts in this way."""
+    """Return a finding if this host resolves a name to a loopback address. Some systems write such a line for their own name into
+    /etc/hosts.
+    """
     host, _ = split(address)
     if not is_name(host) or not is_loopback(seen.ip_address):
         return []
-    message = f"the name {host} is {seen.ip_address} here: only this machine can reach a server that binds it"
+    message = f"the name {host} is {seen.ip_address} here: only this host can reach a server that binds it"
     advice = (
         f"take {host} out of the line of {seen.ip_address} in /etc/hosts, or write the address or an interface instead"
     )
@@ -145,7 +148,7 @@ def _identify(subject: str, address: str, seen: ProbeResult, credentials: Creden
 
 
 def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return a finding if a large message gets no reply. On a link that drops large packets, small calls succeed and larger calls hang."""
+    """Return a finding if a large message gets no reply. If a link drops large packets, small calls succeed and larger calls hang."""
     answered = 0
     for size in ECHO_BYTES:
         try:
@@ -166,7 +169,7 @@ def _large_messages(subject: str, client: ZmqClient, timeout_s: float) -> list[F
 
 
 def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
-    """Return findings about a dispatcher's lost workers, crashed slots and relayed payloads, and about the ports of its workers."""
+    """Return findings about a dispatcher: its lost workers, crashed slots and relayed payloads, and the ports of its workers."""
     try:
         record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
     except errors.OpError:  # the dispatcher has just replied to another call, so it must be of another version
@@ -186,7 +189,7 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
 
 
 def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
-    """Return a finding for each worker whose own port cannot be reached from this host. Large results are read from that port."""
+    """Return a finding for each worker whose own port cannot be reached from this host. A program reads large results from this port."""
     own = is_loopback(split(dispatcher)[0])
     addresses = {row["name"]: row["address"] for row in workers if row.get("address")}
     with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
@@ -201,8 +204,8 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
     for name, address in addresses.items():
         subject, failed = f"data port of {printable(name)} {printable(address)}", seen[name].failure
         if not own and is_loopback(seen[name].ip_address):
-            message = "its address is on loopback, where only its own machine reaches it"
-            advice = "start it with --host and an address or interface that other machines reach, or with --advertise"
+            message = "its address is on loopback, where only processes of its own host reach it"
+            advice = "start it with --host and an address or interface that other hosts reach, or with --advertise"
             found.append(problem(subject, message, advice))
         elif failed is not None:
             message, advice = port_probe.explain_failure(address, seen[name], timeout_s)
@@ -215,10 +218,10 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """Return a client in the first role for which this process has a key. With a token, it is the first of the roles.
+    """Return a client in the first of `roles` for which this process has a key. If the cluster has a token, this is the first role.
 
     Args:
-      key: the public key of a server that does not have the cluster's server key (a worker).
+      key: the public key of the server. It is needed for a worker, because a worker does not have the cluster's server key.
     """
     problems = []
     for role in ("submit", "worker", "admin", "client"):
@@ -230,7 +233,7 @@ def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqCl
 
 
 def listening_keys(credentials: Credentials) -> list[bytes]:
-    """Return the public keys of workers of this cluster that this process knows from its `authorized` file."""
+    """Return the public keys of the workers of this cluster. This process reads them from its `authorized` file."""
     folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
     try:
         authorized = keys.load_authorized(folder) if folder else {}
@@ -240,7 +243,7 @@ def listening_keys(credentials: Credentials) -> list[bytes]:
 
 
 def _probe(client: ZmqClient, timeout_s: float) -> tuple[ServerInfo, float, float]:
-    """Return the server's report about itself, the fastest round trip, and how far its clock is ahead (both in seconds)."""
+    """Return the server's report about itself, the fastest round trip in seconds, and the seconds by which the server's clock is ahead."""
     until = time.monotonic() + timeout_s
     probes = []
     for _ in range(PROBES):
@@ -267,18 +270,18 @@ def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: floa
         found.append(warning(subject, message, "install the same version on both ends"))
     if info.python != sys.version_info[:2]:
         message = f"Python {_dotted(info.python)} there, {_dotted(sys.version_info[:2])} here: scheduled functions will not run"
-        found.append(warning(subject, message, "use the same Python on all machines; plain calls work all the same"))
+        found.append(warning(subject, message, "use the same Python on all hosts; plain calls work all the same"))
     if abs(clock_ahead_s) > CLOCK_OFF_S:
-        message = (
-            f"its clock is {abs(clock_ahead_s):.1f} s {'ahead of' if clock_ahead_s > 0 else 'behind'} this machine's"
-        )
+        message = f"its clock is {abs(clock_ahead_s):.1f} s {'ahead of' if clock_ahead_s > 0 else 'behind'} this host's"
         advice = "run NTP on both; zmqdist does not need it, but comparing log lines does"
         found.append(warning(subject, message, advice))
     return found
 
 
 def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float) -> Finding:
-    """Return a finding why a ZeroMQ server did not reply. If the server refused this process, it quotes the client's error."""
+    """Return a finding that says why a ZeroMQ server did not reply. If the server refused this process, the finding has the client's
+    error.
+    """
     if isinstance(error, errors.DeadlineExceededError):
         message = f"it accepts connections, but does not answer within {timeout_s:g} s: its Python is busy or stuck"
         process = f" of pid {owner.pid}" if owner is not None and owner.pid else ""

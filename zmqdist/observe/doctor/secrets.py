@@ -1,4 +1,4 @@
-"""Checks whether the token, or the keys, that the next start of a process will use exist, are private and complete, and match."""
+"""Checks of the token or the keys that a process will use when it is started: they must exist, be private and complete, and match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once mor
 
 
 def examine(credentials: Credentials) -> list[Finding]:
-    """Check the folder of keys if there is one, otherwise the token, by the rules of transport/security.py."""
+    """Check the key folder that processes will use or, without a key folder, the token. transport/security.py has the rules."""
     if credentials.insecure:
         return [
             warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")
@@ -27,7 +27,7 @@ def examine(credentials: Credentials) -> list[Finding]:
 
 
 def user_token(path: str | None) -> Finding:
-    """Check the token that a process would use. If the user's own token does not exist, this check does not create it."""
+    """Check the token that a process would use. If the user's own token does not exist, this function does not create the token."""
     try:
         own = token.default_path()
         if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
