@@ -75,6 +75,9 @@ class Launcher(Protocol):
     ) -> RunningRole:
         """Start a role on the host that this launcher chooses. A role that ran before has the same host, unless the host is lost."""
 
+    def stranded(self, name: str) -> str:
+        """Return why no host can run this role any more, and what the user can do; "" if a host can run it."""
+
     def release(self, name: str) -> None:
         """Forget the host of a role that has ended and will not be started again, so that another one may have its place."""
 
