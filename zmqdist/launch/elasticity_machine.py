@@ -83,7 +83,7 @@ class SeenWorker:
       leases: work items that it has.
       done: work items that it has ended.
       burden: how much it would lose by leaving: kept values, data tasks, work that waits for it alone.
-      refusal: why it may not be drained; "" if it may. Known only in requests.
+      refused: whether its drain would be refused, because something would be lost. Known only in requests.
     """
 
     index: int
@@ -91,7 +91,7 @@ class SeenWorker:
     leases: int
     done: int
     burden: int = 0
-    refusal: str = ""
+    refused: bool = False
 
 
 # -- events -------------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class SeenWorker:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequested:
-    """A user wants this many workers. `seen` has all registered workers, with their refusals.
+    """A user wants this many workers. `seen` has all registered workers, and says which of them may not be drained.
 
     Attributes:
       request: a number that comes back with the reply.
@@ -199,10 +199,10 @@ class AcceptSize:
 
 @dataclass(frozen=True, slots=True)
 class RefuseSize:
-    """Reply to a request: nothing has changed. `refused`: the workers that may not leave, where that is the reason."""
+    """Reply to a request: nothing has changed. Either `problem` is the reason, or `refused` has the workers that may not leave."""
 
     request: int
-    problem: str
+    problem: str = ""
     refused: tuple[int, ...] = ()
 
 
@@ -314,10 +314,9 @@ class Elasticity:
         if problem:
             return [RefuseSize(event.request, problem)]
         leaves = self._choose(len(self._held) - event.count, event.seen)
-        refused = [each for each in event.seen if each.index in leaves and each.refusal]
+        refused = tuple(each.index for each in event.seen if each.index in leaves and each.refused)
         if refused and not event.force:
-            reasons = "; ".join(f"worker:{each.index}: {each.refusal}" for each in refused)
-            return [RefuseSize(event.request, reasons, tuple(each.index for each in refused))]
+            return [RefuseSize(event.request, refused=refused)]
         self.wanted = event.count
         effects = [effect for index in leaves for effect in self._leave(index, event.grace_s, now)]
         started: list[ElasticityEffect] = []
@@ -347,7 +346,7 @@ class Elasticity:
             found = by_index.get(index)
             if found is None or self._held[index].failed:
                 return (False, self._held[index].registered, 0, 0, -index)
-            return (bool(found.refusal), True, found.burden, found.leases, -index)
+            return (found.refused, True, found.burden, found.leases, -index)
 
         return sorted(self._held, key=loss)[: max(0, how_many)]
 
