@@ -82,7 +82,7 @@ class SeenWorker:
     Attributes:
       leases: work items that it has.
       done: work items that it has ended.
-      burden: how much it would lose by leaving: kept values, data tasks, work that waits for it alone.
+      burden: how much it would lose by leaving: kept values, data tasks, snapshot streams, work that waits for it alone.
       refused: whether its drain would be refused, because something would be lost. Known only in requests.
     """
 

@@ -262,7 +262,7 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def data_tasks_by_worker(self) -> dict[str, int]:
-        """Return how many tasks of the data service each worker has, by its name; workers without any are left out."""
+        """Return how many tasks and snapshot streams of the data service each worker has, by its name; workers without any are left out."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.task_counts)
 
