@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,18 +62,29 @@ def drain(
     if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
         raise click.UsageError(f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1")
     with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as dispatcher:
-        report = dispatcher.call(
-            "drain_reported", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S
-        )
-    for line in report["lines"]:
-        click.echo(f"{name}: {printable_line(line)}")
-    if report["drained"]:
-        click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
-    elif not dry_run:
-        click.echo(f"zmqdist drain: {name} stays, because something would be lost; --force drains it", err=True)
+        reply = dispatcher.call("drain", job, int(index), grace_s, force, dry_run, timeout_s=timeout_s + ASKED_S)
+    lines = report_lines(reply["reports"])
+    for line in lines:
+        click.echo(line)
+    if dry_run:
+        if not lines:
+            click.echo(f"{name} has nothing to lose")
+    elif reply["refused"]:
+        click.echo(f"zmqdist drain: {stay(reply['refused'])}", err=True)
         context.exit(int(ExitCode.REFUSED))
-    elif not report["lines"]:
-        click.echo(f"{name} has nothing to lose")
+    else:
+        click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
+
+
+def report_lines(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the sentences of the dispatcher's reports about workers that leave, each after the name of its worker."""
+    return [printable_line(f"{report['worker']}: {line}") for report in reports for line in report["lines"]]
+
+
+def stay(refused: Sequence[str]) -> str:
+    """Return the sentence about the workers that the dispatcher has refused to drain."""
+    verb, them = ("stays", "it") if len(refused) == 1 else ("stay", "them")
+    return f"{', '.join(refused)} {verb}, because something would be lost; --force drains {them}"
 
 
 @click.command(short_help="Stop a dispatcher and its workers, or all tasks of a cluster.")

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import click
 
-from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, printable_line, target_options
+from zmqdist_cli.common import Dispatcher, Seconds, grace_option, place, target_options
+from zmqdist_cli.control import report_lines, stay
 from zmqdist_cli.exit_codes import ExitCode
 
 LOOK_S: Final = 0.05
@@ -54,8 +55,11 @@ def scale(
     target, job, count = _parsed(target_and_count)
     with Dispatcher(*place(target, **secrets), "submit", timeout_s) as dispatcher:
         decision = dispatcher.call("scale", job, count, grace_s, force, timeout_s=timeout_s + DECIDED_S)
-        for line in _lines(decision):
-            click.echo(printable_line(line))
+        for line in _lines(decision, count):
+            click.echo(line)
+        if decision["refused"]:
+            click.echo(f"zmqdist scale: {stay(decision['refused'])}", err=True)
+            context.exit(int(ExitCode.REFUSED))
         problem = _missing(dispatcher, decision, wait_s, grace_s)
     if problem:
         click.echo(f"zmqdist scale: {problem}", err=True)
@@ -72,14 +76,14 @@ def _parsed(words: tuple[str, ...]) -> tuple[str | None, str, int]:
     return target[0] if target else None, job, int(count)
 
 
-def _lines(decision: dict[str, Any]) -> list[str]:
+def _lines(decision: dict[str, Any], count: int) -> list[str]:
     from zmqdist.observe.status import plural
 
     starts, leaves = decision["starts"], decision["leaves"]
     lines = [f"{', '.join(starts)} {'starts' if len(starts) == 1 else 'start'}"] if starts else []
-    lines += [f"{report['worker']}: {line}" for report in decision["reports"] for line in report["lines"]]
+    lines += report_lines(decision["reports"])
     lines += [f"{', '.join(leaves)} {'leaves' if len(leaves) == 1 else 'leave'}"] if leaves else []
-    return lines or [f"there are {plural(decision['count'], 'worker')} already"]
+    return lines or [f"there are {plural(count, 'worker')} already"]
 
 
 def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:

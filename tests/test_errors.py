@@ -29,12 +29,23 @@ CODED = [
     (15, "DATA_LOSS", errors.DataLossError),
     (16, "UNAUTHENTICATED", errors.UnauthenticatedError),
 ]
+REPORTS = [
+    {
+        "worker": "worker:1",
+        "losses": ["1 kept value that has no lineage: load-3", "1 function that only worker:1 may run: sum-4"],
+        "lost": ["load-3"],
+        "unknown": 2,
+        "pinned": ["sum-4"],
+        "data": [["train", "FILE", False], ["test", "DYNAMIC", True]],
+    }
+]
 STARTS = (errors.LostStart("worker:0", 1, -11, ""), errors.LostStart("worker:1", 2, None, "last words"))
 SAMPLES: list[Exception] = [
     errors.OpError("node", "op", "message", 7, {"a": 1}, {"b": 2}),
     *(cls(None, None, "message", {"key": "value"}) for _, _, cls in CODED),
     errors.WireError("tcp://peer", "no header"),
     errors.ProtocolMismatchError("the server", (1, 0), (2, 3)),
+    errors.DrainRefusedError(REPORTS),
     errors.WorkerLost("module.work", STARTS),
     errors.PSUnavailableError(errors.UnavailableError(None, None, "ps:0 is gone")),
     errors.ClosureInputError(ValueError("first")),

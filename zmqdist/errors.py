@@ -12,6 +12,7 @@
       ResourceExhaustedError 8  a bound of limits.py was reached
       FailedPreconditionError 9 the call is valid, but not in the present state (also a RuntimeError)
         ProtocolMismatchError   the two processes speak different major versions of the protocol
+        DrainRefusedError       workers stay, because a drain would lose values or work; has their names
       AbortedError          10
       OutOfRangeError       11
       UnimplementedError    12
@@ -36,6 +37,7 @@ All errors can be pickled (tests/test_errors.py).
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 OK = 0
@@ -251,6 +253,36 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
             self.ours,
             self.theirs,
         )
+
+
+class DrainRefusedError(FailedPreconditionError, _FromData):
+    """No worker was drained, because a drain would lose values or work that no other worker can make again.
+
+    The names of values and functions have the function and the number of the work item, as "load-3".
+
+    Attributes:
+      workers: the names of the workers that would lose something, as "worker:1".
+      values: the names of the kept values that have no lineage.
+      values_unknown: the number of kept values of which their programs have told the dispatcher neither name nor lineage in time.
+      functions: the names of the functions that only these workers may run.
+      data_tasks: the names of the data service's jobs with a task whose rest no other worker reads.
+    """
+
+    def __init__(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Args:
+        reports: the dispatcher's reports about these workers (`DrainReport.to_dict`).
+        """
+        super().__init__("")
+        self.workers = tuple(report["worker"] for report in reports)
+        self.values = tuple(name for report in reports for name in report["lost"])
+        self.values_unknown = sum(report["unknown"] for report in reports)
+        self.functions = tuple(name for report in reports for name in report["pinned"])
+        self.data_tasks = tuple(job for report in reports for job, _, moves in report["data"] if not moves)
+        losses = "; ".join(f"{report['worker']}: {loss}" for report in reports for loss in report["losses"])
+        text = (
+            f"a drain would lose what no other worker can make again, so no worker leaves unless you force it: {losses}"
+        )
+        self._set_message(text, list(reports))
 
 
 class LostStart(tuple[str, int, "int | None", str]):

@@ -132,6 +132,29 @@ def test_distributed_load(tmp_path: Path, mode: ShardingPolicy, times: int) -> N
                 assert sorted(values(cluster.distribute(dataset, mode))) == sorted([*range(100)] * repetitions * times)
 
 
+def test_a_report_about_a_drain_names_the_stream_of_a_worker_and_the_worker_that_continues_it(tmp_path: Path) -> None:
+    gate, path = Gate(tmp_path), str(tmp_path / "s")
+    with TestCluster(1) as cluster:
+        dispatcher = cluster.dispatcher
+        assert dispatcher.drain_reports()[0].lines == []
+        handle = distributed_save(gated(Dataset.range(10), gate), path, cluster.target)
+        until(lambda: bool(dispatcher.drain_reports()[0].streams))
+        (alone,) = dispatcher.drain_reports()
+        assert alone.lines == [f"continued by the next worker that joins: 1 snapshot stream: {path} (stream 0)"]
+        assert not alone.losses
+        assert alone.to_dict()["streams"] == [[path, 0, False]]
+        assert dispatcher.data_tasks_by_worker() == {"worker:0": 1}, "it counts as busy"
+        cluster.add_worker()
+        until(lambda: [each.streams != () for each in dispatcher.drain_reports()] == [True, True])
+        assert [each.lines for each in dispatcher.drain_reports()] == [
+            [f"continued by other workers: 1 snapshot stream: {path} (stream {number})"] for number in range(2)
+        ]
+        gate.open()
+        handle.wait(WAIT_S)
+        until(lambda: [each.lines for each in dispatcher.drain_reports()] == [[], []])
+    assert loaded(tmp_path / "s") == list(range(10))
+
+
 def test_skip_first_repetition(tmp_path: Path) -> None:
     """A worker that comes when a repetition has been handed out goes on with the next one."""
     gate = Gate(tmp_path)

@@ -180,6 +180,21 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         pool.close()
 
 
+def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy(launch: Launcher) -> None:
+    job = launch(UNTIL_TOLD, run=ON_PIPES, file=WITH_PS)
+    job.saw("it runs")
+    os.kill(agent_of(job.task("ps", 0)), signal.SIGKILL)
+    line = job.saw("[ps-0@")
+    (job.process_folder / "end").touch()
+    assert job.ends() == 0, job.text
+    host = line[len("[ps-0@")]
+    assert line == (
+        f"[ps-0@{host}] ended (its address is on {host}, which is lost, and programs know no other: start `zmqdist launch` again "
+        "without that host; the program goes on from its last checkpoint); its variables are lost; it is not started again"
+    )
+    assert [each for each in job.lines if "ps-0" in each] == [line]
+
+
 def test_a_role_that_finds_no_free_slot_ends_with_that_reason() -> None:
     with_one_slot = pipe_host("a", slots=1)
     pool = AgentPool([with_one_slot], lambda line: None)

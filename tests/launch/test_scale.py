@@ -142,8 +142,8 @@ KEEPS = """
 def test_a_size_that_loses_kept_values_is_refused_with_their_names(launch: Launcher) -> None:
     cluster = Cluster(launch(KEEPS, file=ONE.replace("count: 1", "count: 2")))
     code, out, err = cluster.scale("worker=1")
-    assert (code, out) == (2, "")
-    assert re.fullmatch(r"zmqdist scale: worker:1: 1 kept value that has no lineage: load-\d+\n", err)
+    assert re.fullmatch(r"worker:1: lost: 1 kept value that has no lineage: load-\d+\n", out)
+    assert (code, err) == (4, "zmqdist scale: worker:1 stays, because something would be lost; --force drains it\n")
     assert cluster.workers() == ["worker:0", "worker:1"]
     code, out, err = cluster.scale("worker=1", "--force")
     assert code == 0, err
@@ -267,6 +267,32 @@ def test_a_program_changes_the_size_itself(launch: Launcher) -> None:
     job = launch(SCALES, file=ONE)
     assert job.ends() == 0, job.text
     assert job.lines[0] == "3"
+    job.left_nothing()
+
+
+IS_REFUSED = """
+    from zmqdist import errors
+    from zmqdist.coordinator import ClusterCoordinator
+
+    def load(number):
+        return [number]
+
+    with ClusterCoordinator() as coordinator:
+        kept = [coordinator.schedule(load, (number,), keep=True, worker=number) for number in range(2)]
+        coordinator.join()
+        for remove in (lambda force: coordinator.remove_worker(1, force=force), lambda force: coordinator.scale_workers(1, force=force)):
+            try:
+                remove(False)
+            except errors.DrainRefusedError as error:
+                print(error.workers, error.values == (f"load-{kept[1].work}",), coordinator.workers())
+        remove(True)
+"""
+
+
+def test_a_program_gets_the_names_of_what_a_smaller_size_would_lose(launch: Launcher) -> None:
+    job = launch(IS_REFUSED, file=ONE.replace("count: 1", "count: 2"))
+    assert job.ends() == 0, job.text
+    assert job.lines[:2] == ["('worker:1',) True ['worker:0', 'worker:1']"] * 2, job.text
     job.left_nothing()
 
 

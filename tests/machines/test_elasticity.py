@@ -72,8 +72,8 @@ def test_a_worker_that_has_not_registered_leaves_first_and_by_a_signal() -> None
 
 def test_workers_that_may_not_leave_refuse_the_size_unless_it_is_forced() -> None:
     machine = registered(2)
-    seen = (SeenWorker(0, 1, 0, 0, 1, "it keeps sum-1"), SeenWorker(1, 1, 0, 0, 1, "it keeps sum-2"))
-    assert request(machine, 1, seen) == [RefuseSize(1, "worker:1: it keeps sum-2", (1,))]
+    seen = (SeenWorker(0, 1, 0, 0, 1, refused=True), SeenWorker(1, 1, 0, 0, 1, refused=True))
+    assert request(machine, 1, seen) == [RefuseSize(1, refused=(1,))]
     assert (machine.wanted, machine.leaving) == (2, [])
     assert request(machine, 1, seen, force=True) == [DrainWorker(1, 2.0), AcceptSize(1, 1, (), (1,))]
 

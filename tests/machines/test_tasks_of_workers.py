@@ -133,6 +133,19 @@ def test_b1_a_request_gets_the_present_elements_as_many_as_fit(wants: int, fit: 
     assert machine.taken == len(gets)
 
 
+def test_b1_an_element_that_is_appended_while_a_reply_is_measured_waits_for_the_next_request() -> None:
+    """The computing thread appends without the lock."""
+
+    def fits_and_appends(elements: Any, bytes_max: int) -> int:
+        machine.elements.append(3)
+        return len(list(elements))
+
+    machine = FirstComeBuffer(2, fits_and_appends)
+    machine.elements.extend([1, 2])
+    assert reply_to(machine, "a") == GiveElements("a", [1, 2])
+    assert list(machine.elements) == [3]
+
+
 def test_b1_requests_are_answered_in_their_order() -> None:
     machine = buffer()
     assert reply_to(machine, "a") is reply_to(machine, "b") is None

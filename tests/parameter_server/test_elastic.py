@@ -163,6 +163,20 @@ def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_serv
     is_back(found)
 
 
+def test_a_worker_that_keeps_values_stays_in_the_cluster_unless_its_removal_is_forced(cluster: Clusters) -> None:
+    servers = cluster(1, 1)
+    with zd.ParameterServerStrategy(servers.spec, connect_timeout_s=60) as strategy:
+        coordinator = ClusterCoordinator(strategy)
+        kept = coordinator.schedule(get_current_worker_index, keep=True)
+        coordinator.join()
+        with pytest.raises(errors.DrainRefusedError) as caught:
+            coordinator.remove_worker(0)
+        assert caught.value.values == (f"get_current_worker_index-{kept.work}",)
+        assert (list(strategy.cluster.workers), coordinator.workers()) == ([0], ["worker:0"])
+        coordinator.remove_worker(0, force=True)
+        assert not strategy.cluster.workers
+
+
 def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters) -> None:
     """F-7. One that is removed is not invited again."""
     servers = cluster(1, 1)

@@ -60,6 +60,22 @@ def test_kept_values_without_a_lineage_refuse_a_drain_by_their_names(cluster: zd
         assert drain(cluster, "--force").out.endswith("worker:0 leaves; what it runs has 10 s to end\n")
 
 
+def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(cluster: zd.local_cluster) -> None:
+    with ClusterCoordinator(cluster) as coordinator:
+        kept = coordinator.schedule(make, (1,), keep=True)
+        coordinator.join()
+        with pytest.raises(errors.DrainRefusedError) as caught:
+            coordinator.remove_worker(0)
+        assert str(caught.value) == (
+            "a drain would lose what no other worker can make again, so no worker leaves unless you force it: "
+            f"worker:0: 1 kept value that has no lineage: make-{kept.work}"
+        )
+        assert (caught.value.workers, caught.value.values) == (("worker:0",), (f"make-{kept.work}",))
+        assert coordinator.workers() == ["worker:0"]
+        coordinator.remove_worker(0, force=True)
+        assert cluster.dispatcher.wait_for(lambda present: not present, 10.0)
+
+
 def test_a_value_that_the_program_has_dropped_is_in_no_report(cluster: zd.local_cluster) -> None:
     with ClusterCoordinator(cluster) as coordinator:
         value = coordinator.schedule(make, (1,), keep=True)

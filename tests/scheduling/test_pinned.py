@@ -104,7 +104,7 @@ def test_work_pinned_to_a_removed_worker_waits_for_another_of_its_name(
         running = coordinator.schedule(waits, (tmp_path, "runs"), worker=1)
         waiting = coordinator.schedule(waits, (tmp_path, "waits"), worker=1)
         until(lambda: begun(tmp_path))
-        coordinator.remove_worker(1, grace_s=60.0)
+        coordinator.remove_worker(1, grace_s=60.0, force=True)
         until(lambda: second.snapshot().leaving)
         go(tmp_path)
         assert running.get(20) == "runs"

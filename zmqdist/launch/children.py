@@ -244,6 +244,10 @@ class Children:
         with self._lock:
             return [child for child in self._children if not child.ended.is_set()]
 
+    def stranded(self, name: str) -> str:
+        """As `Launcher.stranded`: this host can always run the role."""
+        return ""
+
     def release(self, name: str) -> None:
         """Do nothing, because this host has room for any number of roles (`Launcher.release`)."""
 

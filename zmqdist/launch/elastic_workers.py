@@ -59,7 +59,7 @@ class ElasticWorkers:
         self._tasks = tasks
         self._start = start
         self._events: queue.SimpleQueue[ElasticityEvent | None] = queue.SimpleQueue()
-        self._replies: dict[int, Future[machine.AcceptSize]] = {}
+        self._replies: dict[int, Future[machine.AcceptSize | machine.RefuseSize]] = {}
         self._requests = 0
         self._stopped = False
         self._lock = threading.Lock()
@@ -81,13 +81,9 @@ class ElasticWorkers:
         if job != WORKER:
             raise errors.InvalidArgumentError(f"only the number of workers can change, not that of job {job!r}")
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
-        seen = [
-            replace(each, refusal="; ".join(reports[name].losses))
-            if (name := f"{WORKER}:{each.index}") in reports
-            else each
-            for each in self._seen()
-        ]
-        reply: Future[machine.AcceptSize] = Future()
+        losing = {name for name, report in reports.items() if report.losses}
+        seen = [replace(each, refused=f"{WORKER}:{each.index}" in losing) for each in self._seen()]
+        reply: Future[machine.AcceptSize | machine.RefuseSize] = Future()
         with self._lock:
             if self._stopped:
                 raise errors.FailedPreconditionError("the cluster shuts down")
@@ -96,15 +92,20 @@ class ElasticWorkers:
             self._replies[request] = reply
             self._events.put(machine.SizeRequested(request, count, grace_s, seen, force))
         try:
-            accepted = reply.result(DECIDED_S)
+            decision = reply.result(DECIDED_S)
         except FutureTimeoutError:
             raise errors.DeadlineExceededError(f"the launcher has not decided within {DECIDED_S:g} s") from None
-        leaves = _names(accepted.leaves)
+        if isinstance(decision, machine.RefuseSize):
+            names = refused = _names(decision.refused)
+            starts, leaves = list[str](), list[str]()
+        else:
+            names = leaves = _names(decision.leaves)
+            starts, refused = _names(decision.starts), []
         return {
-            "count": accepted.count,
-            "starts": _names(accepted.starts),
+            "starts": starts,
             "leaves": leaves,
-            "reports": [reports[name].to_dict() for name in leaves if name in reports],
+            "refused": refused,
+            "reports": [reports[name].to_dict() for name in names if name in reports],
         }
 
     def figures(self) -> dict[str, Any]:
@@ -187,8 +188,10 @@ class ElasticWorkers:
                 self._tasks.signal(f"{WORKER}:{index}", signal.SIGKILL)
             case machine.AcceptSize(request):
                 self._take_reply(request).set_result(effect)
-            case machine.RefuseSize(request, problem):
+            case machine.RefuseSize(request, problem) if problem:
                 self._take_reply(request).set_exception(errors.FailedPreconditionError(problem))
+            case machine.RefuseSize(request):
+                self._take_reply(request).set_result(effect)
 
     def _retire(self, index: int) -> bool:
         """Have `tasks` never start this worker again. Return whether the worker has a process."""
@@ -197,7 +200,7 @@ class ElasticWorkers:
         self._events.put(machine.WorkerEnded(index, in_order=True, restarts=False))
         return False
 
-    def _take_reply(self, request: int) -> Future[machine.AcceptSize]:
+    def _take_reply(self, request: int) -> Future[machine.AcceptSize | machine.RefuseSize]:
         with self._lock:
             return self._replies.pop(request)
 

@@ -87,8 +87,9 @@ class SeenWorker:
     Attributes:
       leases: number of work items that the worker has.
       done: number of work items that the worker has ended.
-      burden: how much would be lost if the worker left: the number of its kept values, its data tasks and the work items pinned to it.
-      refusal: why the dispatcher would refuse to drain the worker. "" means that it would not, or that the event is not a request.
+      burden: how much would be lost if the worker left: the number of its kept values, its data tasks, its snapshot streams and the
+        work items pinned to it.
+      refused: whether the dispatcher would refuse to drain the worker, because something would be lost. Known only in requests.
     """
 
     index: int
@@ -96,7 +97,7 @@ class SeenWorker:
     leases: int
     done: int
     burden: int = 0
-    refusal: str = ""
+    refused: bool = False
 
 
 # -- events -------------------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ class SeenWorker:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequested:
-    """A user has asked for `count` workers.
+    """A user has asked for `count` workers. `seen` has all registered workers, and says which of them may not be drained.
 
     Attributes:
       request: the number of the request, which the reply repeats.
@@ -213,12 +214,12 @@ class RefuseSize:
     """Refuse a request, which has changed nothing.
 
     Attributes:
-      problem: the reason.
-      refused: the workers that the dispatcher would refuse to drain, if they are the reason.
+      problem: the reason, or "" if `refused` is the reason.
+      refused: the workers that the dispatcher would refuse to drain.
     """
 
     request: int
-    problem: str
+    problem: str = ""
     refused: tuple[int, ...] = ()
 
 
@@ -334,10 +335,9 @@ class Elasticity:
         if problem:
             return [RefuseSize(event.request, problem)]
         leaves = self._choose(len(self._held) - event.count, event.seen)
-        refused = [each for each in event.seen if each.index in leaves and each.refusal]
+        refused = tuple(each.index for each in event.seen if each.index in leaves and each.refused)
         if refused and not event.force:
-            reasons = "; ".join(f"worker:{each.index}: {each.refusal}" for each in refused)
-            return [RefuseSize(event.request, reasons, tuple(each.index for each in refused))]
+            return [RefuseSize(event.request, refused=refused)]
         self.wanted = event.count
         effects = [effect for index in leaves for effect in self._leave(index, event.grace_s, now)]
         started: list[ElasticityEffect] = []
@@ -367,7 +367,7 @@ class Elasticity:
             found = by_index.get(index)
             if found is None or self._held[index].failed:
                 return (False, self._held[index].registered, 0, 0, -index)
-            return (bool(found.refusal), True, found.burden, found.leases, -index)
+            return (found.refused, True, found.burden, found.leases, -index)
 
         return sorted(self._held, key=loss)[: max(0, how_many)]
 

@@ -245,8 +245,8 @@ class Hosts:
         its `tail` is the reason.
         """
         name = f"{config.job}:{config.index}"
-        lost = self._pool.lost_port_host(name)
-        host = None if lost else self._pool.place(name)
+        stranded = self.stranded(name)
+        host = None if stranded else self._pool.place(name)
         order, problem = None, "no host has a free slot for it"
         if host is not None:
             try:
@@ -256,17 +256,23 @@ class Hosts:
         role = RemoteRole(name, host or "", on_line)
         with self._lock:
             self._running.add(role)
-        if lost:
-            text = (
-                f"its address is on {lost}, which is lost, and programs know no other: start "
-                "`zmqdist launch` again without that host; the program goes on from its last checkpoint"
-            )
-            self._fail(role, REFUSED, text)
+        if stranded:
+            self._fail(role, REFUSED, stranded)
         elif host is None or order is None:
             self._fail(role, NOT_STARTED, problem)
         elif not self._pool.links[host].start(role, order):
             self._fail(role, NOT_STARTED, self._pool.links[host].why_ended)
         return role
+
+    def stranded(self, name: str) -> str:
+        """As `Launcher.stranded`: a role with a reserved port can run on the host of that port only."""
+        lost = self._pool.lost_port_host(name)
+        if not lost:
+            return ""
+        return (
+            f"its address is on {lost}, which is lost, and programs know no other: start "
+            "`zmqdist launch` again without that host; the program goes on from its last checkpoint"
+        )
 
     def release(self, name: str) -> None:
         """Free the slot of a role, as `Launcher.release`."""

@@ -77,6 +77,9 @@ class Launcher(Protocol):
     ) -> RunningRole:
         """Start a role on a host that this launcher chooses. A restarted role stays on its host, unless the host is lost."""
 
+    def stranded(self, name: str) -> str:
+        """Return why no host can run this role any more, and what the user can do; "" if a host can run it."""
+
     def release(self, name: str) -> None:
         """Free the place on its host of a role that has ended and is not restarted, so that another role may have the place."""
 

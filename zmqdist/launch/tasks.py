@@ -156,7 +156,8 @@ class Tasks:
         job = role.name.partition(":")[0]
         with self._lock:
             stopping, task = self._stopping, self._tasks[role.name]
-            restart = "" if stopping or task.retired else self._plan_restart(task, role.exit_code)
+            stranded = self._launcher.stranded(role.name)
+            restart = "" if stopping or task.retired or stranded else self._plan_restart(task, role.exit_code)
         if task.retired:
             self._launcher.release(role.name)
         if job == "worker":
@@ -166,7 +167,7 @@ class Tasks:
         if task.retired:
             self._say(f"[{_label(role)}] has left")
             return
-        how = errors.describe_exit(role.exit_code or 0) if role.pid else role.tail
+        how = stranded or (errors.describe_exit(role.exit_code or 0) if role.pid else role.tail)
         lost = "its variables are lost; " if job == "ps" else ""
         self._say(f"[{_label(role)}] ended ({how}); {lost}{restart or self._workers_left(job)}")
 

@@ -30,7 +30,7 @@ from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.coordination.replies import Task, task_name
-from zmqdist.limits import CONNECT_TIMEOUT_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
+from zmqdist.limits import CONNECT_TIMEOUT_S, DESCRIBED_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
 from zmqdist.rpc import ZmqClient, internal_client
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
@@ -141,22 +141,39 @@ class ClusterConnection:
         )
         raise errors.FailedPreconditionError(text)
 
-    def remove_worker(self, index: int, grace_s: float = GRACE_S) -> None:
+    def remove_worker(self, index: int, grace_s: float = GRACE_S, *, force: bool = False) -> None:
         """Remove a worker from the cluster. It may finish the function that it runs, for at most `grace_s` seconds. Functions that it has
         not begun run on other workers.
 
+        Args:
+          force: remove the worker although values or work are lost.
+
         Raises:
           ValueError: there is no such worker.
+          DrainRefusedError: values or work would be lost; the error has their names.
           UnavailableError: the dispatcher does not answer.
         """
         wanted = self.workers
+        if not force:
+            reply = self._drain(index, grace_s, dry_run=True)
+            if reply is not None and reply["refused"]:
+                raise errors.DrainRefusedError(reply["reports"])
         if index in wanted:
-            self._dismiss(index)
+            self._dismiss(index)  # before the worker leaves, because a wanted worker that has left is invited again
+        if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
+            raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
+
+    def _drain(self, index: int, grace_s: float, *, dry_run: bool) -> dict[str, Any] | None:
+        """Have the dispatcher drain a worker, whatever is lost, or report in a `dry_run` whether it would refuse that; return its reply.
+        None: the worker is not registered. A worker of this program may have left by itself.
+        """
         try:
-            self._call_dispatcher("drain", "worker", index, grace_s)
+            reply: dict[str, Any] = self._call_dispatcher(
+                "drain", "worker", index, grace_s, not dry_run, dry_run, within_s=TASK_PROBE_S + DESCRIBED_S
+            )
         except errors.NotFoundError:
-            if index not in wanted:  # a known worker may have left by itself: that is no error
-                raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}") from None
+            return None
+        return reply
 
     def _dismiss(self, index: int) -> None:
         """Remove a worker from `workers`."""
@@ -183,8 +200,8 @@ class ClusterConnection:
             if client is not None:
                 client.close()
 
-    def _call_dispatcher(self, method: str, *args: Any) -> Any:
-        """Call a method of the dispatcher, and return its result. Blocks up to TASK_PROBE_S."""
+    def _call_dispatcher(self, method: str, *args: Any, within_s: float = TASK_PROBE_S) -> Any:
+        """Call a method of the dispatcher, and return its result. Blocks up to `within_s`."""
         with self._lock:
             if self._closed:
                 raise errors.FailedPreconditionError("this cluster was closed")
@@ -192,7 +209,7 @@ class ClusterConnection:
                 address = self.target.removeprefix("zmq://")
                 self._client = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
             client = self._client
-        return internal_client.start(client, method, *args, due=time.monotonic() + TASK_PROBE_S).get_value()
+        return internal_client.start(client, method, *args, due=time.monotonic() + within_s).get_value()
 
     def __del__(self) -> None:
         if not self.__dict__.get("_closed", True):

@@ -192,14 +192,15 @@ class StrategyCoordinator(ClusterCoordinator):
         self._check_open()
         return self.strategy.cluster.add_worker(address, index)
 
-    def remove_worker(self, worker: int | str, grace_s: float = GRACE_S) -> None:
+    def remove_worker(self, worker: int | str, grace_s: float = GRACE_S, *, force: bool = False) -> None:
         """Remove a worker; see ClusterCoordinator.remove_worker. An invited task can then work for another program.
 
         Raises:
           ValueError: there is no such worker.
+          DrainRefusedError: values or work would be lost, and `force` is False; the error has their names.
           UnavailableError: the dispatcher does not answer.
         """
-        self.strategy.cluster.remove_worker(int(worker_name(worker).rpartition(":")[2]), grace_s)
+        self.strategy.cluster.remove_worker(int(worker_name(worker).rpartition(":")[2]), grace_s, force=force)
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """Close the coordinator; see ClusterCoordinator.close.

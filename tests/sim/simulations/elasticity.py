@@ -60,7 +60,7 @@ class Worker:
     leases: int = 0
     done: int = 0
     burden: int = 0
-    refusal: str = ""
+    refused: bool = False
     idle_since: float | None = None
     seen_done: int = -1
 
@@ -125,7 +125,7 @@ class ElasticitySim:
     @property
     def seen(self) -> tuple[SeenWorker, ...]:
         return tuple(
-            SeenWorker(index, SLOTS, each.leases, each.done, each.burden, each.refusal)
+            SeenWorker(index, SLOTS, each.leases, each.done, each.burden, each.refused)
             for index, each in self.workers.items()
             if each.registered
         )
@@ -177,7 +177,7 @@ class ElasticitySim:
         if isinstance(replies[0], RefuseSize):
             self.refusals += 1
             self.promise(len(effects) == 1 and self._state() == before, "P8: a refused request changed something")
-            self.promise(bool(replies[0].problem), "P8: a refusal without a reason")
+            self.promise(bool(replies[0].problem or replies[0].refused), "P8: a refusal without a reason")
             return
         self.promise(not self.closing, "P9: a size was accepted while the cluster closes")
         self.promise(replies[0].count == count == self.machine.wanted, "P8: another size was accepted")
@@ -187,7 +187,7 @@ class ElasticitySim:
         def loss(index: int) -> tuple[bool, int, int]:
             worker = seen.get(index)
             lost = worker is None or stays_before[index].failed
-            return (False, 0, 0) if lost or worker is None else (bool(worker.refusal), worker.burden, worker.leases)
+            return (False, 0, 0) if lost or worker is None else (worker.refused, worker.burden, worker.leases)
 
         stays = [index for index in stays_before if index not in gone]
         self.promise(force or not any(loss(index)[0] for index in gone), "P5: a refused worker leaves")
@@ -220,8 +220,7 @@ class ElasticitySim:
         for worker in self.workers.values():
             if worker.registered:
                 worker.burden = self.random.choice((0, 0, 0, 1, 4))
-                refused = worker.burden and self.random.random() < 0.5
-                worker.refusal = "3 kept values that have no lineage" if refused else ""
+                worker.refused = bool(worker.burden) and self.random.random() < 0.5
 
     def _hang(self) -> None:
         leaving = [each for each in self.workers.values() if each.told_at is not None and not each.killed]
@@ -263,7 +262,7 @@ class ElasticitySim:
 
     def _unregister(self, worker: Worker) -> None:
         self.queued += worker.leases
-        worker.registered, worker.leases, worker.burden, worker.refusal, worker.idle_since = False, 0, 0, "", None
+        worker.registered, worker.leases, worker.burden, worker.refused, worker.idle_since = False, 0, 0, False, None
 
     def _end(self, index: int, *, in_order: bool, restarts: bool) -> None:
         worker = self.workers[index]

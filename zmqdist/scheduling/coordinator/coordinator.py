@@ -352,25 +352,25 @@ class ClusterCoordinator:
             names = [(name.rpartition(":")) for name in runtime.members or ()]
         return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
 
-    def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S) -> None:
+    def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has asked the worker to do so.
 
-        Functions that the worker has not begun go to other workers; pinned functions wait for another worker of the same name.
+        Functions that the worker has not begun go to other workers. With `force`, pinned functions wait for another worker of its name.
 
         Raises:
-          ValueError: `worker` is not the name of a worker.
-          NotFoundError: that worker is not present.
+          DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False. The error has the names of the losses.
+          ValueError, NotFoundError: `worker` is not the name of a worker, or that worker is not present.
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
         """
         job, _, number = worker_name(worker).rpartition(":")
-        _call_dispatcher(self._runtime.address, self.credentials, "drain", job, int(number), float(grace_s))
+        _remove_workers(self, "drain", job, int(number), float(grace_s), force)
 
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force`: although values or work are lost.
 
-        Raises FailedPreconditionError: no launcher, `count` is out of bounds, or something would be lost, which the text names.
+        Raises DrainRefusedError, as `remove_worker`; FailedPreconditionError: no launcher holds the workers, or `count` is out of bounds.
         """
-        _call_dispatcher(self._runtime.address, self.credentials, "scale", "worker", count, float(grace_s), force)
+        _remove_workers(self, "scale", "worker", count, float(grace_s), force)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -426,7 +426,7 @@ class ClusterCoordinator:
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
         """
-        rows = _call_dispatcher(self._runtime.address, self.credentials, "status")["workers"]
+        rows = _call_dispatcher(self, "status")["workers"]
         figures = {name: metrics.get_metric_summary(name) for name in metrics.names()}
         return {**figures, "workers": {row["name"]: row for row in rows}}
 
@@ -558,11 +558,19 @@ def _options(worker: int | str | None, priority: int) -> WorkOptions:
     return WorkOptions("" if worker is None else worker_name(worker), index(priority))
 
 
-def _call_dispatcher(address: str, credentials: Credentials, method: str, *args: Any) -> Any:
+def _call_dispatcher(coordinator: ClusterCoordinator, method: str, *args: Any) -> Any:
     """Call a method of the dispatcher over a connection of its own and return the reply."""
-    security = credentials.client(address, "submit")
+    address = coordinator.target.removeprefix("zmq://")
+    security = coordinator.credentials.client(address, "submit")
     with closing(ZmqClient(address, "", True, REQUEST_MS, security=security)) as client:
         return getattr(client, f"{method}_blocking")(*args)
+
+
+def _remove_workers(coordinator: ClusterCoordinator, method: str, *args: Any) -> None:
+    """Call `drain` or `scale` of the dispatcher. Raises DrainRefusedError if it refuses to lose what workers have."""
+    reply = _call_dispatcher(coordinator, method, *args)
+    if reply["refused"]:
+        raise errors.DrainRefusedError(reply["reports"])
 
 
 def worker_name(worker: int | str) -> str:

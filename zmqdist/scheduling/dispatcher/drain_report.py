@@ -7,10 +7,10 @@ alone, and data tasks whose rest no other worker reads. What the programs did no
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
-from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow
+from zmqdist.data.service.dispatcher.machine.snapshot import DataTaskRow, SnapshotStreamRow
 from zmqdist.events import Peer
 from zmqdist.limits import DESCRIBED_S
 from zmqdist.messages import WorkDescribed
@@ -32,6 +32,7 @@ class DrainReport:
       pinned: functions that wait for this worker alone.
       resources: per-worker resources of the programs.
       data: tasks of the data service.
+      streams: streams of distributed snapshots that it writes.
     """
 
     worker: str
@@ -41,7 +42,8 @@ class DrainReport:
     running: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
     resources: tuple[str, ...] = ()
-    data: tuple[DataTaskRow, ...] = field(default=())
+    data: tuple[DataTaskRow, ...] = ()
+    streams: tuple[SnapshotStreamRow, ...] = ()
 
     @property
     def losses(self) -> list[str]:
@@ -78,6 +80,9 @@ class DrainReport:
             )
         if moved:
             sentences.append("read on by other workers: " + _listed(moved, "data task"))
+        for moves, who in ((True, "other workers"), (False, "the next worker that joins")):
+            if streams := [f"{each.path} (stream {each.stream})" for each in self.streams if each.moves == moves]:
+                sentences.append(f"continued by {who}: " + _listed(streams, "snapshot stream"))
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,12 +98,14 @@ class DrainReport:
             "pinned": list(self.pinned),
             "resources": list(self.resources),
             "data": [[each.job, each.mode, each.moves] for each in self.data],
+            "streams": [[each.path, each.stream, each.moves] for each in self.streams],
         }
 
 
 def report_of(
     holdings: WorkerHoldings,
     data: Sequence[DataTaskRow],
+    streams: Sequence[SnapshotStreamRow],
     in_question: Mapping[Peer, Collection[int]],
     replies: Mapping[Peer, WorkDescribed],
 ) -> DrainReport:
@@ -124,6 +131,7 @@ def report_of(
         pinned=names(holdings.pinned),
         resources=tuple(name for reply in replies.values() for name in reply.resources),
         data=tuple(data),
+        streams=tuple(streams),
     )
 
 

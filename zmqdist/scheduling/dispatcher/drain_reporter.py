@@ -108,8 +108,8 @@ class DrainReporter:
         for worker in question.workers:
             with contextlib.suppress(KeyError):  # it was lost meanwhile
                 holdings = self._broker.holdings(*worker)
-                data = self._data.tasks_of(holdings.worker)
-                reports.append(report_of(holdings, data, question.in_question, question.replies))
+                data, streams = self._data.tasks_of(holdings.worker), self._data.streams_of(holdings.worker)
+                reports.append(report_of(holdings, data, streams, question.in_question, question.replies))
         question.then(reports)
 
 

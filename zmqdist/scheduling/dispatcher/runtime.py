@@ -262,7 +262,7 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def data_tasks_by_worker(self) -> dict[str, int]:
-        """Return how many tasks of the data service each worker has, by its name; workers without any are left out."""
+        """Return how many tasks and snapshot streams of the data service each worker has, by its name; workers without any are left out."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.task_counts)
 
@@ -468,8 +468,7 @@ class _Runtime:
         service.register("status", self._status, inline=True)
         service.register("shutdown", self.shutdown, inline=True, roles=frozenset({"submit"}))
         service.register("scale", self._scale, roles=frozenset({"submit"}))
-        service.register_later("drain_reported", self._drain_reported, roles=frozenset({"submit"}))
-        service.register("drain", self.drain, inline=True, roles=frozenset({"submit"}))
+        service.register_later("drain", self._drain_reported, roles=frozenset({"submit"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
         return service
 
@@ -527,7 +526,7 @@ class _Runtime:
         return self.scaler.scale(job, count, grace_s, force)
 
     def _drain_reported(
-        self, call: PendingCall, job: str, index: int, grace_s: float, force: bool, dry_run: bool
+        self, call: PendingCall, job: str, index: int, grace_s: float, force: bool = False, dry_run: bool = False
     ) -> None:
         """Report what becomes of everything that a worker has; then drain it, unless that loses something or is a `dry_run`."""
 
@@ -535,10 +534,10 @@ class _Runtime:
             if not reports:
                 call.fail(not_registered(job, index, self.broker.membership.members))
                 return
-            drained = not dry_run and (force or not reports[0].losses)
-            if drained:
+            refused = [] if force else [report.worker for report in reports if report.losses]
+            if not refused and not dry_run:
                 self.drain(job, index, grace_s)
-            call.reply({**reports[0].to_dict(), "drained": drained})
+            call.reply({"refused": refused, "reports": [report.to_dict() for report in reports]})
 
         self.reporter.ask([(job, index)], finish)
 

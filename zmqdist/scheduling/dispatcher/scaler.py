@@ -14,7 +14,14 @@ class Scaler(Protocol):
     """A launcher in the process of the dispatcher."""
 
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
-        """Set how many workers there are, and return the decision. May wait for a moment. Raises OpError: refused, nothing has changed."""
+        """Set how many workers there are, and return the decision. May wait for a moment.
+
+        If workers that would have to leave would lose something, and `force` is False, nothing changes, and `refused` of the decision has
+        their names.
+
+        Raises:
+          OpError: there cannot be so many workers, and nothing has changed.
+        """
 
     def figures(self) -> dict[str, Any]:
         """Return the wanted size and its bounds for `status`. Does not wait."""

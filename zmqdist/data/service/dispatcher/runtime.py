@@ -50,6 +50,7 @@ from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachin
 from zmqdist.data.service.dispatcher.machine.snapshot import (
     DataSnapshot,
     DataTaskRow,
+    SnapshotStreamRow,
     data_tasks,
     iteration_rows,
     next_numbers,
@@ -251,11 +252,21 @@ class DataDispatcher:
         present = frozenset(row.name for row in self.machine.place_rows() if row.connected)
         return data_tasks(self.machine.state, worker, present)
 
+    def streams_of(self, worker: str) -> tuple[SnapshotStreamRow, ...]:
+        """Return the snapshot streams that a worker ("worker:1") writes. Call it in the loop."""
+        connected = {row.name: row.incarnation for row in self.machine.place_rows() if row.connected}
+        moves = bool(connected.keys() - {worker})
+        written = self.snapshots.written_by(connected[worker]) if worker in connected else {}
+        return tuple(SnapshotStreamRow(path, stream, moves) for path, stream in written.items())
+
     def task_counts(self) -> dict[str, int]:
-        """Return how many tasks that have not ended each worker has, by its name. Call it in the loop."""
+        """Return how many tasks that have not ended, and snapshot streams, each worker has, by its name. Call it in the loop."""
         state = self.machine.state
         open_tasks = [task.worker for task in state.tasks.values() if not task.finished]
-        return dict(Counter(state.workers[number].name for number in open_tasks if number in state.workers))
+        counts = Counter(state.workers[number].name for number in open_tasks if number in state.workers)
+        for row in self.machine.place_rows():
+            counts[row.name] += len(self.snapshots.written_by(row.incarnation))
+        return {name: count for name, count in counts.items() if count}
 
     def snapshot(self) -> DataSnapshot:
         """Return a record of jobs, iterations, readers, workers and the journal. Call it in the loop."""

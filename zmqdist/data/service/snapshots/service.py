@@ -74,6 +74,8 @@ class SnapshotService:
         self._snapshots = SnapshotManager(concurrent_max)
         self._addresses: dict[int, str] = {}
         self._pending: dict[int, tuple[PendingCall, dict[str, int]]] = {}
+        self._written: dict[int, dict[str, int]] = {}
+        """Incarnation of a worker -> the streams that it should write, by the path of their snapshot."""
         self._waiting: dict[str, list[PendingCall]] = {}
         self._version = 0
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
@@ -121,6 +123,10 @@ class SnapshotService:
         """Return the streams of a snapshot. Raises NotFoundError if the dispatcher has no snapshot at this path."""
         return list(self._snapshots[path].streams())
 
+    def written_by(self, incarnation: int) -> dict[str, int]:
+        """Return the streams that a worker writes, by the path of their snapshot. Call it in the loop."""
+        return self._written.get(incarnation, {})
+
     # -- workers ------------------------------------------------------------------------------------------------------------
 
     def joined(self, incarnation: int, address: str) -> None:
@@ -131,6 +137,7 @@ class SnapshotService:
         """Note that a worker is lost. Other workers get its streams, or the worker itself if it registers and requests streams first."""
         address = self._addresses.pop(incarnation, None)
         self._pending.pop(incarnation, None)
+        self._written.pop(incarnation, None)
         if address is not None and address not in self._addresses.values():
             self._forget_workers([address])
 
@@ -196,6 +203,7 @@ class SnapshotService:
     ) -> None:
         if not call.wanted() or incarnation not in self._addresses:
             return
+        self._written[incarnation] = found
         if found != has:
             call.reply(found)
         elif version != self._version:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, NamedTuple
 
 from zmqdist.data.service.reader.delivery import Wanted
@@ -116,7 +115,8 @@ class FirstComeBuffer:
         elements = self.elements
         popleft = elements.popleft
         count = min(len(elements), wanted.elements_max)
-        count = min(count, self._fits(islice(elements, count), wanted.bytes_max))
+        # By their positions, because an iterator over a deque raises RuntimeError once the computing thread has appended.
+        count = min(count, self._fits((elements[at] for at in range(count)), wanted.bytes_max))
         taken: list[Any]
         if not self._failures:
             taken = [popleft() for _ in range(count)]

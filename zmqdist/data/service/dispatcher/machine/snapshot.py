@@ -132,6 +132,22 @@ class DataTaskRow:
     moves: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotStreamRow:
+    """A stream of a distributed snapshot that one worker writes.
+
+    Attributes:
+      path: the folder of the snapshot.
+      stream: the number of the stream in the snapshot.
+      moves: whether another worker is present that continues the stream when this worker is drained. If none is, the stream waits for the
+        next worker. In both cases the elements that were committed stay.
+    """
+
+    path: str
+    stream: int
+    moves: bool
+
+
 def data_tasks(state: DurableState, worker: str, present: Collection[str]) -> tuple[DataTaskRow, ...]:
     """Return a row for each task of the worker of this name that has not ended. `present`: the names of the registered workers."""
     names = {number: entry.name for number, entry in state.workers.items()}
