@@ -22,8 +22,10 @@ DECIDED_S: Final = 15.0
 
 @click.command(short_help="Change how many workers a launched cluster has.")
 @click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
-@grace_option("Time that functions of workers that leave have to end; then they are cut off.")
-@click.option("--force", is_flag=True, help="Also end workers that keep what no other worker has.")
+@grace_option("Time that running functions of leaving workers have to end; then they are killed.")
+@click.option(
+    "--force", is_flag=True, help="End workers even if values or work are lost that no other worker can make again."
+)
 @click.option(
     "--wait",
     "wait_s",
@@ -31,7 +33,7 @@ DECIDED_S: Final = 15.0
     default=START_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for new workers, and beyond --grace for those that leave.",
+    help="How long to wait for new workers, and, after --grace, for leaving workers.",
 )
 @target_options
 @click.pass_context
