@@ -1,1 +1,3 @@
-"""Measurements, one file a question: `python -m benchmarks NAME`. What `zmqdist bench` needs is in zmqdist/observe/bench.py."""
+"""Measurements of zmqdist and of other systems. Each file answers one question: `python -m benchmarks NAME`.
+
+The measurements of `zmqdist bench` are in zmqdist/observe/bench.py."""

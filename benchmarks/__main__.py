@@ -1,8 +1,8 @@
 """`python -m benchmarks NAME ... [--against raw,pool,...]`: questions about speed and size, each a file of this folder; `all` for all.
 
-What is compared takes turns with zmqdist in blocks of a fraction of a second. A system that is not installed is left out, with a line;
-`pip install zmqdist[bench]` has most of them. Those whose packages do not go together may have a Python each: --python, or the
-environment variables ZMQDIST_BENCH_PYTHON_RAY, ZMQDIST_BENCH_PYTHON_TF and so on.
+Each system takes turns with zmqdist, in blocks of a fraction of a second. A system that is not installed is left out, and a line says so;
+`pip install zmqdist[bench]` installs most systems. Systems whose packages cannot be installed together may each have a Python of their own:
+name it with --python, or in an environment variable such as ZMQDIST_BENCH_PYTHON_RAY or ZMQDIST_BENCH_PYTHON_TF.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _python(text: str) -> tuple[str, str]:
 
 
 def _command(name: str, given: argparse.Namespace) -> str:
-    """How to ask this question again; where the interpreters are is a matter of each machine."""
+    """Return the command that measures this question again, without the paths of interpreters, which differ from host to host."""
     words = ["python", "-m", "benchmarks", name]
     words += ["--quick"] if given.quick else []
     words += [] if given.against == list(SYSTEMS) else ["--against", ",".join(given.against) or "none"]

@@ -1,7 +1,7 @@
 """How fast does an array travel to another process of the same host, and back, by size and lane?
 
-GB/s each way: the array's bytes by half of the round trip. `memcpy` is a copy between two warm arrays by one thread, which nothing that
-copies can beat. `zmqdist, sockets only` is zmqdist without shared memory.
+The figures are GB/s each way: the array's bytes divided by half of the round-trip time. `memcpy` is a copy between two warm arrays by one
+thread; no system that copies the array can be faster. `zmqdist, sockets only` is zmqdist without shared memory.
 """
 
 from __future__ import annotations

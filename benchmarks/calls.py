@@ -1,4 +1,4 @@
-"""How many calls a second are answered when many are on the way at a time?"""
+"""How many calls a second does a server answer when many calls are in flight at the same time?"""
 
 from __future__ import annotations
 

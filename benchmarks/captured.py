@@ -1,6 +1,6 @@
-"""How many tasks a second can a method be, of an object with a large array?
+"""How many tasks a second does a system run if each task is a method of an object with a large array?
 
-The object is the same for all tasks, and each system is given them in one call of its `map`.
+The object is the same for all tasks, and each system gets the tasks in one call of its `map`.
 """
 
 from __future__ import annotations

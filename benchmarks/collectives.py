@@ -1,7 +1,8 @@
-"""How fast do four processes of this host reduce an array together, and how fast a small one?
+"""How fast do four processes of this host reduce a large array together, and a small array?
 
-The speed of a ring is what each member sends in a second, 2 (n - 1) / n of the array for each all_reduce. Beside it, in blocks that take
-turns: plain TCP sockets in the same ring, all members sending at once, and one such pair alone. Those only move bytes.
+The speed of a ring is the number of bytes that each member sends in a second; for each all_reduce it sends 2 (n - 1) / n of the array. For
+comparison, in blocks that take turns with zmqdist, plain TCP sockets move the same bytes and add nothing: in a ring of all members, which
+send at the same time, and between a single pair of members.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SMALL_BYTES: Final = 1024
 
 
 class Ring:
-    """Four processes that do the same at once. See ring_member.py."""
+    """Four processes that carry out the same operations at the same time (ring_member.py)."""
 
     def __init__(self, stack: ExitStack) -> None:
         ports = [Reserved() for _ in range(2 * MEMBERS)]  # no other process gets them before the members bind them
@@ -40,7 +41,7 @@ class Ring:
             self._line(process)
 
     def ask(self, what: str, nbytes: int, count: int) -> list[list[float]]:
-        """What each member says of its pieces of work: seconds of each."""
+        """Ask a question. Return, for each member, the seconds of each of its pieces of work."""
         for process in self._members:
             assert process.stdin is not None
             process.stdin.write(json.dumps([what, nbytes, count]) + "\n")
@@ -103,6 +104,6 @@ QUESTION = Question("collectives", "Collectives of four processes", "", own=meas
 
 
 def _speed(ring: Ring, way: str, nbytes: int, moved: float, count: int) -> float:
-    """GB/s that a member sends: by the slowest of them."""
+    """Return the GB/s that each member sends, computed from the times of the slowest member."""
     slowest = max(sum(times) for times in ring.ask(way, nbytes, count) if times)
     return moved * count / slowest / 1e9

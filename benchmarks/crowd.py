@@ -1,6 +1,6 @@
-"""Very many workers that only connect, register and beat: what their heartbeats cost a real dispatcher.
+"""Measures what the heartbeats of very many workers cost a real dispatcher. The workers only connect, register and send heartbeats.
 
-They are connections of one process, over real sockets with the options of real workers; nothing is scheduled.
+The workers are connections of one process, over real sockets with the options of real workers. No function is scheduled.
 
     python -m benchmarks.crowd HOST:PORT COUNT    says "ready" when all are registered; beats when it is told "beat"
 """
@@ -32,7 +32,7 @@ PATIENCE_MS = 30_000
 
 @dataclass(frozen=True)
 class Share:
-    """Processor time of the dispatcher's process as a share of one core: with connections alone, and with beats besides."""
+    """Processor time of the dispatcher's process as a share of one core: with the connections only, and with their heartbeats as well."""
 
     connections: float
     beats: float
@@ -40,7 +40,7 @@ class Share:
 
 
 def watched(count: int) -> Share:
-    """What a crowd of `count` costs a dispatcher that has nothing else to do."""
+    """Return the processor time that `count` workers cost a dispatcher that does nothing else."""
     with role("dispatcher", "--port", "0") as (pid, address):
         command = [sys.executable, "-m", "benchmarks.crowd", address, str(count)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
@@ -87,7 +87,7 @@ def _connected(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Soc
 
 
 def _registered(socket: zmq.Socket[bytes], number: int) -> float:
-    """Say hello, register; how often the dispatcher wants a beat."""
+    """Say hello, and register each worker. Return the interval at which the dispatcher wants heartbeats."""
     incarnation = secrets.randbits(62) | 1
     socket.send(encode_hello(our_hello("worker", incarnation, f"crowd {number}")))
     socket.send(encode(Register(incarnation, "worker", -1, 1, [], [], os.getpid(), "crowd")))
@@ -101,7 +101,7 @@ def _registered(socket: zmq.Socket[bytes], number: int) -> float:
 
 
 def _beat(sockets: list[zmq.Socket[bytes]], beat_s: float) -> None:
-    """Each in its turn, evenly, until standard input ends."""
+    """Send the heartbeat of each worker in turn, spread evenly over the interval, until standard input is closed."""
     beat = encode(Beat())
     start = time.monotonic()
     sent = 0

@@ -1,4 +1,4 @@
-"""How many bytes a second does a pipeline give when its elements are large arrays that two workers compute for one reader?
+"""How many bytes a second does a pipeline deliver if its elements are large arrays that two workers compute for one reader?
 
 Each element is a new array, written by one addition.
 """

@@ -1,7 +1,7 @@
-"""How many small elements a second does a pipeline give that two workers compute for one reader?
+"""How many small elements a second does a pipeline deliver that two workers compute for one reader?
 
-The element is a number of eight bytes, which comes alone or in batches that the workers make. Whoever is read one at a time may still send
-several together. The tf.data service does not compress.
+The element is a number of eight bytes. The reader takes single numbers, or batches that the workers make. A system whose reader takes
+single numbers may still send several numbers in one message. The tf.data service does not compress.
 """
 
 from __future__ import annotations

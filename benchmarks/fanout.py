@@ -1,7 +1,7 @@
-"""How many tasks a second can be given the same large array?
+"""How many tasks a second can a system run that all get the same large array?
 
-Each system in the way that its documentation names for it: one that has a place for shared data puts the array there once a block, and that
-counts.
+Each system passes the array as its documentation recommends. A system with a store for shared data puts the array into the store once in
+each block, and the time for this counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What does one client that sends very much at once cost the others, and the server?
+"""What does a client that sends very many calls at once cost the other clients, and the server?
 
-A server with two threads, whose method sleeps for a while with the array that it was given. One client asks for all of it at once, without
-end for practical purposes; another one asks small questions of the same threads, one after the other. Arrays travel by sockets, so
-that they are in the server's own memory.
+A server has two threads, and a method that gets an array and sleeps for a while. One client sends all of its calls with arrays at once,
+more than the server can answer during the measurement. Another client sends small calls to the same threads, one after the other. Arrays
+travel by sockets, so that they are in the server's own memory.
 
     python -m benchmarks.greedy    serves until standard input ends; says its address
 """

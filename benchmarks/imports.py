@@ -1,6 +1,7 @@
 """What does the import cost beyond that of NumPy?
 
-All that a program imports to schedule something or to make a call; `import zmqdist` alone loads next to nothing.
+The figure counts all modules that a program imports to schedule a function or to make a call; `import zmqdist` alone loads almost no
+module.
 """
 
 from __future__ import annotations

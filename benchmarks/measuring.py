@@ -1,13 +1,13 @@
 """Questions, and how their answers are compared: blocks that take turns, and the median of their ratios.
 
 Theory of operation
-    A question is put to zmqdist and to each of the others in turn, in blocks of a fraction of a second: both sides of a pair meet the same
-    machine, whatever else runs on it. The first blocks of each are not counted: they pay for connections and imports, and they tell
-    how many pieces of work fill a block. The others are asked one after the other, so that at most one of them, with all its daemons, is
-    there beside zmqdist.
+    zmqdist and another system answer a question in turns, in blocks of a fraction of a second, so that other load on the host affects both
+    systems alike. The first blocks of each system are not counted, because they include the time for connections and imports. They also
+    determine how many pieces of work fill a block. The other systems are measured one after the other, so that at most one of them, with
+    all its daemons, runs beside zmqdist.
 
-    A ratio says how many times better zmqdist is; below 1 the other wins. It is the median of the ratios of the pairs, and not the
-    ratio of the medians that stand beside it.
+    A ratio says how many times better zmqdist is; if it is below 1, the other system is better. It is the median of the ratios of the pairs
+    of blocks, and not the ratio of the two medians that are printed beside it.
 
 Not here: what a question is (one file each), how a process is started and asked (systems.py).
 """
@@ -315,7 +315,8 @@ def pairs(
 
 @contextlib.contextmanager
 def _blaming(mine: Side) -> Iterator[None]:
-    """Our own failure ends the run: it must not pass for one of somebody else."""
+    """Turn a failure of zmqdist into an error that ends the run, because the failure must not be reported as a failure of another
+    system."""
     try:
         yield
     except Unusable as reason:

@@ -1,8 +1,8 @@
-"""What does a queued task cost in memory, and what is left of it?
+"""How much memory does a queued task take, and how much of it is not freed after the task?
 
-Of each system: the bytes of all its processes together, client and broker and workers, for each no-op task that waits behind two that do
-not end. Of zmqdist's dispatcher alone, in a process of its own: its memory with very many tasks, and when their results were taken.
-There workers are started when all tasks are queued, so that the queue really is that long.
+For each system, the figure is the memory of all its processes (client, broker and workers) for each no-op task that waits behind two tasks
+that do not end. For zmqdist's dispatcher, in a process of its own, two more figures are its memory with very many queued tasks, and after
+the results were taken. In this measurement workers start only when all tasks are queued, so that the queue has its full length.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """What does the dispatcher cost as the cluster and the queue grow?
 
-The machine that decides is driven by simulated workers and a simulated coordinator, in virtual time, so that ten thousand workers and a
-million queued tasks fit on one core: processor time of a task, of a beat and of a joining worker, bytes of a worker and of a queued task.
-Tasks of 10 ms come back one in a message, tasks of 0.1 ms twenty in a message, as from real workers. Then real processes and sockets: the
-processor time of a no-op task in each of them, and what the heartbeats of very many connections cost a dispatcher that has nothing
-else to do, as a share of a core.
+First, simulated workers and a simulated coordinator drive the dispatcher's machine in virtual time, so that one core can simulate ten
+thousand workers and a million queued tasks. The figures are the processor time of a task, of a heartbeat and of a registering worker, and
+the bytes of a worker and of a queued task. A message returns one task of 10 ms, or twenty tasks of 0.1 ms, as from real workers.
+
+Then real processes and sockets are measured. The figures are the processor time of a no-op task in each process, and the share of a core
+that the heartbeats of very many connections cost a dispatcher that does nothing else.
 """
 
 from __future__ import annotations

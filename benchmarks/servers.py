@@ -1,7 +1,7 @@
-"""What do the servers of a cluster cost that lives in one process, and how fast is a variable read that lies on many of them?
+"""How long does it take to start and stop the servers of a cluster in one process, and to read a variable whose parts are on many servers?
 
-The two benchmarks of TensorFlow's own tests of its servers: one worker and ten ps are made and stopped, fifty times; and a variable in a
-thousand parts on a hundred ps is read by a session, part by part, and put together. Each figure is the median.
+These are the two benchmarks in TensorFlow's tests of its servers. In the first, a worker and ten ps are made and stopped, fifty times. In
+the second, a session reads a variable that has a thousand parts on a hundred ps, and joins the parts. Each figure is the median.
 """
 
 from __future__ import annotations

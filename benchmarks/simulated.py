@@ -1,8 +1,9 @@
-"""Workers and a coordinator that are only events, around the dispatcher's real machine: as many as one likes, in virtual time.
+"""Simulates any number of workers, and a coordinator, around the dispatcher's real machine, in virtual time.
 
-A simulated worker runs its leases one after the other, each for `task_s`, and reports what has ended every `report_s` or after each
-one, whichever is longer, as real workers do. What is called back it gives back if it has not begun it. Only the time inside the machine
-counts, and beside it that of the codec: encoding what comes out and decoding what goes in.
+A simulated worker runs its leases one after the other, each for `task_s`. It reports ended leases every `report_s`, or after each lease if
+this takes longer, as real workers do. If the dispatcher recalls a lease that the worker has not begun, the worker returns it. Only two
+times
+count: the time inside the machine, and the time of the codec, which encodes the machine's messages and decodes the messages to it.
 
 Not here: sockets (crowd.py has real ones), and faults (zmqdist.testing has those).
 """
@@ -60,7 +61,7 @@ class Cluster:
 
     Attributes:
       broker: the machine.
-      machine_s: processor time inside it so far, its `deadline` included, which a shell asks for after each event.
+      machine_s: processor time inside it so far, including its `deadline`, which a runtime reads after each event.
       codec_s: the same of encoding and decoding.
       events: how many it was given.
       done: results that came out of it.

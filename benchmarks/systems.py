@@ -1,10 +1,10 @@
-"""The systems that are compared, each in a process of its own, and how one is asked from here.
+"""The systems that are compared, each in a process of its own, and the session that asks such a process a question.
 
 Rules
     A system that is not installed, fails or hangs is Unusable, with a reason of one line; the others go on.
-    What a system has started is ended with it: its processes carry a mark in their environment, daemons of theirs too, and whoever
-    has it and is still there a moment after the end is killed.
-    Packages that do not go together have a Python each: `--python ray=/path/to/python`, or the environment variable
+    All processes that a system has started, also its daemons, end with the system. They have a mark in their environment, and a process
+    with this mark that still runs a moment after the end is killed.
+    Systems whose packages cannot be installed together have a Python each: `--python ray=/path/to/python`, or the environment variable
     ZMQDIST_BENCH_PYTHON_RAY.
 """
 

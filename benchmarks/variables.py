@@ -1,7 +1,7 @@
 """How fast are variables of parameter servers: small additions, rows of a table, and whole arrays?
 
-Two ps in processes of their own. Beside each figure stands, in blocks that take turns, what it can be at best: calls that send the same
-bytes and give them back, the same reckoning in this process, or a memcpy. `ratio` says how much of that is reached.
+Two ps run in processes of their own. Each figure is compared, in blocks that take turns, with an upper bound: calls that send the same
+bytes and return them, the same computation in this process, or a memcpy. `ratio` is the part of the upper bound that zmqdist reaches.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ ports_option = click.option(
     metavar="FIRST-LAST",
     expose_value=False,
     callback=_use_ports,
-    help="Range from which to take the ports that are not given, for a firewall.",
+    help="Range for all ports that no other option sets, for a firewall.",
 )
 
 advertise_option = click.option(

@@ -34,8 +34,14 @@ _grace = grace_option("Time that running functions have to end; then they are ki
 @click.command(short_help="Stop one worker after it has finished its running functions.")
 @click.argument("target_and_worker", nargs=-1, metavar="[TARGET] WORKER")
 @_grace
-@click.option("--force", is_flag=True, help="Drain the worker even if values or work are lost.")
-@click.option("--dry-run", is_flag=True, help="Only say what would become of everything that the worker has.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Drain the worker even if values or work are lost that no other worker can make again.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would become of everything that the worker has, and do nothing."
+)
 @target_options
 @click.pass_context
 def drain(

@@ -50,7 +50,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="What the process may be: worker:3, ps:0, submit, client or admin.",
+    help="Name under which the process joins: worker:3, ps:0, submit, client or admin.",
 )
 @click.option(
     "--valid-s",
@@ -133,7 +133,7 @@ def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any)
 @keys.command("rotate", short_help="Have members make new keys.")
 @click.argument("target", required=False)
 @click.option(
-    "--name", default="", metavar="NAME", help="Only this member, such as worker:3; by default all that joined."
+    "--name", default="", metavar="NAME", help="Only this member, such as worker:3; by default all members that joined."
 )
 @target_options
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:

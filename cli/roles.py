@@ -106,7 +106,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--dispatcher",
     "target",
     metavar="HOST:PORT",
-    help="Address of the dispatcher; by default the one in ZMQDIST_CONFIG.",
+    help="Address of the dispatcher; by default the address in ZMQDIST_CONFIG.",
 )
 @click.option(
     "--slots", type=Slots(), metavar="N|auto", help="Number of functions that run at the same time.  [default: 1]"
@@ -129,7 +129,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--index",
     type=click.IntRange(0),
     metavar="N",
-    help="Index in the worker's name: 1 in worker:1; by default the lowest free one.",
+    help="Index in the worker's name: 1 in worker:1; by default the lowest free index.",
 )
 @click.option(
     "--host",
@@ -140,7 +140,9 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
 )
 @advertise_option
 @ports_option
-@click.option("--port", type=_port, default=0, metavar="PORT", help="TCP port of that address; 0 takes a free one.")
+@click.option(
+    "--port", type=_port, default=0, metavar="PORT", help="TCP port at the address of --host; 0 takes a free port."
+)
 @click.option(
     "--orphan-limit",
     "orphan_limit_s",

@@ -23,8 +23,10 @@ DECIDED_S: Final = 15.0
 
 @click.command(short_help="Change how many workers a launched cluster has.")
 @click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
-@grace_option("Time that functions on workers that leave have to end; then they are killed.")
-@click.option("--force", is_flag=True, help="Also end workers whose values or work would be lost.")
+@grace_option("Time that running functions of leaving workers have to end; then they are killed.")
+@click.option(
+    "--force", is_flag=True, help="End workers even if values or work are lost that no other worker can make again."
+)
 @click.option(
     "--wait",
     "wait_s",
@@ -32,7 +34,7 @@ DECIDED_S: Final = 15.0
     default=START_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait until new workers have registered and, after --grace, until the others have left.",
+    help="How long to wait for new workers, and, after --grace, for leaving workers.",
 )
 @target_options
 @click.pass_context

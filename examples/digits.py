@@ -1,13 +1,13 @@
-"""Train a small network on handwritten digits: the weights live at parameter servers, workers compute the gradients.
+"""Train a small network on handwritten digits. Parameter servers hold the weights, and workers compute the gradients.
 
-    zmqdist launch configs/digits.yaml      on the cluster of that file
-    python examples/digits.py [folder]      on two workers and two parameter servers of its own
+    zmqdist launch configs/digits.yaml      on the cluster of this file
+    python examples/digits.py [folder]      on two workers and two parameter servers that the program starts itself
 
-The batches come through the data service, each one once. Each is a piece of work for whichever worker is free: it reads the weights,
-computes a gradient, and has the servers make a step with it, while the other worker does the same with another batch.
+The data service delivers each batch once. For each batch the program schedules one function, which runs on any free worker. The function
+reads the weights, computes a gradient, and has the servers make a step with the gradient. Other workers process other batches meanwhile.
 
-A worker may die on the way: its batch is computed again elsewhere. A parameter server may die, too: when it is there again, its weights are
-brought back from the checkpoint of the last epoch. With a folder for checkpoints a later run goes on where an earlier one was stopped.
+If a worker dies, another worker computes its batch again. If a parameter server dies and is restarted, its weights are restored from the
+checkpoint of the last epoch. With a folder for checkpoints, a later run continues where an earlier run was stopped.
 """
 
 import contextlib

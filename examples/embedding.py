@@ -1,14 +1,15 @@
-"""Learn which things a person clicks on: a table of a million rows at two parameter servers, of which each step touches a few hundred.
+"""Learn which things a person clicks on, with a table of a million rows at two parameter servers. Each step uses a few hundred rows.
 
     python examples/embedding.py [--steps 300]
 
-An impression is a person, a thing that was shown, and whether it was clicked. Both have a row in the table; the sum of the products of
-the two rows is how likely a click is. Who is seen how often follows Zipf's law, as words do: some rows are in most batches, most in none.
+An impression is a person, a thing that the person was shown, and whether the person clicked it. Each person and each thing has a row in the
+table. The larger the dot product of the two rows, the more likely is a click. The frequencies of people and things follow Zipf's law, as
+those of words do: a few rows are in most batches, and most rows are in none.
 
-Each step runs on whichever worker is free. It gets the rows of its batch from both servers at once, computes the gradient of the
-logistic loss by each of these rows, and has the servers make a step of Adagrad with them, which keeps its sums beside the table. Only
-these rows move. The impressions are made on the worker from the number of the step; a real program would read them there, from a
-per-worker dataset.
+Each step runs on any free worker. It requests the rows of its batch from both servers at the same time, computes the gradient of the
+logistic loss for each of these rows, and has the servers make a step of Adagrad with the gradients. Adagrad keeps its sums beside the
+table, on the servers. Only the rows of the batch are transferred. The worker makes the impressions from the number of the step; a real
+program would read them on the worker, from a per-worker dataset.
 """
 
 import argparse
@@ -22,11 +23,11 @@ ROWS, WIDTH = 1_000_000, 64
 PEOPLE = ROWS // 2  # the first half of the table; the things have the other
 BATCH = 512
 OPTIMIZER = zd.optimizers.Adagrad(0.1)
-TOLD = 10  # so often the loss is printed
+TOLD = 10  # the loss is printed so many times
 
 
 def impressions(step):
-    """People, things and clicks of a batch. Each row has a taste, which follows from its number and is what there is to learn."""
+    """Return the people, things and clicks of a batch. Each row has a hidden taste, computed from its number; training has to find it."""
     rng = np.random.default_rng(step)
     people = rng.zipf(1.3, BATCH) % PEOPLE
     things = PEOPLE + rng.zipf(1.3, BATCH) % PEOPLE

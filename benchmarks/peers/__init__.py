@@ -1,1 +1,2 @@
-"""One module a system: what is measured, in a process of its own, in a Python of its own where its packages want one."""
+"""The systems that are measured, one module for each. A system runs in a process of its own, and in a Python of its own if its packages
+need it."""

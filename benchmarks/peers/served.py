@@ -1,13 +1,13 @@
-"""What the modules of benchmarks/peers have in common: a system is a class, its questions are its methods, and a line of JSON asks.
+"""The common part of the modules of benchmarks/peers. A system is a class, its methods are questions, and a line of JSON asks a question.
 
     python -m benchmarks.peers.NAME [VARIANT]
 
 The first line out is {"answers": [questions]}, or {"missing": REASON} where the system is not installed. Then each line in,
 {"do": QUESTION, "count": 200, ...}, is answered by one line out: {"values": [...]} in seconds, pieces a second, bytes a second or
-bytes; or {"failed": REASON}. {"do": "version"} is answered by {"version": ...}, {"do": "rest"} when nothing runs any more. It ends when
-its standard input does. What a system prints goes to standard error.
+bytes; or {"failed": REASON}. {"do": "version"} is answered by {"version": ...}, and {"do": "rest"} is answered when the system has come to
+rest. The process ends when its standard input is closed. The output of a system goes to standard error.
 
-This imports nothing that is not in the standard library: a peer's Python may have nothing of ours.
+This module imports only the standard library, because the Python of another system may not have the packages of zmqdist.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """zmqdist itself: an RPC server in a process of its own, a cluster of two worker processes, and the same as a data service.
 
-Variants: `threads`: the RPC handlers run in threads instead of inline. `sockets`: the same as without a word; whoever starts it sets
-ZMQDIST_ARENA=off, so that arrays go through sockets between processes of one host, too. `inside`: dispatcher and workers of the data
-service are in the process that reads.
+Variants: `threads`: the RPC handlers run in threads instead of inline. `sockets`: the same as without a variant, but with
+ZMQDIST_ARENA=off in the environment, so that arrays travel by sockets between processes of one host, too. `inside`: dispatcher and workers
+of the data service are in the process that reads.
 """
 
 from __future__ import annotations

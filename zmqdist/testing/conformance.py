@@ -1,4 +1,4 @@
-"""`check_resolver` checks the rules that every cluster resolver must keep. The tests of zmqdist and of your own resolver can use it."""
+"""`check_resolver` checks the rules that every cluster resolver must keep. Call it in the tests of your own resolver."""
 
 from __future__ import annotations
 

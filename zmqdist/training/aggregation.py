@@ -12,7 +12,8 @@ from zmqdist.variables.storage import mean_of
 
 
 class ReduceOp(enum.Enum):
-    """The operation of `strategy.reduce`, which accepts a member or its name in any case."""
+    """The operation by which `strategy.reduce` combines values. `reduce` accepts a member of this enum, or the member's name in any
+    case."""
 
     SUM = "SUM"
     MEAN = "MEAN"

@@ -1,10 +1,10 @@
 """The base class of variables. It adds operators, comparisons, conversions and indexing, so that a variable can be used like its array.
 
 Rules
-    Every operator reads the value and returns an array, never a variable. `==` compares elements; to compare handles, use `is` or their
-    hashes.
+    Every operator reads the value and returns an array, never a variable. `==` compares elements. To find out whether two handles refer to
+    one variable, use `is`, or compare their hashes.
     Indexing transfers only the rows that the index selects; the caller owns the result.
-    Only `v[rows] = value` changes a variable. It is one scatter update, so it can set whole rows only.
+    `v[rows] = value` is the only operator that changes a variable. It sends one scatter update, so it can set whole rows only.
 
 Not here: how a value is read and updated (variable.py, sharded.py).
 """
@@ -57,7 +57,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def start_rows(self, rows: Rows) -> Any:
-        """Request rows. `get_value()` of the returned future returns them as an array, in the order of `rows`."""
+        """Request rows. `get_value()` of the returned future returns an array of the rows, in the order of `rows`."""
         raise NotImplementedError
 
     def sparse_read(self, indices: Any, name: str | None = None) -> NDArray[Any]:

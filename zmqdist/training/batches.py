@@ -25,7 +25,7 @@ from zmqdist.training.variable_storage import LocalStorage, RemoteStorage
 from zmqdist.variables import client
 
 Destination: TypeAlias = tuple[client.PsClient, int]
-"""The client of a server, and the number of the session at it. The variables of one destination share a message."""
+"""(client of a parameter server, number of the session at this server). The variables of one destination share a message."""
 
 
 def read_all(variables: Any) -> Any:
@@ -52,8 +52,8 @@ def read_all(variables: Any) -> Any:
 
 
 def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:
-    """Carry out `ParameterServerStrategy.apply`. In the context of several replicas the gradients are applied once: those of the replicas
-    are combined by each variable's aggregation.
+    """Apply gradients to several variables, as `ParameterServerStrategy.apply` describes. In the context of several replicas, the gradients
+    of all replicas for a variable are first combined by the variable's aggregation, and then applied once.
     """
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
     for _, variable in pairs:
@@ -78,7 +78,7 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
 
 
 def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
-    """Apply the gradients. All pairs are checked before the first message is sent."""
+    """Apply the gradients. This checks all pairs before it sends the first message."""
     by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
     local: list[tuple[LocalStorage, client.Change]] = []
     seen = set()

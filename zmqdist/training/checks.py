@@ -11,7 +11,7 @@ JOBS: Final = ("chief", "worker", "evaluator", "ps")
 
 
 def check_cluster(spec: ClusterSpec, task_type: str | None = None, task_id: int | None = None) -> None:
-    """Refuse a cluster that a strategy cannot connect to.
+    """Check that a strategy can connect to the cluster.
 
     Args:
       task_type, task_id: the program's own task in the cluster; None or "" if the program is outside the cluster.

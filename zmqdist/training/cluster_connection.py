@@ -1,10 +1,13 @@
 """How a program finds the tasks of a cluster with parameter servers, and how it adds, removes and stops them.
 
 `connect` makes a `ClusterConnection` from one of three kinds of source:
-    a spec, or a resolver that has one. The workers and ps are servers that run already. `connect` starts a dispatcher in this process and
-    invites the workers to it (worker_recruiter.py); a worker that starts later or restarts is invited then;
+    a ClusterSpec, or a resolver that returns a ClusterSpec. The workers and ps are servers that run already. `connect` starts a dispatcher
+    in
+        this process and invites the workers to register with it (worker_recruiter.py). A worker that starts later or restarts is invited
+        when it appears;
     a `local_cluster` with ps, which has its own dispatcher and workers;
-    None: the cluster that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same effect.
+    None. The cluster is the one that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same
+        effect.
 
 Evaluators are not part of the connection: the program does not wait for them. Each worker must be able to reach all ps; other connections
 between workers and ps are not needed.
@@ -61,13 +64,14 @@ class ClusterConnection:
     """The tasks of a cluster, for a strategy and its coordinator.
 
     Attributes:
-      target, credentials: the dispatcher's address in the form that ClusterCoordinator takes, and where the secrets are.
+      target: the dispatcher's address, in the form that ClusterCoordinator takes.
+      credentials: the places where the secrets are.
       ps: addresses of the parameter servers, by index.
     """
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
         """Args:
-        close: stops the dispatcher, threads and the like that were started for the connection. Its argument says whether to stop the
+        close: stops the dispatcher and the threads that were started for the connection. Its argument says whether to stop the
           tasks of the cluster as well.
         """
         self.target = target
@@ -88,7 +92,8 @@ class ClusterConnection:
     # -- states ---------------------------------------------------------------------------------------------------------------
 
     def task_states(self) -> list[errors.UnavailableError | None]:
-        """Return the states of the workers by index, then those of the ps. Blocks for up to TASK_PROBE_S if a task does not answer.
+        """Return the states of the workers by index, followed by the states of the ps. Blocks for up to TASK_PROBE_S if a task does not
+        answer.
 
         Returns:
           For each task None if it is alive, otherwise an UnavailableError that names it.
@@ -218,7 +223,7 @@ class ClusterConnection:
 
 
 class _RecruitedCluster(ClusterConnection):
-    """A cluster of servers that run already, with a dispatcher in this process."""
+    """The connection to servers that run already, with a dispatcher in this process."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, ps: list[str], recruiter: WorkerRecruiter
@@ -251,7 +256,7 @@ class _RecruitedCluster(ClusterConnection):
 
 
 class _LocalCluster(ClusterConnection):
-    """The connection to a `local_cluster`, which the code that made it closes."""
+    """The connection to a `local_cluster`. The code that made the local cluster also closes it."""
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(
@@ -277,7 +282,7 @@ class _LocalCluster(ClusterConnection):
 
 
 class _LaunchedCluster(ClusterConnection):
-    """The cluster of `zmqdist launch`, which stops everything when this program ends."""
+    """The connection to the cluster of `zmqdist launch`. The launcher stops all tasks when this program ends."""
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], workers: list[int]) -> None:
         super().__init__(target, credentials, ps, self._shut_down)
@@ -308,7 +313,7 @@ def connect(
       source: see ACCEPTED.
       connect_timeout_s: how long to wait, in seconds.
       slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
-      credentials: where the secrets are; None: those of the environment, or of the cluster if it has its own.
+      credentials: where the secrets are. None means the secrets of the cluster if it has its own, otherwise those of the environment.
 
     Raises:
       ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).
@@ -335,7 +340,7 @@ def connect(
 
 
 def stop_servers(addresses: list[str], credentials: Credentials, grace_s: float = GRACE_S) -> list[str]:
-    """Stop the servers at `addresses`, all at the same time, and skip those that do not answer. An empty address is skipped, too.
+    """Stop the servers at `addresses`, all at the same time. Servers that do not answer, and empty addresses, are skipped.
 
     Returns:
       The addresses of the servers that have confirmed that they stop.
@@ -381,8 +386,8 @@ def _invited(spec: ClusterSpec, timeout_s: float, slots: int, credentials: Crede
 
 
 def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credentials) -> DispatchServer:
-    """Start a dispatcher in this process. It binds the chief's address if that belongs to this host and is free, otherwise a free port of
-    an address of this host that the tasks can reach.
+    """Start a dispatcher in this process. The dispatcher binds the chief's address if this address belongs to this host and is free.
+    Otherwise it binds a free port at an address of this host that the tasks can reach.
     """
     endpoints = [(_host_for(addresses), 0)]
     if "chief" in spec.jobs and spec.num_tasks("chief"):
@@ -423,7 +428,8 @@ def _host_for(addresses: list[str]) -> str:
 
 
 def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float) -> None:
-    """Wait until all workers have registered and all ps have answered, at most until `until`. Raise an error for those that have not."""
+    """Wait until all workers have registered and all ps have answered, at most until `until`. Raise an error that names the missing
+    tasks."""
     clients = {
         ("ps", index): ZmqClient(address, "strategy", security=connection.credentials.client(address, "submit"))
         for index, address in enumerate(connection.ps)
@@ -459,7 +465,7 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
 
 
 def _describe_absent(absent: dict[Task, str]) -> list[str]:
-    """Probe the address of each absent task. Return a phrase for each that says what was found there."""
+    """Probe the address of each absent task. Return a phrase for each task that says what the probe found at its address."""
 
     def look(task: Task) -> str:
         address = absent[task]

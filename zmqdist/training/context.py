@@ -5,7 +5,8 @@ Rules
     context of its replica. A program without a strategy is in the default replica context, with a single replica.
     Scopes of one strategy nest. Inside a scope, the scope of another strategy cannot be entered, and no function can be scheduled for
     another strategy.
-    Each thread has contexts of its own. Code that starts threads for a user function passes its contexts on with `inherit`.
+    Each thread has contexts of its own. Code that starts threads for a user function copies the starting thread's contexts to the new
+    threads with `inherit`.
 
 Not here: what strategies do with the contexts (strategy.py), which server holds a variable (shard_placement.py).
 """
@@ -25,7 +26,7 @@ Creator = Callable[..., Any]
 
 
 class Strategy(Protocol):
-    """The part of a strategy that this module uses: its session number, which the stubs of a strategy on workers have as well."""
+    """The part of a strategy that this module uses: the session number. A strategy and its stubs on workers have the same number."""
 
     @property
     def session(self) -> int: ...
@@ -86,8 +87,8 @@ class _ThreadState(threading.local):
     """The strategies whose scopes were entered, outermost first."""
     replica: ReplicaContext | None = None
     creators: tuple[Creator, ...] = ()
-    """The creators that were entered, outermost first. The scope of a strategy is one of them: a creator outside it can change the device
-    that the strategy has chosen, a creator inside it cannot."""
+    """The creators that were entered, outermost first. The scope of a strategy is one of these creators: a creator outside the scope can
+    change the device that the strategy has chosen, a creator inside the scope cannot."""
     colocated: Any = None
     """New variables are placed on the server of this variable; None: no constraint."""
 
@@ -124,7 +125,8 @@ def in_cross_replica_context() -> bool:
 
 @contextmanager
 def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
-    """Return a context manager that enters the context of a replica; None: the cross-replica context of the current replica's strategy."""
+    """Return a context manager that enters the context of a replica. For None, it enters the cross-replica context of the current replica's
+    strategy."""
     before, scopes = thread_state.replica, thread_state.scopes
     if replica is None and before is not None and before.strategy is not None:
         thread_state.scopes = (*scopes, before.strategy)

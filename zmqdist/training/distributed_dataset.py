@@ -78,7 +78,7 @@ class _Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """Spec of the dataset's own elements, before they are split. Raises NotImplementedError where only a worker can know it."""
+        """Spec of the dataset's own elements, before they are split. Raises NotImplementedError if only a worker can know the spec."""
         raise NotImplementedError
 
 
@@ -115,7 +115,7 @@ class DistributedDatasetsFromFunction(_Distributed):
 
     def _elements(self, dataset: Iterator[Any]) -> Iterator[Any]:
         while elements := [element for _, element in zip(range(self._replicas), dataset, strict=False)]:
-            # Above 0 only at the end of the dataset: these replicas get batches without rows.
+            # At the end of the dataset there may be fewer elements than replicas. The other replicas then get batches without rows.
             missing = self._replicas - len(elements)
             if missing:
                 elements += [nest.map_structure(_no_rows, elements[-1])] * missing

@@ -1,7 +1,8 @@
 """Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one.
 
 Rules
-    A table is a Variable, a ShardedVariable, or a list of variables; the rows of a list are numbered through, in its order.
+    A table is a Variable, a ShardedVariable, or a list of variables. In a list, the rows of each variable are numbered on from the last row
+    of the variable before it.
     Only the requested rows are transferred. A lookup that combines rows transfers each row once, however often its id occurs.
     A lookup that combines rows takes ids in *bags*, and returns one row for each bag. Bags are Sparse (each vector along the last axis is a
     bag), Ragged, or a list of lists.

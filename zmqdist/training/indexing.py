@@ -1,12 +1,12 @@
-"""Interprets the key of `variable[key]` as NumPy does, but without the array: it computes the rows to request, and the key that is applied
-to these rows when they have arrived.
+"""Interprets the key of `variable[key]` as NumPy does, but without the array. `select` computes which rows to request, and which key to
+apply to these rows when they have arrived.
 
 Rules
     `value[key]` equals `value[rows][rest]` for every key that NumPy accepts. `rows` is an ascending range, or an array of row numbers.
     For a slice, `rows` is a range of its rows in ascending order; if the slice has a negative step, `rest` reverses them.
     For a number, `rows` is a range of one row. For a mask, or an array or list of numbers, `rows` has the row numbers in their order.
-    A key that NumPy refuses is refused with the same error class, before a row is transferred. A variable is refused as an index, because
-    its value would have to be read first.
+    If NumPy refuses a key, `select` raises the same class of error, before a row is transferred. It also refuses a variable as an index,
+    because the variable's value would have to be read first.
 
 Not here: which shard has which row (row_gather.py).
 """
@@ -62,8 +62,8 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
 
 
 def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """Return the items of a key with masks replaced by numbers and with an index for each axis. An `...` that remains stands for no axis;
-    as in NumPy it makes the result an array where it would be a scalar.
+    """Return the items of a key, with masks replaced by row numbers, and with an index for each axis. If an `...` remains, it stands for no
+    axis. As in NumPy, it only has the effect that the result is an array of no axes instead of a scalar.
     """
     expanded: list[Any] = []
     for item in items:
@@ -138,7 +138,7 @@ def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
 
 
 def checked_numbers(label: str, numbers: Any, size: int) -> NDArray[np.int64]:
-    """Check the positions along an axis that a caller has passed, an array of any shape. Return them as int64.
+    """Check an array of positions along an axis, which may have any shape. Return the positions as int64.
 
     Args:
       label: the variable's name in error texts.

@@ -1,12 +1,12 @@
-"""How a variable is cut into shards: the number of shards, the rows of each, and how the first value of each is made.
+"""How a variable is cut into shards: the number of shards, the rows of each shard, and how the first value of each shard is made.
 
 Rules
     A shard is a run of whole rows ("div" in TensorFlow). Shards have equally many rows; if the rows cannot be divided evenly, the first
     shards have one row more.
-    If the initial value is an array, the program cuts it and sends each shard its rows. If it is a function, and shape and dtype are given,
-    the function runs at the server of each shard, so that no process needs memory for the whole value.
-    A function that can make a part is called for the shard's part only. Any other function makes the whole value, and the shard keeps its
-    rows.
+    If the initial value is an array, the program cuts the array and sends each shard its rows. If the initial value is a function, and
+    shape and dtype are given, the function runs at the server of each shard.
+    A function that can make a part is called for the shard's part only, so that no process needs memory for the whole value. Any other
+    function makes the whole value at each server, and the shard keeps its own rows.
 
 Not here: which parameter server holds a shard (shard_placement.py), how many shards a variable should have (partitioners.py).
 """
@@ -50,7 +50,7 @@ def offsets_of(rows: int, shards: int) -> tuple[int, ...]:
 
 
 def shards_of(partitioner: Callable[..., Any] | None, shape: Sequence[int], dtype: DTypeLike) -> int:
-    """Return the number of shards into which a partitioner cuts a variable; 1: the variable is not cut.
+    """Return the number of shards into which a partitioner cuts a variable. The number 1 means that the variable is not cut.
 
     Raises:
       ValueError: the partitioner returned no number of 1 or more for the first axis, or it cuts another axis.
@@ -88,7 +88,7 @@ class Initial:
 
         Args:
           initial_value: a value that NumPy can convert to an array, or a function that returns one.
-          shape, dtype: shape and dtype of the variable; None: those of the value.
+          shape, dtype: shape and dtype of the variable. None means the shape or dtype of the value.
 
         Raises:
           ValueError: `initial_value` is missing, has another shape, or is not an array of numbers or text.
@@ -111,8 +111,9 @@ class Initial:
         return RowsOfInitial(self, start, stop)
 
     def warn_of_size(self) -> None:
-        """Log a warning if the variable is very large and a process has to make it in one piece before it is cut. Call it once for each
-        sharded variable."""
+        """Log a warning if the variable is very large, and a process has to make the whole value before it can be cut. Call this function
+            once for
+        each sharded variable."""
         whole = isinstance(self.source, np.ndarray) or not _ways_to_ask(self.source)
         if whole and math.prod(self.shape) > ELEMENTS_WHOLE_MAX:
             log.warning(
@@ -125,7 +126,7 @@ class Initial:
 
 @dataclass(frozen=True)
 class RowsOfInitial:
-    """Makes the first value of one shard. It is pickled, and called at the shard's parameter server."""
+    """A callable that makes the first value of one shard. The program pickles it, and the shard's parameter server calls it."""
 
     initial: Initial
     start: int
@@ -160,8 +161,8 @@ class RowsOfInitial:
 
 
 def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
-    """Return the names of the parameters by which a function accepts a part to make, named or through **kwargs. Empty: it makes the whole
-    value only."""
+    """Return the names of the parameters, named or through **kwargs, by which a function accepts the part that it has to make. The result
+    is empty if the function can only make the whole value."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature

@@ -56,7 +56,7 @@ def regroup(results: Sequence[Any]) -> Any:
 
 
 def local_results(value: Any) -> tuple[Any, ...]:
-    """Return a tuple with one value for each replica. For a value that is not a PerReplica, the tuple has this value only."""
+    """Return a tuple with one value for each replica. If `value` is not a PerReplica, return a tuple of this value only."""
     return value.values if isinstance(value, PerReplica) else (value,)
 
 
@@ -64,8 +64,9 @@ def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None
     """Return the sum or mean of the replicas' values, leaf by leaf. With `axis`, also reduce each value along these axes.
 
     Args:
-      replicas: number of replicas. If there are several, the sum of a value that is not a PerReplica is refused, because such a value is
-        the same in all of them.
+      replicas: number of replicas. If there are several replicas, the sum of a value that is not a PerReplica is refused, because such a
+      value
+        is the same in all replicas.
 
     Raises:
       ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.

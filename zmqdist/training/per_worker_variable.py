@@ -21,7 +21,7 @@ class PerWorkerVariable:
 
     Attributes:
       name: the name that the variable has on each worker.
-      shape, dtype: shape and dtype of each worker's variable; None where only the worker knows them.
+      shape, dtype: shape and dtype of each worker's variable; None if only the worker knows the shape or dtype.
     """
 
     trainable = False

@@ -59,14 +59,15 @@ def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function to schedule for `fn`. If the calling thread is inside a scope, it runs `fn` inside a scope on the worker;
-    otherwise it is `fn`.
+    """Return the function to schedule for `fn`. If the calling thread is inside a scope, the returned function runs `fn` inside a scope on
+    the worker; otherwise `fn` itself is returned.
     """
     return fn if _thread_state.cache is None else _Cached(fn)
 
 
 class _Cached:
-    """A function that runs `fn` inside a scope. Its module and name are those of `fn`, and two of them for one `fn` have equal pickles."""
+    """A function that runs `fn` inside a scope. It has the module and the name of `fn`. Two such functions for one `fn` have equal
+    pickles."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

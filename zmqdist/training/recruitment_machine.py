@@ -1,20 +1,21 @@
-"""Which workers a program invites, and when: the decisions of its recruiter. No I/O, no clock.
+"""Decides which workers a program invites, and when. The machine does no I/O and reads no clock; the recruiter's thread gives it the time.
 
 Theory of operation
-    The program wants workers, each by an index and an address. An invitation is one call to the server at that address, which waits until
-    the server appears; its reply says whether the worker works for this program's dispatcher. The dispatcher reports which workers are
-    present. A worker works for the program once it has accepted an invitation and is present. Every other wanted worker is invited: at
-    once, and AGAIN_S after the end of an invitation. A worker that is present without having accepted is invited too, because an earlier
-    program with the same dispatcher address may have invited it.
-    No invitation is given up: a server that never appears costs one connection that keeps trying, with back-off.
+    The program wants workers, each by an index and an address. An invitation is one call to the server at the worker's address. The call
+    waits until the server appears, and its reply says whether the worker has agreed to work for this program's dispatcher. The dispatcher
+    reports which workers are present. A worker works for the program once it has accepted an invitation and is present. The machine invites
+    every other wanted worker at once, and again AGAIN_S after an invitation has ended. It also invites a worker that is present but has not
+    accepted, because an earlier program with the same dispatcher address may have invited that worker.
+    An invitation has no time limit: for a server that never appears, one connection keeps trying, with back-off.
 
 Promises, checked by tests/sim/simulations/recruitment.py
     R1  each wanted worker has at most one invitation in flight, and a worker that is no longer wanted has none
     R2  a wanted worker that does not work for the program has an invitation in flight, or gets one within AGAIN_S
     R3  a worker that works for the program is not invited
     R4  the reply to an invitation that was dropped has no effect
-    R5  `refusal` names a worker only for an error that waiting cannot change; a worker of another program counts as one only after
-        INVITE_PATIENCE_S, because that program may have crashed a moment ago
+    R5  `refusal` returns a worker only if waiting cannot change the worker's error. If the worker works for another program, `refusal`
+    returns
+        the worker only after INVITE_PATIENCE_S, because the other program may have crashed a moment ago
 
 Not here: the calls and the thread (worker_recruiter.py).
 """
@@ -33,12 +34,12 @@ AGAIN_S: Final = 0.25
 """Pause before the next invitation of a worker that has not joined, in seconds."""
 
 PASSING: Final = (errors.UNAVAILABLE, errors.ABORTED, errors.CANCELLED, errors.DEADLINE_EXCEEDED)
-"""Errors after which another invitation may succeed. ALREADY_EXISTS is one as well, for INVITE_PATIENCE_S."""
+"""Errors after which another invitation may succeed. ALREADY_EXISTS counts as such an error for the first INVITE_PATIENCE_S."""
 
 
 @dataclass(frozen=True, slots=True)
 class InviteWorker:
-    """Send an invitation. `invitation` is its number, which comes back with its end."""
+    """Send an invitation. `invitation` is its number; `invitation_ended` expects this number when the invitation has ended."""
 
     invitation: int
     index: int
@@ -47,14 +48,14 @@ class InviteWorker:
 
 @dataclass(frozen=True, slots=True)
 class DropInvitation:
-    """Close the connection of an invitation. Its reply does not matter any more."""
+    """Close the connection of an invitation, because its reply does not matter any more."""
 
     invitation: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogFailure:
-    """Log that the invitations of a worker began to fail with this error. `passes`: waiting may help."""
+    """Log that the invitations of a worker began to fail with this error. `passes` is True if the error may pass by itself."""
 
     index: int
     address: str
@@ -116,13 +117,14 @@ class Recruitment:
 
     @property
     def deadline(self) -> float:
-        """When `ticked` is due, on the clock of `now`; inf: not before the next event."""
+        """The time at which the caller should call `ticked`, on the clock of `now`; inf if there is nothing to do before the next event."""
         return min(
             (self._wanted[index].retry_at for index in self.missing if not self._wanted[index].invitation), default=inf
         )
 
     def refusal(self, now: float) -> tuple[int, str, int, str] | None:
-        """Return the index, the address, the code and the message of a worker that has refused for good; None if there is none (R5)."""
+        """Return (index, address, code, message) of a worker that fails with an error that waiting cannot change (R5); None if no worker
+        does."""
         for index in self.missing:
             task = self._wanted[index]
             patient = task.code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S
@@ -131,7 +133,7 @@ class Recruitment:
         return None
 
     def want(self, index: int, address: str, now: float) -> list[RecruitmentEffect]:
-        """Want the server at `address` as the worker of this index, in place of any other."""
+        """Want the server at `address` as the worker of this index. It replaces the server that was wanted for this index before."""
         effects = self.drop(index)
         self._wanted[index] = _Wanted(address)
         return effects + self.ticked(now)
@@ -145,12 +147,12 @@ class Recruitment:
         return [DropInvitation(task.invitation)]
 
     def members_changed(self, present: Set[int], now: float) -> list[RecruitmentEffect]:
-        """The dispatcher has these workers now."""
+        """Note the workers that are registered with the dispatcher now."""
         self._present = present
         return self.ticked(now)
 
     def invitation_ended(self, invitation: int, code: int, message: str, now: float) -> list[RecruitmentEffect]:
-        """An invitation was accepted (OK), or has failed; it may have failed before it was sent."""
+        """Note that an invitation was accepted (`code` OK) or has failed. An invitation may fail before it is sent."""
         index = self._invitations.pop(invitation, None)
         if index is None:  # R4
             return []
@@ -161,14 +163,14 @@ class Recruitment:
         if code == errors.OK:
             task.accepted = True
             effects.append(RecordAcceptance(now - task.invited_at))
-        elif task.code != code:  # a repeated error is logged once
+        elif task.code != code:  # an error that repeats is logged once only
             task.failing_since = now
             effects.append(LogFailure(index, task.address, message, code in PASSING))
         task.code, task.message = code, message
         return effects
 
     def ticked(self, now: float) -> list[RecruitmentEffect]:
-        """Invite each worker whose time has come."""
+        """Invite each wanted worker whose `retry_at` has passed."""
         effects: list[RecruitmentEffect] = []
         for index in self.missing:
             task = self._wanted[index]

@@ -69,7 +69,7 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Raised in a replica that waits for another one, which has ended without the same call."""
+    """Raised in a replica that waits in a call for another replica, because the other replica has ended without making this call."""
 
 
 class _Rendezvous:
@@ -119,7 +119,7 @@ class _Rendezvous:
 
     @property
     def _cannot_complete(self) -> bool:
-        """Whether a replica has ended, so that replicas that wait for all can never go on."""
+        """Whether a replica has ended, so that the replicas that wait for all replicas would wait for ever."""
         return bool(self._results)
 
     def _notify_if_incomplete(self) -> None:
@@ -145,8 +145,8 @@ class _Rendezvous:
 
 
 def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> Future:
-    """Start the change `start(value)` of `variable`. In the context of several replicas, make the change once for all of them, with the
-    aggregate of their values, and block until it is made.
+    """Start the change `start(value)` of `variable`. In the context of several replicas, make the change once for all replicas, with the
+    aggregate of their values, and block until the change is made.
 
     Raises:
       ValueError: there are several replicas, and the variable has no aggregation.

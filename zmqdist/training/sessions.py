@@ -1,13 +1,14 @@
-"""The session of a strategy at its parameter servers, which has the strategy's variables. Its number is random and the same at each server.
+"""The session of a strategy at its parameter servers. The strategy's variables belong to the session. Its number is random, and the same at
+each server.
 
 Rules
     A server keeps a session while the program is connected and has not closed it. The session is closed with the strategy, or when the
     program refers neither to the strategy nor to any of its variables. A restarted program draws other numbers, and the servers drop the
     variables of its earlier incarnation.
-    A server drops a variable when the program has no handle of it left, and neither unfinished work of the strategy's coordinator nor a
-    per-worker value holds one. If a handle was pickled for anything else, the variable stays as long as the session.
-    A forked child may use the variables of its parent; it cannot drop them or close the session.
-    The process has one connection to each server. It is closed with the last session that uses it.
+    A server drops a variable when no handle of the variable is left in the program, in unfinished work of the strategy's coordinator, or in
+    a per-worker value. If a handle was pickled for any other purpose, the variable stays as long as the session.
+    A forked child may use the variables of its parent, but cannot drop variables or close the session.
+    The process has one connection to each server, and closes it with the last session that uses it.
 
 Not here: what a message to a server looks like (variables/client.py).
 """
@@ -160,12 +161,13 @@ class StrategySession:
         ).get_value()
 
     def add_coordinator(self, runtime: CoordinatorRuntime) -> None:
-        """Register a coordinator of this strategy. A variable whose handle it pickles into work is kept until the work has ended."""
+        """Register a coordinator of this strategy. If the coordinator pickles a variable's handle into work, the variable is kept until the
+        work has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
     def note_pickled(self, storage: RemoteStorage) -> bool:
-        """Note that a handle is being pickled. Return True if a coordinator of this strategy pickles it: the coordinator then keeps the
-        variable until the work has ended.
+        """Note that a handle is being pickled. Return True if a coordinator of this strategy pickles the handle into work. The coordinator
+        then keeps the variable until the work has ended.
         """
         packing = get_ident()
         for user in self._users:
@@ -176,8 +178,8 @@ class StrategySession:
         return False
 
     def release(self, ref: Ref) -> None:
-        """Have the server drop a variable that has no handle left. This takes no lock of this module, because a finalizer calls it, which
-        may interrupt code that holds the lock.
+        """Have the server drop a variable that has no handle left. This method takes no lock of this module, because a finalizer calls it,
+        and the finalizer may interrupt code that holds the lock.
         """
         if self._program != _program or not self._end.alive or sys.is_finalizing():
             return
@@ -200,18 +202,18 @@ class StrategySession:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
                     pass  # a lost server has lost its variables as well
-                except BaseException:  # the thread goes on, because it also drops variables that are released later
+                except BaseException:  # the thread must survive to drop variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",
                         refs[0],
                     )
             if not self._unused:
-                # A release after this line starts a new thread. A release before it is seen by the condition of the loop.
+                # The condition of the loop sees a release that came before this line. A release after this line starts a new thread.
                 self._dropping = False
 
     def _drop(self, refs: list[Ref]) -> None:
         """Drop variables at one server."""
-        with _lock:  # if the session has ended, `client_of` would make a client that would never be closed
+        with _lock:  # if the session is closed, `client_of` would make a client that no code closes
             still_used = self._end.alive and _used[refs[0].address] > 0
             each = client.client_of(refs[0].address) if still_used else None
         if each is not None:

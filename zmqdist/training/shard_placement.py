@@ -3,8 +3,9 @@
 Rules
     "round_robin" chooses the servers in turn. It counts every variable and every shard, scalars included, but not variables that are
     colocated with another variable.
-    "least_bytes" chooses the server with the fewest bytes so far, and the first of several such servers. A callable chooses by itself.
-    Every placement is recorded: `log` helps to find out why one server is slower than the others.
+    "least_bytes" chooses the server with the fewest bytes so far, and the first of several such servers. A callable of the user may decide
+    instead.
+    Every placement is recorded in `log`, so that the user can find out why one server is slower than the others.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rules
     A ShardedVariable can be used wherever a Variable can: it has the same methods, values and errors, whatever the number of shards.
     All checks are made before the first message is sent, so that a refused update has changed no shard.
     An operation sends a request to each shard whose rows it reads or changes, and to no other shard. The requests are in flight at the
-    same time; only those rows are transferred.
+    same time, and transfer only the rows that the operation needs.
     An operation is atomic on each shard. There is no order between shards, so a reader may see an update on some shards only.
     In a structure a ShardedVariable is one leaf. Iterating over it yields its shards.
 
@@ -46,7 +46,8 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           TypeError: `variables` is not a list of variables, or is empty.
-          ValueError: the variables differ in dtype, or in shape beyond the first axis; or one is a shard already.
+          ValueError: the variables differ in dtype, or in shape beyond the first axis; or a variable is a shard of another variable
+              already.
         """
         if (
             not isinstance(variables, list | tuple)
@@ -335,7 +336,7 @@ class ShardedVariable(ArrayLike):
 
 
 def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:
-    """Return this process's ShardedVariable of these shards; make it if there is none."""
+    """Return this process's ShardedVariable of these shards. Make a new one if the process has none."""
     container = getattr(variables[0], "_sharded_container", None)
     known = None if container is None else container()
     if known is not None and list(map(id, known._variables)) == list(map(id, variables)):

@@ -4,8 +4,8 @@ Rules
     Variables that are created inside `scope()` are placed on the parameter servers (shard_placement.py). The partitioner decides whether a
     variable is cut into shards.
     A strategy has one ClusterCoordinator, made by the user or by the first `scope()`.
-    A strategy pickles as a stub. On a worker the stub has the methods that functions use there: `run`, `reduce`, `gather` and the like. It
-    makes no variables.
+    A strategy pickles as a stub. Functions on workers use the stub: it has `run`, `reduce`, `gather` and the other methods of OnWorkers,
+    but makes no variables.
     Several strategies may use one cluster at the same time; each has its own variables, counters and coordinator.
 
 Not here: finding the cluster (cluster_connection.py), what `run` does (replicas.py), sessions at the servers (sessions.py).
@@ -62,11 +62,12 @@ class OnWorkers:
         """Call `fn(*args, **kwargs)` in each replica of this worker, in its replica context. Blocks until all replicas have ended.
 
         Args:
-          args, kwargs: arguments of `fn`. Of a PerReplica at any leaf of a structure, each replica gets its own value.
+          args, kwargs: arguments of `fn`. They may contain a PerReplica at any leaf of a structure; each replica gets its own value of it.
           options: must be None, because TensorFlow's RunOptions are for its compilers.
 
         Returns:
-          The result of `fn`. With several replicas, a structure like the results, with a PerReplica at each leaf.
+          The result of `fn` if there is one replica. With several replicas: a structure of the same form as the results, with a PerReplica
+          at each leaf.
 
         Raises:
           InvalidArgumentError: `options` is not None.
@@ -82,8 +83,8 @@ class OnWorkers:
         Args:
           reduce_op: "SUM" or "MEAN", in any case, or a ReduceOp.
           value: the result of `run`, or any structure.
-          axis: None: combine across replicas only. Otherwise also combine along these axes of each value; a mean is then the mean of all
-            elements, even if the replicas have different numbers of them.
+          axis: the axes of each value along which to combine as well. A mean is then the mean of all elements, even if the replicas have
+            different numbers of elements. None combines across replicas only.
 
         Raises:
           ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
@@ -127,7 +128,7 @@ class OnWorkers:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[distributed_dataset.ValueContext], Any]
     ) -> Any:
-        """Call `value_fn(ValueContext)` once for each replica. Return the results in the form that `run` accepts as an argument."""
+        """Call `value_fn(ValueContext)` once for each replica. Return the results as a value that can be passed to `run`."""
         return distributed_dataset.per_replica(value_fn, self.num_replicas_in_sync)
 
     @property
@@ -240,7 +241,7 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
-        ShardPlacement(placement, 1)  # raises for a bad `placement` before the wait for the cluster
+        ShardPlacement(placement, 1)  # before the wait for the cluster, so that a bad `placement` raises at once
         self.num_replicas_in_sync = replicas_per_worker
         self.aggregate = aggregate
         self._partitioner = variable_partitioner

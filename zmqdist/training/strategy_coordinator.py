@@ -1,17 +1,17 @@
 """The coordinator of a strategy.
 
-`ClusterCoordinator(strategy)` returns a StrategyCoordinator (scheduling/coordinator/coordinator.py). It schedules as any other
-ClusterCoordinator, with these additional rules
-    A strategy has one coordinator: every construction returns the same object. Options that differ from those of the first construction
-    are refused.
+`ClusterCoordinator(strategy)` returns a StrategyCoordinator. It schedules as any other ClusterCoordinator
+(scheduling/coordinator/coordinator.py), with these additional rules
+    A strategy has one coordinator: every call of `ClusterCoordinator(strategy)` returns the same object, and raises an error if its options
+    differ from the options of the first call.
     Inside another strategy's scope no function can be scheduled.
     A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the worker.
     The strategy adds and removes workers: cluster_connection.py invites, starts or dismisses them.
     The coordinator pickles as a stub that has the strategy and schedules nothing.
-    The loss of a parameter server fails the round that is unfinished at that moment, even if its functions do not use the server. Each loss
-    fails one round.
-    Each call that is scheduled with `once=True` has a key. By this key the parameter servers recognize a repeated run, and skip the updates
-    that an earlier run has made.
+    When a parameter server is lost, the round that is unfinished at that moment fails, even if its functions do not use the server. Each
+    loss fails one round only.
+    Each function that is scheduled with `once=True` has a key. By this key the parameter servers recognize a repeated run of the function,
+    and skip the updates that an earlier run has made.
 """
 
 from __future__ import annotations
@@ -129,10 +129,11 @@ class StrategyCoordinator(ClusterCoordinator):
         """Schedule a function; see ClusterCoordinator.schedule. Raises RuntimeError inside another strategy's scope.
 
         Args:
-          once: True: the updates of the function take effect once, even if it runs again after a worker's crash or for `retries`. If the
-            n-th update of a variable in the function was made in an earlier run, the parameter server skips it and replies as it did then.
-            The servers remember the last 65,536 updates of a strategy. Reads return current values in each run. None: True in
-            synchronous mode, where a gradient that arrived twice would take the place of another worker's gradient.
+          once: if True, each update of the function takes effect once, even if the function runs again after a worker's crash or for
+            `retries`. If the n-th update of a variable in the function was made in an earlier run, the parameter server skips the update
+            and repeats its earlier reply. The servers remember the last 65,536 updates of a strategy. Reads return current values in each
+            run. None means True in synchronous mode, where a gradient that arrived twice would take the place of another worker's
+            gradient; otherwise it means False.
         """
         if context.thread_state.scopes:
             context.check_not_in_another(self._scheduled_on)
@@ -174,8 +175,8 @@ class StrategyCoordinator(ClusterCoordinator):
             raise
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Add a task as a worker of this program. It builds the per-worker values before it gets work. Does not wait for the task, unless a
-        `local_cluster` starts it.
+        """Add a task as a worker of this program. The worker builds the per-worker values before it gets work. This method does not wait
+        for the task, except in a `local_cluster`, which starts the task.
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run; "": a `local_cluster` starts a process.
@@ -217,7 +218,8 @@ class StrategyCoordinator(ClusterCoordinator):
 
 
 class _Once:
-    """A function that runs another function with an update key, its first argument. Its names are those of the other function."""
+    """A function that runs the user's function with an update key. The key is its first argument. It has the module and the name of the
+    user's function."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

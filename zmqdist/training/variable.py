@@ -3,14 +3,15 @@
 Rules
     A parameter server holds the value of a variable that is created under `strategy.scope()` (shard_placement.py chooses the server). This
     process holds the value of any other variable.
-    A handle pickles as a handle, never as a value; a process has one handle for each variable. A variable of this process does not pickle,
-    with one exception: if a scheduled function returns a variable of its worker, the result is the current value, as in TensorFlow.
-    A parameter server drops a variable with its last handle in the program that made it (sessions.py).
-    Each assignment is one message and is atomic at its server; it is applied once, even if its reply was lost. The array that a read
+    The handle of a variable on a parameter server pickles as a handle, never as a value. A process has one handle for each variable.
+    A variable whose value is in this process does not pickle, with one exception: if a scheduled function returns a variable of its worker,
+    the result is the current value, as in TensorFlow.
+    When the program that made a variable has no handle of it left, the parameter server drops the variable (sessions.py).
+    Each assignment is one message, and is atomic at the server. It is applied once, even if its reply was lost. The array that a read
     returns does not change with later updates; large arrays are read-only.
-    An assignment that does not fit is refused before a message is sent; the error names the variable, which is unchanged.
-    In a replica context with several replicas, an assignment waits for the same assignment in the other replicas. It is made once, with
-    their aggregate.
+    A value of a wrong shape or dtype is refused before a message is sent. The error names the variable, which is unchanged.
+    In a replica context with several replicas, an assignment waits for the same assignment in the other replicas. The assignment is then
+    made once, with the aggregate of the replicas' values.
 
 Not here: operators and indexing (arithmetic.py), the two kinds of storage (variable_storage.py), creation (creators.py).
 """
@@ -137,8 +138,8 @@ class Variable(ArrayLike):
 
     @property
     def version(self) -> int:
-        """1 + the number of updates of the value. After a recovery of its parameter server, it continues with a number that no earlier
-        value has had. Blocks for one message.
+        """1 + the number of updates of the value. After a recovery of the parameter server, the version continues with a number that no
+        earlier value has had. Reading this attribute blocks for one message.
         """
         version: int = self.storage.read().get_value()[0]
         return version
@@ -176,8 +177,8 @@ class Variable(ArrayLike):
         return self
 
     def compare_and_set(self, value: Any, *, version: int | None = None, expected: Any = None) -> bool:
-        """Atomically set the value if its version is `version` and it equals `expected`; either condition may be left out. Return whether
-        the value was set.
+        """Set the value if its version is `version` and the value equals `expected`. Either condition may be left out. The server checks
+        and sets atomically. Return whether the value was set.
 
         Raises:
           ValueError: both conditions are left out.
@@ -229,8 +230,9 @@ class Variable(ArrayLike):
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
-            the new value. It may put arrays into the dict `slots`, which its next call gets. It runs at the parameter server, on copies of
-            `value` and `slots`. Slots belong to the function's module and qualified name, so two lambdas in one function share them.
+            the new value. The function may put arrays into the dict `slots`; its next invocation gets them. It runs at the parameter
+            server, on copies of `value` and `slots`. The server finds slots by the function's module and qualified name, so two lambdas in
+            one function share their slots.
           grad: an array of the variable's shape, or IndexedSlices.
           step: in synchronous mode, the number of the step that the gradient belongs to. The server averages `workers_per_step` gradients
             and applies the mean once; `apply` blocks until then.
@@ -288,7 +290,7 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # On a worker this is a variable of its own, such as the result of a function: it stays there, and its value is pickled instead.
+        # On a worker this is a variable of the worker, such as the result of a function. The pickle has its value, and the variable stays.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)
@@ -338,7 +340,7 @@ def handle(
     aggregation: VariableAggregation,
     synchronization: VariableSynchronization,
 ) -> Variable:
-    """Return this process's handle of the variable in `storage`; make it if there is none."""
+    """Return this process's handle of the variable in `storage`. Make a handle if the process has none."""
     with _lock:
         known = _handles.get(storage.key)
         if known is None:

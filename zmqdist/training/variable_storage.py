@@ -26,7 +26,8 @@ _numbers = itertools.count(1)
 
 
 class RemoteStorage:
-    """A value at a parameter server. It pickles as its Ref; after unpickling it uses the client of the process that it is in.
+    """A value at a parameter server. A RemoteStorage pickles as its Ref, and after unpickling uses the client of the process in which it
+    is.
 
     Attributes:
       ref: name, shape and dtype, and the server's address; error texts name the variable by it.
@@ -55,7 +56,7 @@ class RemoteStorage:
     def __reduce__(self) -> Any:
         if self._owner is not None and not self._owner.note_pickled(self):
             self._pickled_elsewhere = (
-                True  # handles may now be in any process, so the variable stays until the session ends
+                True  # now handles may be in any process, so the server keeps the variable until the session is closed
             )
         return RemoteStorage, (self.ref, self.workers_per_step)
 
@@ -90,7 +91,7 @@ class RemoteStorage:
         return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
 
     def _note_version(self, replies: list[Any] | None) -> Any:
-        """Remember the version that the reply contains, and return the reply. `replies` holds exactly one."""
+        """Remember the version in the reply, and return the reply. `replies` contains exactly one reply."""
         if replies is None:
             return None
         if replies[0][0] > self.version_seen:

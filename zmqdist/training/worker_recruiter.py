@@ -1,8 +1,9 @@
 """The thread that keeps the tasks of a cluster working for a dispatcher, as long as the program wants them.
 
-The program gives a table of wanted workers, by index and address. `recruitment_machine.py` decides which of them are invited; the thread
-here sends the invitations, which are calls to the tasks (tasks/worker_role.py), and reports their ends to the machine. So a task that
-crashed and was restarted works again at once, and no task waits for another.
+The program calls `want` and `drop`, so that this module has a table of the wanted workers by index and address. `recruitment_machine.py`
+decides which wanted workers are invited, and when. The thread here sends the invitations, which are calls to the tasks
+(tasks/worker_role.py), and reports the end of each invitation to the machine. A restarted task is therefore invited again at once, and no
+task waits for another task.
 
 Not here: which tasks must be present before a program begins (cluster_connection.py).
 """
@@ -43,7 +44,7 @@ _own: tuple[int, int] = (0, 0)
 
 
 def program() -> int:
-    """Return the number of this program: random, and the same while its process lives. A forked child has another one."""
+    """Return the random number of this program, which stays the same until its process ends. A forked child has another number."""
     global _own
     if _own[0] != os.getpid():
         _own = os.getpid(), secrets.randbits(62) | 1
@@ -58,7 +59,7 @@ class WorkerRecruiter:
     ) -> None:
         """Args:
         slots: number of functions that a worker runs at a time, unless its server has a number of its own.
-        wake: event that the thread waits for; None: one of its own. A test passes one that shows when the thread waits.
+        wake: the event that the thread waits for; by default a new event. A test passes an event that shows when the thread waits.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials
@@ -67,7 +68,7 @@ class WorkerRecruiter:
         self._wake = wake or threading.Event()  # not `_changed`, because a client's thread must not wait for that lock
         self._machine = Recruitment()
         self._effects: deque[RecruitmentEffect] = deque()
-        """What the machine wants and the thread has not done yet."""
+        """Effects of the machine that the thread has not carried out yet."""
         self._calls: dict[int, tuple[ZmqClient, StatusOrResult]] = {}
         """The invitations in flight, by number. Only the thread uses them."""
         self._closed = False
@@ -76,7 +77,7 @@ class WorkerRecruiter:
         dispatcher.watch_members(self._members)
 
     def want(self, index: int, address: str) -> None:
-        """Have the task at `address` be worker:`index`, in place of any other."""
+        """Invite the task at `address` as worker:`index`. It replaces the task that was wanted for this index before."""
         with self._changed:
             self._effects += self._machine.want(index, address, time.monotonic())
         self._wake.set()
@@ -100,7 +101,7 @@ class WorkerRecruiter:
           until: when to stop waiting; on the clock of `time.monotonic`.
 
         Returns:
-          The indices of those that do not yet.
+          The indices of the wanted workers that do not work for the dispatcher yet.
 
         Raises:
           OpError: a worker has refused for a reason that waiting cannot change.
@@ -117,7 +118,7 @@ class WorkerRecruiter:
             return missing
 
     def close(self) -> None:
-        """Stop inviting. Present workers go on. A second call does nothing."""
+        """Stop inviting. Workers that are present go on working. A second call does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -138,11 +139,11 @@ class WorkerRecruiter:
     def _run(self) -> None:
         while True:
             self._wake.clear()
-            if self._closed:  # read after `clear`, or the wake-up of a `close` in between would be lost
+            if self._closed:  # read after `clear`, because otherwise the wake-up of a `close` in between would be lost
                 break
             try:
                 due = self._step()
-            except BaseException:  # no file descriptor left, say: without this thread no worker would rejoin
+            except BaseException:  # no file descriptor is left, for example; without this thread no worker would rejoin
                 log.exception(
                     "workers could not be invited to this program; the next attempt follows in %s s", RECOVERY_PAUSE_S
                 )
@@ -152,7 +153,7 @@ class WorkerRecruiter:
             client.close()
 
     def _step(self) -> float:
-        """Report the invitations that have ended, and do what the machine wants. Return when it wants to be asked again."""
+        """Report the invitations that have ended to the machine, and carry out its effects. Return the time at which to call this again."""
         for number, (_, call) in list(self._calls.items()):
             if call.done():
                 self._ended(number, *call.get_error())

@@ -1,7 +1,7 @@
 """`get_barrier`: a barrier at which the tasks of a run wait for each other.
 
-The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended and can never arrive. When such a task
-is missing, the waiting tasks get an error at once instead of waiting for ever. A task that was terminated, or that is restarted after a
+The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended and can never arrive. If a task can
+never arrive, the waiting tasks get an error at once instead of waiting for ever. A task that was terminated, or that is restarted after a
 failure, may still arrive.
 """
 
@@ -44,8 +44,8 @@ class BarrierGate:
         self._lock = threading.Lock()
 
     def heard(self, task: Task, word: str, answer: Answer) -> None:
-        """Handle a message of a task: it has arrived ("arrive"), it asks which tasks are missing ("who"), or its time-out has passed
-        ("give up"). `answer(word, facts)` sends a reply to the task, now or later.
+        """Handle a message of a task. The message says that the task has arrived ("arrive"), asks which tasks are missing ("who"), or says
+        that the task's time-out has passed ("give up"). `answer(word, facts)` sends a reply to the task, now or later.
         """
         with self._lock:
             if word == "arrive":
@@ -58,13 +58,15 @@ class BarrierGate:
                 self._fail(*self._broken)
 
     def started(self, task: Task) -> None:
-        """Note that a task has started, for the first time or again. It may arrive, so a barrier that had failed can be used again."""
+        """Note that a task has started, for the first time or again. A barrier that failed because the task had ended can be used again,
+        because the task may arrive now."""
         with self._lock:
             self._ended.pop(task, None)
             self._broken = None
 
     def gone(self, task: Task, why: str | None) -> None:
-        """Note that a task waits no longer. If `why` is a reason why it can never arrive, the tasks that wait for it get an error."""
+        """Note that a task does not wait at the barrier any more. If `why` is given, it is the reason why the task can never arrive, and
+        the tasks that wait for it get an error."""
         with self._lock:
             self._waiting.pop(task, None)
             if why is not None and task in self._members:
@@ -183,6 +185,7 @@ def get_barrier() -> Barrier:
 
 
 def set_barrier(barrier: Barrier | None) -> None:
-    """Set the barrier that `get_barrier` returns in this process, which is a task from now on. None: it is not a task any more."""
+    """Set the barrier that `get_barrier` returns in this process, which makes the process a task. With None, the process is not a task any
+    more."""
     global _here
     _here = barrier

@@ -1,8 +1,8 @@
 """The program of a task's process. Its arguments, LIFELINE and PIPE, are two descriptors that it inherits from its parent.
 
-The process, and all processes that it has started, end with the parent, even if the parent crashes: the lifeline is a pipe, and when its
-other end is closed, the kernel sends SIGKILL to the whole process group. So even a function that is stuck in C code and holds the
-interpreter's lock is ended.
+The process, and all processes that it has started, end with the parent, even if the parent crashes. The lifeline is a pipe whose other
+end the parent holds. When this end is closed, the kernel sends SIGKILL to the whole process group, so even a process whose function is
+stuck in C code and holds the interpreter's lock ends.
 
 On SIGTERM, and when it crashes, the process writes the stacks of all threads to standard error and ends.
 """
@@ -76,7 +76,7 @@ def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
         packed = trusted.pack(fn(*args, **kwargs))
     except SystemExit:
         raise
-    except BaseException as error:  # not only Exception: those of pytest.fail and pytest.skip are no Exceptions
+    except BaseException as error:  # not only Exception, because pytest.fail and pytest.skip raise other BaseExceptions
         error.__traceback__ = _without_us(error)
         traceback.print_exception(error)
         pipe.send(("raised", None), [trusted.pack_error(error)])

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 _running: dict[int, InProcessCluster] = {}
-"""The running clusters, by identity. The references keep their servers running, because an unreferenced server stops."""
+"""The running clusters, by `id`. These references keep the servers of the clusters running, because a server stops when it is
+unreferenced."""
 
 
 class InProcessCluster(ReservedCluster):

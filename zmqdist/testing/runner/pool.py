@@ -1,4 +1,4 @@
-"""MultiProcessPoolRunner: it has one process for each task, which stays for the next function.
+"""MultiProcessPoolRunner: one process for each task of a cluster. Each process stays for the next function.
 
 Use one pool for a module of tests, and call `run` in each test: starting Python and importing NumPy takes longer than most tests.
 """
@@ -35,7 +35,7 @@ class MultiProcessPoolRunner:
     Args:
       cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` returns it.
       initializer: a function that each process calls once, without arguments, before it runs other functions.
-      share_gpu: True: each process sees all GPUs of this host. False: each process sees its share of them, by CUDA_VISIBLE_DEVICES.
+      share_gpu: if True, each process sees all GPUs of this host. If False, CUDA_VISIBLE_DEVICES gives each process its share of the GPUs.
       task_timeout_s: longest time of one `run`, in seconds.
 
     Attributes:
@@ -78,8 +78,9 @@ class MultiProcessPoolRunner:
           The results in the order of the tasks, the chief first, without results that are None.
 
         Raises:
-          Exception: a task has raised it. It is raised here after all tasks have finished; of several, the error of the first task in their
-            order. The pool can be used again.
+          Exception: the function has raised it in a task. `run` raises it after all tasks have finished. If several tasks raised errors,
+              `run`
+            raises the error of the first task in their order. The pool can be used again.
           UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the next `run` starts new ones.
           SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all processes; the next `run` starts new ones.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
@@ -131,9 +132,8 @@ class MultiProcessPoolRunner:
     def _start(self) -> None:
         works = [] if self._initializer is None else [PoolWork.of(self._initializer, (), {})]
         self._dropped = weakref.finalize(self, _close_in_background, self._crew)
-        self._dropped.atexit = (
-            False  # when this process ends, its ends of the lifelines close, and the pool's processes end themselves
-        )
+        # At exit no finalizer is needed: the lifelines close when this process ends, and the pool's processes then end themselves.
+        self._dropped.atexit = False
         try:
             for task in self._crew.tasks:
                 self._processes[task] = self._crew.start(task, works, last=False)
@@ -157,7 +157,7 @@ class MultiProcessPoolRunner:
                 self._crew.gate.gone(process.task, outcome.why)
         except Empty:
             self._late(outcomes)
-        except BaseException:  # for example Ctrl-C: no caller waits for the functions any more
+        except BaseException:  # for example after Ctrl-C, when no caller waits for the functions any more
             self.shutdown()
             raise
         return outcomes

@@ -65,7 +65,7 @@ class PoolOutcome:
 
     @property
     def why(self) -> str:
-        """A phrase for the tasks that wait at the barrier: why this task cannot arrive."""
+        """The reason why this task cannot arrive at the barrier, as a phrase for the tasks that wait there."""
         return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
 
 
@@ -134,7 +134,7 @@ class ProcessCrew:
         environment = {**os.environ, "TF_CONFIG": self.tf_config(task, cluster), **self._gpus(task)}
         ours, theirs = BlockingPipe.pair(TASK_CODEC)
         self.gate.started(task)
-        with self._lock:  # `_exited` waits for the lock, because the process may end before it is in the table
+        with self._lock:  # the process may end before it is in the table, so `_exited` waits for this lock
             if self._children is None:
                 self._children = Children(self._exited, whole_groups=True)
             try:
@@ -152,7 +152,7 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # the process has ended already; its exit code tells why
-                # sent here and not in the process's thread, because the caller may send a function right after this call
+                # sent here and not in the process's thread, because the caller may send a function as soon as this method has returned
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -192,8 +192,8 @@ class ProcessCrew:
             children.close(0.0)
 
     def listen(self, task: Task, pipe: TaskPipe, on_message: Callable[[str, Parts], object]) -> None:
-        """Receive the messages of one task until it closes its pipe. Messages to the barrier are handled here, results and errors by
-        `on_message`.
+        """Receive the messages of one task until the task closes its pipe. This method handles messages to the barrier, and passes results
+        and errors to `on_message`.
         """
 
         def answer(word: str, facts: Any) -> None:
@@ -228,8 +228,9 @@ class ProcessCrew:
         self._on_exit(process)
 
     def _gpus(self, task: Task) -> dict[str, str]:
-        """Return the environment variable for the GPUs that a process sees: of n tasks every n-th GPU, or one if there are fewer GPUs than
-        tasks. Empty if the processes share all GPUs.
+        """Return the environment variable that names the GPUs of a process; an empty dict if the processes share all GPUs. With n tasks,
+            each
+        process gets every n-th GPU, or one GPU if there are fewer GPUs than tasks.
         """
         devices = [] if self._share_gpu else physical_gpus()
         if not devices:
@@ -258,7 +259,8 @@ def tasks_of(spec: ClusterSpec) -> list[Task]:
 
 
 def physical_gpus() -> list[str]:
-    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES if it is set, otherwise those that the driver lists."""
+    """Return the GPUs that this process may use: the GPUs in CUDA_VISIBLE_DEVICES if this is set, otherwise the GPUs that the driver
+    lists."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is not None:
         return [name.strip() for name in devices.split(",") if name.strip()]

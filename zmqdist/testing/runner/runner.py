@@ -4,11 +4,11 @@ Rules
     A task is a new process with TF_CONFIG in its environment. The function and its arguments are pickled; the test's module needs no main
     guard. The processes end with this process, even if it crashes.
 
-    If a function raises an error, `join` raises this error unchanged; of several, the one that arrived first. An error of a function is
-    raised rather than a time-out or an exit code. If a task has run several times, its last outcome counts.
+    If functions raise errors, `join` raises the error that arrived first, unchanged. The error of a function takes precedence over a
+    time-out or an exit code. If a task has run several times, its last outcome counts.
 
-    A task that `terminate` has ended has not failed. Neither has a process that was ended by SIGKILL or SIGTERM from outside. A process
-    has failed if it crashed (SIGSEGV, SIGABRT, ...) or if its exit code is above 0.
+    A process has failed if it crashed (SIGSEGV, SIGABRT, ...) or if its exit code is above 0. A task that was ended by `terminate`, or by
+    SIGKILL or SIGTERM from outside, has not failed.
 
     `join` leaves no process behind, even if Ctrl-C interrupts it.
 """
@@ -55,7 +55,7 @@ class MultiProcessRunner:
       return_output: keep these lines for `MultiProcessRunnerResult.stdout`.
       dependence_on_chief: when the chief has ended, the other tasks may run for `chief_grace_s` and are then killed.
       auto_restart: restart a task that failed or was terminated, until the chief has ended successfully.
-      share_gpu: True: each task sees all GPUs of this host. False: each task sees its share of them, by CUDA_VISIBLE_DEVICES.
+      share_gpu: if True, each task sees all GPUs of this host. If False, CUDA_VISIBLE_DEVICES gives each task its share of the GPUs.
       args, kwargs: the arguments of `fn`.
       grpc_fail_fast, use_dill_for_args, daemon: arguments of TensorFlow, without effect: zmqdist has no gRPC, uses cloudpickle for
         objects that plain pickle refuses, and lets no process outlive this one.
@@ -133,7 +133,8 @@ class MultiProcessRunner:
     def start_in_process_as(self, as_task_type: str, as_task_id: int) -> None:
         """Start all other tasks, and run the function of the given task in this process. Return when it has returned.
 
-        While it runs, this process has the TF_CONFIG of the task. Its result is dropped. If it raises an error, the other tasks are ended.
+        While the function runs, this process has the TF_CONFIG of the task. The result of the function is dropped. If the function raises
+        an error, the other tasks are ended.
 
         Raises:
           ValueError: the cluster has no such task; or as `start`.
@@ -270,8 +271,8 @@ class MultiProcessRunner:
 
         Raises:
           ValueError: the runner was joined already or never started, or `timeout` is not a whole number of seconds.
-          SubprocessTimeoutError: some tasks still ran after `timeout`. They were ended: by SIGTERM, on which they write their stacks, and
-            then by SIGKILL.
+          SubprocessTimeoutError: some tasks still ran after `timeout`. They got SIGTERM, on which they write their stacks, and then
+              SIGKILL.
           UnexpectedSubprocessExitError: a task ended with an exit code above 0, crashed, or ran longer than `max_run_time`.
           Exception: the function of a task has raised it; its cause is the remote traceback.
 
@@ -430,8 +431,8 @@ def run(
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> MultiProcessRunnerResult:
-    """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. Arguments and errors are those of
-    MultiProcessRunner and its `join`.
+    """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. The arguments are those of
+    MultiProcessRunner; the errors are those of MultiProcessRunner and of its `join`.
     """
     with MultiProcessRunner(
         fn,

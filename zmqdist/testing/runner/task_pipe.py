@@ -1,6 +1,7 @@
-"""The pipe between the parent and the process of one task. A message is a word and facts, as JSON; pickled values are parts beside it.
+"""The pipe between the parent and the process of one task. A message is a word and facts, encoded as JSON. Pickled values are further parts
+of the message.
 
-Only these two processes have the pipe, so a pickle that arrives by it comes from a process of this run.
+Only the parent and the process have the pipe, so a pickle that arrives through the pipe is from a process of this run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from zmqdist.process.pipe import BlockingPipe, PipeCodec
 
 TaskMessage: TypeAlias = tuple[str, Any]
-"""A word, and its facts; None if the word has no facts."""
+"""(word, facts). The facts are None if the word has no facts."""
 
 TaskPipe: TypeAlias = BlockingPipe[TaskMessage]
 

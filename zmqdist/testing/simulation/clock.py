@@ -24,7 +24,7 @@ class SimClock:
         self._at_once = 0
 
     def after(self, delay_s: float, fn: Callable[[], object]) -> None:
-        """Call `fn` in `delay_s` seconds; 0: after all functions that are due now."""
+        """Call `fn` in `delay_s` seconds. If `delay_s` is 0, call it after all functions that are due now."""
         self.at(self.now + delay_s, fn)
 
     def at(self, time_s: float, fn: Callable[[], object]) -> None:
@@ -32,8 +32,8 @@ class SimClock:
         heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
 
     def next_poll(self, since_s: float, step_s: float) -> float:
-        """Return the next time of a poll that has run every `step_s` seconds since `since_s`. One event at that time replaces all earlier
-        polls, none of which would have seen a change.
+        """Return the next time of a poll that runs every `step_s` seconds since `since_s`. The simulation calls the poll at this time only,
+        because the earlier polls would have seen no change.
         """
         at_s = since_s + step_s
         while at_s <= self.now:

@@ -5,9 +5,9 @@ In the first phase faults happen, and only safety is checked. The second phase h
 scheduled work must end within CALM_LIMIT_S of virtual time. At the end no lease, held result or unfinished work may be left.
 
 The promise that no function executes after the end of its round has two exceptions. First, a worker that was frozen with its slots may thaw
-after its connection has ended: a function of it then executes until the worker has registered again. No part of the cluster can prevent
-that, and the dispatcher refuses the result. Second, slots that are threads cannot be ended, so a function in such a slot continues when its
-worker has lost its connection.
+after its connection has ended. A function in its slots then executes until the worker has registered again. No part of the cluster can
+prevent this, but the dispatcher refuses the result. Second, a slot that is a thread cannot be killed, so a function in such a slot
+continues when its worker has lost its connection.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class SimCluster:
       workers, coordinators: the number of workers and of coordinators.
       works: number of pieces of work that each coordinator schedules.
       faults: number of faults.
-      can_kill: True: the slots are processes, which the worker can kill. False: they are threads.
-      queue_max: the most pieces of work that a coordinator queues; None: a random number.
+      can_kill: whether the slots are processes, which the worker can kill. Otherwise the slots are threads.
+      queue_max: the most pieces of work that a coordinator queues; None chooses a random number.
 
     Raises (from `run`):
       AssertionError: a promise was broken; the text begins with the machine and the promise's number.
@@ -102,7 +102,7 @@ class SimCluster:
         for coordinator in self.coordinators:
             left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
             assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
-        # So that messages in flight arrive, and each side notices the end of connections.
+        # Wait, so that messages in flight arrive, and each side notices the end of connections.
         self.clock.run(self.clock.now + 10.0)
         self._check_nothing_left()
 
@@ -184,7 +184,8 @@ class SimCluster:
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """End a connection. Messages in flight are lost; each side notices the end at a time of its own, or never if its flag is False."""
+        """End a connection. Messages in flight are lost. Each side notices the end at a random time, or never if the flag of the side is
+        False."""
         if not connection.open:
             return
         connection.end()
@@ -418,7 +419,7 @@ class SimCluster:
                 worker.own.update(leases if message.pinned else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
-        """Check that no worker is told to drop a value that a coordinator keeps and whose connection is open."""
+        """Check that no worker is told to drop a value that a coordinator with an open connection keeps."""
         if not isinstance(message, FreeResult):
             return
         for worker in self.workers:

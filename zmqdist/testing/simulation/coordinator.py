@@ -53,7 +53,8 @@ from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 ANSWER_S = 2.0
-"""Without faults, the program gets the reply whether work that it takes back has begun within this many seconds."""
+"""When the program takes back work, the reply says whether the work has begun. Without faults, the reply arrives within this many
+seconds."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
@@ -107,11 +108,11 @@ class SimCoordinator:
         self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
         self._pending_take_backs: dict[int, SimConnection | None] = {}
-        """Work that the program wants to take back and for which no reply has arrived -> the connection at the time of the request."""
+        """Work whose request to take it back has no reply yet -> the connection at the time of the request."""
         self._goes_on: set[int] = set()
         """Work that has begun, according to the replies to requests to take it back."""
         self._with_dispatcher: set[int] = set()
-        """The work that was submitted over this connection and that counts against the width, the limit of submitted work."""
+        """The work that was submitted over this connection and that counts towards the limit of submitted work, which is called width."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
@@ -206,7 +207,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that work, or an attempt of it, is passed to the machine now, with the options of this work."""
+        """Note that the machine gets work, or an attempt of this work, now, with the options of the work."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -247,7 +248,7 @@ class SimCoordinator:
             self.handle(CancelRequested(works))
 
     def take_back(self) -> None:
-        """Have the program cancel some futures: work that has begun continues."""
+        """Have the program take back some work, by cancelling its futures. Work that has begun continues."""
         pending = [
             work
             for work in self.kinds
@@ -269,9 +270,9 @@ class SimCoordinator:
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
-        """Check that the program has got the reply whether work has begun, for each piece of work that it wanted to take back. After a
-        fault, which may lose a reply, check later. While a round ends, also check later: its work is cancelled only when its function ends,
-        and a function in a thread cannot be ended early.
+        """Check that the program has got a reply for each piece of work that it wanted to take back. Check later if a fault has just
+        happened, because the fault may have lost a reply. Also check later while a round ends, because running work is cancelled only when
+        its function ends, and a function in a thread cannot be ended early.
         """
         left = [work for work in works if work in self._pending_take_backs and work not in self._cancelled]
         quiet_since = self.cluster.quiet_since

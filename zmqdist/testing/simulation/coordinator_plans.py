@@ -33,7 +33,8 @@ INPUT_GONE = b"gone"
 
 
 def decode_loss(payload: bytes) -> tuple[int, bytes]:
-    """Return (number of the input that a simulated worker could not get, its packed error) from the payload of an INPUT_LOST outcome."""
+    """Decode the payload of an INPUT_LOST outcome. Return the number of the input that a simulated worker could not get, and the packed
+    error."""
     return int(payload), INPUT_GONE
 
 
@@ -102,7 +103,7 @@ class PlanningUser(Protocol):
         """Handle an event after the current one, as a finalizer does."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that work, or an attempt of it, is passed to the machine now, with the options of this work."""
+        """Note that the machine gets work, or an attempt of this work, now, with the options of the work."""
 
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""
@@ -114,7 +115,7 @@ class SimPlans:
     """All plans of one coordinator.
 
     Attributes:
-      user_of: number of each attempt so far -> its work.
+      user_of: number of each attempt so far -> the work of the attempt.
     """
 
     def __init__(self, owner: PlanningUser, random: Random, *, calm: bool) -> None:
@@ -129,7 +130,7 @@ class SimPlans:
 
     @property
     def finished(self) -> bool:
-        """Whether all is done: no plan holds a value, and the program neither holds a value nor waits for one."""
+        """Whether all plans are done. Then no plan holds a value, and the program neither holds a value nor waits for a value."""
         return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
     # -- the program ----------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ SendTaskReply: TypeAlias = Callable[[TaskReply], None]
 
 
 class PartSurroundings(Protocol):
-    """The simulation, as its parts see it (data_service.py).
+    """The simulated data service around a part (data_service.py).
 
     Attributes:
       count: number of elements of the dataset.
@@ -73,7 +73,7 @@ class PartSurroundings(Protocol):
         """Call `fn` after a short random time, and after the earlier calls for this direction of the connection."""
 
     def end_link(self, link: SimLink) -> None:
-        """End a connection. Each side notices the end at a time of its own."""
+        """End a connection. Each side notices the end at a random time."""
 
     def note(self, what: str) -> None:
         """Add a line to the trace, which is printed when a promise is broken."""
@@ -125,7 +125,7 @@ class SimDispatcher:
         self._tick(self.incarnation)
 
     def kill(self) -> None:
-        """Kill the process. Records that it was just writing may be on the disk or not."""
+        """Kill the process. Records that the process is writing at this moment may reach the disk or not."""
         self.alive = False
         for link in self.links:
             self._sim.end_link(link)
@@ -230,7 +230,7 @@ class SimDispatcher:
         sim = self._sim
         if incarnation != self.incarnation or not self.alive:
             if sim.random.random() < 0.5 and incarnation == self.incarnation:
-                self._records += records  # the records were on the disk when the process died
+                self._records += records  # this time the records reached the disk before the process died
             return
         if sim.clock.now < sim.disk_full_until:
             sim.note("the journal fails")
@@ -255,7 +255,7 @@ class SimDispatcher:
         self.machine.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
 
     def _tick(self, incarnation: int) -> None:
-        """Poll for due deadlines, for which the runtime has a timer."""
+        """Poll for deadlines that have passed. The real runtime has a timer for them."""
         if self.alive and incarnation == self.incarnation:
             if self.machine.deadline <= self._sim.clock.now:
                 self.handle(Ticked())

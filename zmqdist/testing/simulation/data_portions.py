@@ -56,7 +56,7 @@ class SimLane:
         self._sim = task.worker.sim
         self._client = client
         self._given: deque[list[int]] = deque()
-        """Portions that the dispatcher has handed out to this lane and that it has not begun."""
+        """Portions that the dispatcher has handed out to this lane, and that the lane has not begun."""
         self._segment: PortionSegment | None = None
         self._coming: deque[int] = deque()
         """The elements of the current portion that were not made yet."""

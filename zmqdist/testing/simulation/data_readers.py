@@ -51,7 +51,7 @@ from zmqdist.testing.simulation.data_links import SimLink, SimRequest
 from zmqdist.testing.simulation.data_parts import DELAY_S, PartSurroundings, SimDataWorker
 
 QUICK_S, SLOW_S = 0.0005, 0.01
-"""Seconds that a quick and a slow consumer need for an element. Elements wait longer for a slow consumer, so that more faults hit them."""
+"""Seconds that a quick and a slow consumer need for an element. With a slow consumer elements wait longer, so that more faults hit them."""
 
 
 @dataclass(eq=False)
@@ -70,7 +70,7 @@ class SimTaskLink:
 
 
 class ReaderSurroundings(PartSurroundings, Protocol):
-    """The simulation, as readers see it.
+    """The simulated data service around a reader (data_service.py).
 
     Attributes:
       lose_answers: the fraction of the replies to readers that are lost.
@@ -86,8 +86,8 @@ class ReaderSurroundings(PartSurroundings, Protocol):
         """Register the dataset under its id; repeat the request until it succeeds."""
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Call `fail` some time after the death of a worker, if `open_` is true then. It stands for the poll by which a waiting reader
-        notices the death.
+        """Call `fail` some time after the death of a worker, if `open_` is true at that time. This simulates the poll by which a waiting
+        reader notices the death.
         """
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
@@ -139,7 +139,7 @@ class SimReader:
         return ev.OpenRequest(pending, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
 
     def made(self, first: int) -> Delivery:
-        """Return a new delivery machine. `first`: the first portion of this reader."""
+        """Return a new delivery machine. `first` is the first portion of this reader."""
         return PlainDelivery(self.client, "", -1)
 
     def _opened(self, value: Any, code: int) -> None:
@@ -216,7 +216,7 @@ class SimReader:
             self.handle(Ticked())
 
     def _end(self, code: int) -> None:
-        """End the reading: the consumer gets the elements in its queue, and then this error code."""
+        """End the iteration with this error code. The consumer first gets the elements in its queue."""
         self._over = True
         self.error = self.error or code
         self.look()

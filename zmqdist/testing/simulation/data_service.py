@@ -3,9 +3,10 @@
 The real machines of membership and worker decide which workers are in the cluster, so workers may come back in any order and under other
 names.
 
-The faults are these: a worker is killed and comes back at its address or another one, loses its connection, or is added. A reader is
-killed. The dispatcher is killed and restarted, with or without its journal, and perhaps a worker with it. The journal fails. A worker's
-reply to a reader is lost. After FAULTS_S there are no more faults, and every reader must reach its end.
+These are the faults. A worker is killed and restarts at its address or at another address. A worker loses its connection. A worker is
+added. A reader is killed. The dispatcher is killed and restarted, with or without its journal, and perhaps a worker is restarted with it.
+Writing the journal fails. A worker's reply to a reader is lost. After FAULTS_S there are no more faults, and every reader must reach the
+end of its iteration.
 
 At the end of a run, `check` compares the elements of all readers with the table of docs/delivery.md. For each way of reading, the table
 states which elements may be missing because of the faults: elements that a lost incarnation held, elements in a lost reply, and no others.
@@ -49,7 +50,7 @@ class DataSim:
         self.seed = seed
         self.random = Random(seed)
         self.clock = SimClock()
-        # Each run has only some kinds of faults. If all kinds occurred, a loss that one kind does not allow could be excused by another.
+        # Each run has only some kinds of faults. If all kinds occurred, one kind would excuse a wrong loss that another kind has caused.
         self._kinds = self.random.sample(KINDS, self.random.randint(1, len(KINDS)))
         self.trace: list[str] = []
         self.count = self.random.choice((0, 1, 60, 400, 1200))
@@ -60,7 +61,7 @@ class DataSim:
         """The lost incarnations that have not registered again."""
         self._most_away = 0
         self._given: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        """(state, task) -> incarnation of the worker -> the positions that the dispatcher handed to it."""
+        """(state, task) -> incarnation of the worker -> the positions that the dispatcher handed to this incarnation."""
         self._unseen: dict[tuple[int, int], set[int]] = defaultdict(set)
         """(state, iteration) -> the elements in lost replies."""
         self._begun: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
@@ -122,7 +123,7 @@ class DataSim:
         attempt()
 
     def end_link(self, link: SimLink) -> None:
-        """End a connection. Each side notices the end at a time of its own."""
+        """End a connection. Each side notices the end at a random time."""
         if not link.open:
             return
         link.open = False
@@ -134,8 +135,8 @@ class DataSim:
         self.soon(link.closed)
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Call `fail` some time after the death of a worker, if `open_` is true then. It stands for the poll by which a waiting reader
-        notices the death.
+        """Call `fail` some time after the death of a worker, if `open_` is true at that time. This simulates the poll by which a waiting
+        reader notices the death.
         """
         since_s = self.clock.now
 
@@ -171,7 +172,8 @@ class DataSim:
             self._unseen[reader.state, reader.iteration].update(elements)
 
     def _may_miss(self, reader: SimReader) -> set[int]:
-        """Return the elements that a DYNAMIC iteration may lack: those of lost incarnations of workers, and those in lost replies."""
+        """Return the elements that a DYNAMIC iteration may lack: the elements of lost incarnations of workers, and the elements in lost
+        replies."""
         missed = set(self._unseen[reader.state, reader.iteration])
         for task, _ in self._begun[reader.state, reader.iteration]:
             for incarnation, given in self._given[reader.state, task].items():
@@ -236,7 +238,7 @@ class DataSim:
                 victim_reader.kill()
 
     def _kill(self, victim: SimDataWorker, address: str) -> None:
-        """Kill a worker, and restart it later at an address; "": do not restart it."""
+        """Kill a worker, and restart it later at this address. If the address is "", do not restart it."""
         self.note(f"{victim.name} is killed")
         victim.kill()
         self.workers_lost += 1
@@ -340,7 +342,7 @@ class DataSim:
 def simulate_data_service(seed: int, faults: int = 12) -> DataSim:
     """Run a simulated data service with seeded faults to its end, and check the delivered elements.
 
-    Use it to search for seeds that break a promise.
+    Use this function to search for seeds that break a promise, for example after you have changed a machine of the data service.
 
     Raises:
       AssertionError: a promise was broken; the text has the seed and the trace of the run.

@@ -1,7 +1,7 @@
 """A simulated network that fails as ZeroMQ does, and simulated processes that can be killed and frozen.
 
-Messages of a connection arrive in order. When one of its processes dies or the link is cut, the last messages are lost. A send to a peer
-that has just died succeeds. Each side notices the end of a connection at a time of its own, and a reconnect makes a new connection.
+Messages of a connection arrive in order. When a process of a connection dies or the link is cut, the last messages are lost. A send to a
+peer that has just died succeeds. Each side notices the end of a connection at a random time, and a reconnect makes a new connection.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SimConnection:
     """One connection of a client to a server. The server's machine knows the client by this object, as its peer.
 
     Args:
-      up: `up(connection, message, *frames)` is called with each message that reaches the server, and its payload frames.
+      up: `up(connection, message, *frames)` is called with each message that reaches the server, and the payload frames of the message.
       down: `down(message, *frames)` is called with each message that reaches the client.
       bytes_per_s: the bandwidth of the link in each direction.
       wire: a function that returns the copy of a message that its receiver gets, and its number of bytes.
@@ -96,7 +96,7 @@ class SimConnection:
 
     def in_order(self, direction: int, nbytes: int, fn: Callable[[], object]) -> None:
         """Send `nbytes` bytes, and call `fn` when they have arrived, after all earlier messages in this direction. If the connection ends
-        before, `fn` is not called. Direction 0 is to the server, 1 to the client.
+        earlier, `fn` is not called. Direction 0 is to the server, direction 1 to the client.
         """
         at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction]) + nbytes / self.bytes_per_s
         self._last[direction] = at

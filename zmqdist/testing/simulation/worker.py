@@ -58,14 +58,14 @@ PIPE_S = 0.0001
 
 @dataclass
 class Oracle:
-    """The facts of a simulation that the checks need and that no single part of the cluster knows."""
+    """The facts that the checks of a simulation need, and that no single part of the cluster knows."""
 
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Number of a run -> (coordinator, work)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """(coordinator, work) -> its leases whose start a worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) of each result that a coordinator has told the dispatcher to keep while the dispatcher held it."""
+    """(coordinator, work) of each result that the dispatcher had when a coordinator told it to keep the result."""
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class WorkerSurroundings(Protocol):
     """The simulated cluster around a worker (cluster.py).
 
     Attributes:
-      incarnation: incarnation of the dispatcher; while no dispatcher runs, that of the last one.
+      incarnation: incarnation of the dispatcher; while no dispatcher runs, the incarnation of the last dispatcher.
     """
 
     clock: SimClock
@@ -106,7 +106,8 @@ class WorkerSurroundings(Protocol):
     def end_connection(
         self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
     ) -> None:
-        """End a connection. Messages in flight are lost; each side notices the end at a time of its own, or never if its flag is False."""
+        """End a connection. Messages in flight are lost. Each side notices the end at a random time, or never if the flag of the side is
+        False."""
 
     def worker_exited(self, worker: SimWorker) -> None:
         """Note that a worker's process has ended by itself."""
@@ -207,7 +208,7 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """Stop the worker's process as by SIGSTOP, and with `slots_too` its slots.
+        """Stop the worker's process as by SIGSTOP. With `slots_too`, also stop its slots.
 
         The zygote ends slots that are not stopped, because it notices that their worker does not run (process/zygote.py).
         """
@@ -370,7 +371,8 @@ class SimWorker:
         self.cluster.clock.after(PIPE_S, arrive)
 
     def _forget(self, index: int, functions: list[tuple[int, int]]) -> None:
-        """Have a slot forget functions. The message arrives after the work that was sent to the slot before and that still needs them."""
+        """Have a slot forget functions. The message arrives after all work that was sent to the slot earlier, because this work may need
+        the functions."""
         slot = self._slots[index]
         if slot is not None:
             self.cluster.clock.after(PIPE_S, lambda: slot.known.difference_update(functions))

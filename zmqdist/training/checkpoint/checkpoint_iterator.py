@@ -1,7 +1,8 @@
 """Lists the checkpoints of a directory, and waits for the next one.
 
-A directory holds folders `ckpt-<number>`, and a file FINISHED when no further checkpoint will follow. The latest checkpoint is the one
-that was saved last. It need not have the highest number, because a program may return to an earlier step and count on from there.
+A directory contains folders `ckpt-<number>`. It also contains a file FINISHED when no further checkpoint will follow. The latest
+checkpoint is the checkpoint that was saved last. It need not have the highest number, because a program may return to an earlier step and
+count on from this step.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ def checkpoints_iterator(
     Args:
       directory: the directory; it need not exist yet.
       min_interval_secs: minimum time between two yielded checkpoints, in seconds.
-      timeout: how long to wait for a new checkpoint, in seconds; None: for ever.
-      timeout_fn: called after a timeout; the iterator ends if it returns True. None: the iterator ends.
+      timeout: how long to wait for a new checkpoint, in seconds. None waits for ever.
+      timeout_fn: a function that the iterator calls after a timeout; if it returns True, the iterator ends. None: every timeout ends the
+        iterator.
     """
     directory = storage.absolute(directory)
     last: tuple[str, int] | None = None

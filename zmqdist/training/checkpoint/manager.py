@@ -1,8 +1,10 @@
 """`CheckpointManager`: saves checkpoints to a directory and keeps the last few. It saves on demand, every N steps, or periodically.
 
 Promises
-    1. A crash at any moment leaves the last complete checkpoint: an older one is deleted only after a newer one is complete and on disk.
-    2. An error of periodic saving is logged at once, and raised once, by the next call of a method. Periodic saving continues.
+    1. A crash at any moment leaves the last complete checkpoint, because an old checkpoint is deleted only after a newer checkpoint is
+       complete
+    and on disk.
+    2. An error of periodic saving is logged at once, and the next method that the program calls raises it. Periodic saving continues.
     3. No checkpoint is saved after `close` has returned, or during a restore.
 
 One manager at a time may write to a directory, because it removes unfinished checkpoints there. Any number of programs may read.
@@ -152,7 +154,7 @@ class CheckpointManager:
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
-        self._tidied = False  # a later save removes the mark
+        self._tidied = False  # a later save removes the mark again
 
     def close(self) -> None:
         """Stop periodic saving, and wait until a save in progress has ended. A second call does nothing.
@@ -180,7 +182,7 @@ class CheckpointManager:
                 self.close()
 
     def _save(self, step: int | None) -> str:
-        with self._lock:  # promise 3: a restore also holds the lock
+        with self._lock:  # no save during a restore (promise 3), because a restore also holds this lock
             self._tidy()
             existing = checkpoints(self._directory)
             if step is None:
@@ -236,7 +238,7 @@ class CheckpointManager:
 
 
 def _delete(path: str) -> None:
-    """Delete a checkpoint. Its manifest is deleted first, so that a crash in between leaves no folder that looks like a checkpoint."""
+    """Delete a checkpoint. Delete its manifest first, so that a crash in between leaves no folder that looks like a checkpoint."""
     with contextlib.suppress(FileNotFoundError):
         storage.remove(storage.join(path, MANIFEST))
     storage.remove_tree(path)

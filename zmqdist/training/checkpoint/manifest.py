@@ -6,12 +6,12 @@
                           the rows of one shard: "value", and "slot:<name>" for each slot of an optimizer beside it
 
 Rules
-    An entry has one logical name, its full shape and dtype, and pieces. Each piece is a run of rows in a file of its own; all pieces in
-    order have all rows. There is one piece for each shard that the variable had when it was saved. It may have other shards when it is
-    restored.
+    An entry is one array, with its logical name, its full shape and dtype, and its pieces. Each piece has some consecutive rows in a file
+    of its own; all pieces in order have all rows. A variable has one piece for each shard that it had when it was saved. When it is
+    restored, the variable may have other shards.
 
-    A slot is cut by rows, like its variable, if in every piece it has as many rows as the piece. Any other slot is not cut, such as a count
-    of steps, and each piece has its own copy.
+    A slot is cut by rows, like its variable, if in every piece the slot has as many rows as the piece. Any other slot, such as a count of
+    steps, is not cut, and each piece has a copy of its own.
 
     Files hold plain data only, JSON and npz; nothing is unpickled. A manifest is validated before it is used, and the sizes and checksums
     of all needed files are checked before any data of a checkpoint is used.
@@ -112,7 +112,7 @@ class Manifest:
         return {piece.file for entry in self.entries.values() for piece in entry.pieces}
 
     def write(self, path: str) -> None:
-        """Write the manifest to a folder, or atomically replace the one that the folder has."""
+        """Write the manifest to a folder. If the folder has a manifest already, replace it atomically."""
         body = {
             "step": self.step,
             "serial": self.serial,

@@ -1,5 +1,5 @@
-"""`Checkpoint`: an object whose attributes are saved and restored together. An attribute that is set after the restore is restored when it
-is set.
+"""`Checkpoint`: an object whose attributes are saved and restored together. If an attribute is set only after the restore, it is restored
+at the moment when it is set.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Source:
 class Checkpoint(Container):
     """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
 
-    An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with a leading underscore are not saved. A
-    class of models may be a subclass: the attributes of a model are then saved.
+    An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with a leading underscore are not saved.
+    Your class of a model may be a subclass of Checkpoint; its attributes are then saved.
 
     After `restore`, an attribute that is set for the first time is restored at that moment, if the checkpoint holds it.
     """
@@ -97,8 +97,8 @@ class Checkpoint(Container):
         return self._source
 
     def _take(self, source: _Source, structure: Any) -> None:
-        """Restore the leaves of a structure that the source holds and has not restored yet. Checkpoints in the structure get a source of
-        their own, so that they restore attributes that are set later.
+        """Restore the leaves of a structure that the source has and that were not restored yet. Each Checkpoint in the structure gets a
+        source of its own, so that it restores attributes that are set later.
         """
         available = set(source.reader.manifest.names) - source.used
         found = {

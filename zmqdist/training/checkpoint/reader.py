@@ -5,8 +5,9 @@ Rules
     damaged checkpoint changes no variable.
 
     When a file is missing or wrong, the reader reads the manifest again. If the manifest does not exist any more, or names other files,
-    the checkpoint was deleted or replaced (NotFoundError: the caller can use the next checkpoint). If it is unchanged, the checkpoint is
-    damaged (DataLossError: the caller needs a copy or another checkpoint).
+    the checkpoint was deleted or replaced. The reader then raises NotFoundError, and the caller can use the next checkpoint. If the
+    manifest is unchanged, the checkpoint is damaged. The reader then raises DataLossError, and the caller needs a copy or another
+    checkpoint.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class CheckpointReader:
         entry = self.manifest.entries[name]
         kept = {} if kept is None else kept
         touched = [piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)]
-        # No rows are requested: the empty result has the shapes and slots of the first piece.
+        # If no rows are requested, the empty result has the shapes and slots of the first piece.
         touched = touched or [entry.pieces[0]]
         if len(touched) == 1 and (touched[0].start, touched[0].stop) == (start, stop):
             return self._load(name, touched[0])

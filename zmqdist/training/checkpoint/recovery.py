@@ -2,17 +2,17 @@
 
 Rules
     One thread for each parameter server of a strategy checks, several times a second, whether the server still has the strategy's session.
-    A restarted server does not have it. The thread then recreates the server's variables from the newest readable checkpoint, each
-    atomically with its slots and its version. A variable that no checkpoint holds gets its first value if `from_initial` allows it.
+    A restarted server does not have the session. The thread then recreates the server's variables from the newest readable checkpoint, each
+    variable atomically with its slots and its version. A variable that is in no checkpoint gets its first value if `from_initial` allows
+    it.
 
-    Until then accesses to these variables wait, on workers as well, if the strategy was made with `recovery_s`. Otherwise they raise
-    PSUnavailableError until the variable is restored. Other parameter servers keep their values, so after a recovery some shards are older
-    than others.
+    If the strategy was made with `recovery_s`, accesses to a lost variable wait until it is restored, on workers as well. Otherwise these
+    accesses raise PSUnavailableError. Other parameter servers keep their values, so after a recovery some shards are older than others.
 
     The log and `strategy.recoveries` report the losses. No two values of a variable have the same version, even if the server has made
-    updates after the last check: the high bits of a version hold the incarnation of the variable, and each recovery begins a new one.
-    A checkpoint holds, with each variable, the keys of the updates that its value contains (`schedule(once=True)`), and the number of its
-    last synchronous step. So the parameter server also recognizes a repeated run of a function after a recovery.
+    updates after the last check, because the high bits of a version are the incarnation of the variable, and each recovery begins a new
+    incarnation. With each variable, a checkpoint also stores the keys of the updates that its value contains (`schedule(once=True)`), and
+    the number of its last synchronous step. So the parameter server recognizes a repeated run of a function after a recovery, too.
 
 Not here: restarting the process (`zmqdist launch` does, with `restarts`), saving (manager.py).
 """
@@ -42,7 +42,7 @@ log = logging.getLogger("zmqdist.checkpoint")
 
 @dataclass(frozen=True)
 class Recovered:
-    """The report of one recovery: what happened to the variables of a restarted parameter server.
+    """The report of one recovery. It says what happened to each variable of a restarted parameter server.
 
     Attributes:
       task: name of the parameter server, such as "ps:1".
@@ -159,7 +159,7 @@ class Recovery:
                 return
             except BaseException as error:
                 if logged != str(error):
-                    # Log a repeated error once: the attempts follow each other in fractions of a second.
+                    # Log a repeated error only once, because the attempts follow each other in fractions of a second.
                     log.exception("the variables of ps:%d could not be restored; the attempts go on", ps)
                 logged = str(error)
 
@@ -191,7 +191,7 @@ class Recovery:
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
                 part: Part = reader.rows(name, start, stop)
-                # A checkpoint of another program has update keys and versions that mean nothing in this one.
+                # The update keys and versions in a checkpoint of another program mean nothing in this program.
                 own = part.source == (ref.session, ref.number)
                 changes = _changes(part.version) if own else 1
                 earlier = _version(incarnation, changes), part.slots, part.once if own else b""
@@ -205,7 +205,7 @@ class Recovery:
             seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             updates_lost += max(0, _changes(seen) - changes)
             versions[ref.number] = _version(incarnation, changes)
-        # At the end only: if this recovery fails halfway, the next one needs the old versions to count all lost updates.
+        # Only now, because after a recovery that fails halfway the next attempt needs the old versions to count all lost updates.
         self._versions[ps].update(versions)
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
         path = reader.path if reader is not None and restored else None
@@ -216,7 +216,7 @@ class Recovery:
         log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
 
     def _places(self, found: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
-        """Return the places of variables in a checkpoint, by the variables' numbers: (name, first row, row after the last)."""
+        """Return the places of variables in a checkpoint, by the variables' numbers. A place is (name, first row, row after the last)."""
         places = {}
         for name, leaf in found.items():
             for shard in shards_of(leaf.value):

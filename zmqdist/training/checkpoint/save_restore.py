@@ -2,8 +2,9 @@
 
 Promises
     1. When `save` returns, the checkpoint is on disk, complete, with the slots of the optimizers beside each variable.
-    2. Each shard is saved in a state that it had at one moment. Training goes on during a save, so these moments differ: one shard may
-    contain updates that another one does not.
+    2. Each shard is saved with the contents that it had at one moment. Training goes on during a save, so these moments differ, and one
+       shard
+    may contain updates that another shard does not.
     3. `restore` checks names, shapes, dtypes and every file before it assigns a value, so that a refused restore has changed nothing.
     4. A variable and its slots can be restored into any number of shards.
 """
@@ -50,7 +51,7 @@ def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | 
 
 
 def whole(step: SupportsIndex) -> int:
-    """Return a step as an int. Raises TypeError or ValueError unless it is an integer of 0 or more."""
+    """Return a step as an int. Raises TypeError or ValueError if the step is not an integer of 0 or more."""
     number = index(step)
     if number < 0:
         raise ValueError(f"step is {number}, wants 0 or more")
@@ -82,7 +83,7 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
     Args:
       path: path of the checkpoint.
       variables: as for `save`; a variable may have other shards than when it was saved.
-      strict: True: `variables` and the checkpoint must have the same names. False: names that both have are restored.
+      strict: if True, `variables` and the checkpoint must have the same names. If False, the names that are in both are restored.
 
     Raises:
       ValueError: the checkpoint does not fit: names, a shape or a dtype differ, or no name is in both.
@@ -90,7 +91,9 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
       NotFoundError: there is no such checkpoint, or it was deleted during the restore.
       DataLossError: the checkpoint is damaged; the text names file, variable and shard.
       FailedPreconditionError: a newer zmqdist wrote the checkpoint.
-      PSUnavailableError: a variable could not be assigned; other variables may have been. After every other error nothing has changed.
+      PSUnavailableError: a variable could not be assigned, but other variables may have been. All other errors are raised before anything
+      has
+        changed.
     """
     reader = CheckpointReader(path)
     found = leaves(variables)

@@ -2,8 +2,8 @@
 
 Rules
     A leaf is a variable, a NumPy array, or a number, bool, str or None. The structure is of dicts, lists, tuples and `Checkpoint`s, nested
-    in any way. The name of a leaf is the path to it: `model/w` for {"model": {"w": ...}}. In a list or tuple, the path has the name of a
-    variable, and the position of any other item.
+    in any way. The name of a leaf is the path to the leaf: `model/w` for {"model": {"w": ...}}. For an item of a list or tuple, the path
+    has the item's own name if the item is a variable, and otherwise its position.
 
     A leaf is restored in its place: variables are assigned, arrays are changed in place, and numbers are replaced in the dict, list or
     Checkpoint that holds them.

@@ -1,9 +1,10 @@
 """Writes a checkpoint: one file for each shard, several files at the same time, and the manifest last.
 
 Rules
-    A checkpoint appears under its name only when all of it is on disk: its files are written into another folder, which is then renamed.
-    If a checkpoint of that name exists already, the new files are written beside its files, the manifest is replaced atomically, and then
-    the old files are deleted. A crash before the replacement leaves the earlier checkpoint. Other files in such a folder stay.
+    A checkpoint appears under its name only when all of it is on disk, because its files are written into another folder, which is then
+    renamed. If a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced
+    atomically, and then the old files are deleted. A crash before the replacement leaves the old checkpoint. All other files in the folder
+    stay.
 
     After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a disk error names the file.
 """
@@ -52,7 +53,7 @@ class ToWrite:
 def write(
     path: str, arrays: Iterable[ToWrite], values: dict[str, Plain], *, step: int | None = None, serial: int = 0
 ) -> Manifest:
-    """Write a checkpoint to `path`, or replace the one that is there. Return its manifest.
+    """Write a checkpoint to `path`, in place of any checkpoint that `path` has. Return the manifest of the new checkpoint.
 
     Raises:
       ResourceExhaustedError: the disk is full.
@@ -154,7 +155,8 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """Passes bytes on to a file, and computes their number and checksum. It cannot seek, so that a writer writes each byte once."""
+    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, which forces its
+    user to write each byte only once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
