@@ -54,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         CLUSTER.replace(":0}", ":5000, advertise: 192.0.2.1}").replace("PROGRAM", "python x.py")
     )
     (tmp_path / "nokeys.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {keys: nowhere}\n")
+    (tmp_path / "nocode.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "code: [nofile.py]\n")
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "token").write_text("t" * 43 + "\n")
     (tmp_path / "token").chmod(0o600)
@@ -115,6 +116,7 @@ USAGE: list[tuple[str, str]] = [
     ("validate program.yaml", "zmqdist validate: program.yaml: program: 'no-such-program-here' is not found"),
     ("validate disk.yaml", "zmqdist validate: disk.yaml: Cannot enable fault tolerant mode without configuring"),
     ("validate nokeys.yaml", "zmqdist validate: nokeys.yaml: there is no key file "),
+    ("validate nocode.yaml", "zmqdist validate: nocode.yaml: code: 'nofile.py' does not exist in "),
     ("validate pipe.yaml", "zmqdist validate: pipe.yaml:1: (file): cannot be read: it is not a regular file"),
     ("launch pipe.yaml", "zmqdist launch: pipe.yaml:1: (file): cannot be read: it is not a regular file"),
     ("server --spec @pipe.yaml", "zmqdist server: --spec: pipe.yaml cannot be read: it is not a regular file"),

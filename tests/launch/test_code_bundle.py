@@ -19,6 +19,7 @@ from zmqdist.launch.agent import agent_command
 from zmqdist.launch.agent_stream import NoteHandler, ProcessStream
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, pack, unpack
 from zmqdist.launch.hosts import AgentHost, AgentPool
+from zmqdist.transport.keys import keygen
 
 
 @pytest.fixture
@@ -62,11 +63,44 @@ def test_the_folder_of_the_script_is_on_the_module_path_and_the_working_director
     assert (bundle.root, bundle.imports) == (project, ("examples",))
 
 
-def test_paths_outside_of_the_working_directory_have_a_root_of_their_own(project: Path, tmp_path: Path) -> None:
+def test_paths_outside_of_the_working_directory_keep_their_places_beside_it(project: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "train.py").write_text("")
-    bundle = bundle_of(["../other"], "../other/train.py")
-    assert (bundle.root, names(bundle), bundle.imports) == (tmp_path / "other", ["train.py"], (".",))
+    bundle = bundle_of(["helpers.py", "../other"], "../other/train.py")
+    assert (bundle.root, bundle.working, bundle.imports) == (tmp_path, "project", ("other",))
+    assert names(bundle) == ["other/train.py", "project/helpers.py"]
+
+
+def test_without_a_script_the_working_directory_is_on_the_module_path(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "util.py").write_text("")
+    assert bundle_of(["helpers.py", "../util.py"], None).imports == ("project",)
+
+
+def test_no_secret_key_and_no_file_outside_of_the_root_travels_and_each_is_named(project: Path, tmp_path: Path) -> None:
+    keygen(project / "keys")
+    (project / "prod.env").write_text("PASSWORD=1")
+    (tmp_path / "shadow").write_text("secret")
+    (project / "link.txt").symlink_to(tmp_path / "shadow")
+    (project / "again.py").symlink_to("helpers.py")
+    bundle = bundle_of(["."], None)
+    assert sorted(set(names(bundle)) - {"train.py", "package/__init__.py", "package/part.py"}) == [
+        "again.py",
+        "helpers.py",
+        "keys/authorized",
+        "keys/server.pub",
+    ]
+    assert f"; without link.txt (a link out of {project})" in bundle.describe()
+    assert "; without keys/admin.key, keys/client.key, keys/server.key, ... (a secret by its name)" in bundle.describe()
+    assert ("a secret by its name", "prod.env") in bundle.left_out
+
+
+def test_a_secret_that_code_names_itself_is_sent_and_stays_private(project: Path, tmp_path: Path) -> None:
+    (project / "service.pem").write_text("secret")
+    (project / "service.pem").chmod(0o600)
+    bundle = bundle_of(["service.pem"], None)
+    (tmp_path / "there").mkdir()
+    unpack(bundle.archive, bundle.digest, tmp_path / "there")
+    assert (tmp_path / "there" / "service.pem").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_same_files_have_the_same_digest_whatever_their_times(project: Path) -> None:
@@ -81,7 +115,7 @@ def test_a_large_file_is_left_out_and_named(project: Path, monkeypatch: pytest.M
     monkeypatch.setattr("zmqdist.launch.code_bundle.CODE_FILE_BYTES_MAX", 2**20)
     (project / "data.bin").write_bytes(bytes(2**20 + 1))
     bundle = bundle_of(["."], None)
-    assert bundle.too_large == ("data.bin",)
+    assert bundle.left_out == (("above 1 MiB", "data.bin"),)
     assert bundle.describe() == f"0.0 MiB of code, 4 files of {project}; without data.bin (above 1 MiB)"
 
 

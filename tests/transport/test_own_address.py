@@ -76,6 +76,17 @@ def test_no_port_of_the_range_is_reserved_twice_and_each_can_be_bound(ports: ran
             each.close()
 
 
+def test_a_server_takes_no_port_that_a_launcher_has_reserved_while_another_one_is_free(ports: range) -> None:
+    reserved = [Reserved() for _ in ports[1:]]
+    (free,) = set(ports) - {int(each.address.rpartition(":")[2]) for each in reserved}
+    try:
+        with zd.rpc.Server.create("zmq", "127.0.0.1:0") as server:
+            assert server.address == f"127.0.0.1:{free}"
+    finally:
+        for each in reserved:
+            each.close()
+
+
 @pytest.mark.parametrize("text", ["5000", "5000-", "x-y", "0-5", "6000-5000", "5000-70000", "5000-5100-5200"])
 def test_an_invalid_range_is_refused_by_name(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="is not a range of ports"):

@@ -78,7 +78,9 @@ class ReceivedCode:
 
     def _ready(self, order_id: int, root: Path) -> CodeReady:
         assert self._offer is not None
-        os.chdir(root)  # the agent's roles inherit this working directory
+        working = root / self._offer.working
+        working.mkdir(parents=True, exist_ok=True)  # the archive may have no file in it
+        os.chdir(working)  # the agent's roles inherit this working directory
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]
         return CodeReady(order_id, str(root))
 

@@ -166,9 +166,9 @@ class AgentLink:
           UnavailableError: the connection has ended, or the agent does not answer.
           UnknownError: the agent cannot unpack the code.
         """
-        paths, imports = list(bundle.paths), list(bundle.imports)
+        root, paths, imports = str(bundle.root), list(bundle.paths), list(bundle.imports)
         event = self._request(
-            lambda order_id: [OfferCode(order_id, bundle.digest, str(bundle.root), paths, imports)], ANSWER_S
+            lambda order_id: [OfferCode(order_id, bundle.digest, root, paths, imports, bundle.working)], ANSWER_S
         )
         if isinstance(event, CodeReady):
             return

@@ -69,7 +69,7 @@ class OfferCode(AgentMessage, frozen=True):
     not, and OrderRefused if the code cannot be used there.
 
     Attributes:
-      digest, root, paths, imports: the fields of the CodeBundle (code_bundle.py).
+      digest, root, paths, imports, working: the fields of the CodeBundle (code_bundle.py).
     """
 
     order_id: int
@@ -77,6 +77,7 @@ class OfferCode(AgentMessage, frozen=True):
     root: str
     paths: list[str]
     imports: list[str]
+    working: str = "."
 
 
 class SendCode(AgentMessage, frozen=True):

@@ -1,22 +1,27 @@
 """The program's code as one archive, for hosts that do not share the program's file system.
 
-A bundle has the files of some paths below one folder, the root. On each host the root is the working directory of the roles, and the folder
-of the program's script is on their module path, as it is under the local launcher. Files with equal names and contents make an archive with
-equal bytes, so the launcher compares digests to find out whether a host already has the files.
+A bundle has the files of some paths below one folder, the root, which also contains the working directory of the launcher. On each host the
+roles have the copy of that working directory as theirs, and the folder of the program's script is on their module path, as under the local
+launcher. Files with equal names, contents and modes make an archive with equal bytes, so the launcher compares digests to find out whether
+a host already has the files.
 
-Left out are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments, links to folders,
-and files above CODE_FILE_BYTES_MAX, which are data rather than code.
+Left out without a word are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments and
+links to folders. Left out and named to the user are files above CODE_FILE_BYTES_MAX, which are data rather than code, files that hold a
+secret by their name (`*.key`, `*.pem`, `*.env`), and links to files outside of the root. A file that `code:` names itself is sent.
+
+Invariant: no secret of the cluster travels with the code, because `zmqdist keygen` and `zmqdist keys join` write secret keys to `*.key`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
-import stat
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +30,8 @@ from zmqdist.limits import CODE_BYTES_MAX, CODE_FILE_BYTES_MAX, CODE_FILES_MAX
 
 _LEFT_OUT: Final = ("__pycache__", "node_modules")
 _ENVIRONMENT_MARK: Final = "pyvenv.cfg"
+_SECRET_SUFFIXES: Final = (".key", ".pem", ".env")
+_NAMED_MAX: Final = 3
 MIB: Final = 2**20
 
 
@@ -38,7 +45,8 @@ class CodeBundle:
       imports: the folders of the module path, relative to the root.
       archive: the contents of a tar file.
       files: number of files in the archive.
-      too_large: files that were left out because of their size, relative to the root.
+      left_out: each file that the user would expect in the archive: the reason, and the name relative to the root.
+      working: the working directory of the roles, relative to the root. The archive need not have files in it.
     """
 
     root: Path
@@ -46,7 +54,8 @@ class CodeBundle:
     imports: tuple[str, ...]
     archive: bytes
     files: int
-    too_large: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
+    working: str = "."
 
     @property
     def digest(self) -> str:
@@ -56,48 +65,53 @@ class CodeBundle:
     def describe(self) -> str:
         """Return a phrase about the size of the bundle for the user, such as "0.1 MiB of code, 12 files of /srv/train"."""
         text = f"{len(self.archive) / MIB:.1f} MiB of code, {self.files} files of {self.root}"
-        if self.too_large:
-            shown = ", ".join(self.too_large[:3]) + (", ..." if len(self.too_large) > 3 else "")
-            text += f"; without {shown} (above {CODE_FILE_BYTES_MAX // MIB} MiB)"
+        for reason, group in itertools.groupby(self.left_out, key=itemgetter(0)):
+            names = [name for _, name in group]
+            text += f"; without {', '.join(names[:_NAMED_MAX])}{', ...' if len(names) > _NAMED_MAX else ''} ({reason})"
         return text
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Raise NotFoundError if a path of `code:` does not exist in the working directory."""
+    for path in paths:
+        if not os.path.exists(path):
+            raise NotFoundError(f"code: {path!r} does not exist in {os.getcwd()}")
 
 
 def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is put on the module path. None means that the root is put on the module path.
+      script: the program's script, whose folder is put on the module path. None means that the working directory is put on it.
 
     Raises:
       NotFoundError: a path does not exist.
       ResourceExhaustedError: the files are too many or too large for code.
     """
+    check_paths(paths)
     absolute = [Path(os.path.abspath(path)) for path in paths]
-    for written, path in zip(paths, absolute, strict=True):
-        if not path.exists():
-            raise NotFoundError(f"code: {written!r} does not exist")
     here = Path.cwd()
-    inside = all(path.is_relative_to(here) for path in absolute)
     folders = [path if path.is_dir() else path.parent for path in absolute]
-    root = here if inside else Path(os.path.commonpath(folders))
+    root = Path(os.path.commonpath([here, *folders]))
     names = tuple(str(path.relative_to(root)) for path in absolute)
+    working = str(here.relative_to(root))
     beside = None if script is None else Path(os.path.abspath(script)).parent
-    imports = (".",) if beside is None or not beside.is_relative_to(root) else (str(beside.relative_to(root)),)
-    return pack(root, names, imports)
+    imports = working if beside is None or not beside.is_relative_to(root) else str(beside.relative_to(root))
+    return replace(pack(root, names), imports=(imports,), working=working)
 
 
-def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> CodeBundle:
+def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
     """Pack files and folders below `root`. Raises ResourceExhaustedError if the files are too many or too large for code, and OSError if a
     file cannot be read.
     """
     found: dict[str, Path] = {}
-    too_large: list[str] = []
+    left_out: dict[str, str] = {}
     total = 0
     for path in paths:
         for file in _files(root / path):
             name, size = str(file.relative_to(root)), file.stat().st_size
-            if size > CODE_FILE_BYTES_MAX:
-                too_large.append(name)
+            if reason := _why_left_out(file, root, size, named=file == root / path):
+                left_out[name] = reason
                 continue
             total += 0 if name in found else size
             found[name] = file
@@ -114,9 +128,23 @@ def pack(root: Path, paths: Sequence[str], imports: Sequence[str] = (".",)) -> C
             data = found[name].read_bytes()
             entry = tarfile.TarInfo(name)  # no time and no owner, so that equal files make equal archives
             entry.size = len(data)
-            entry.mode = 0o755 if found[name].stat().st_mode & stat.S_IXUSR else 0o644
+            entry.mode = found[name].stat().st_mode & 0o755
             archive.addfile(entry, io.BytesIO(data))
-    return CodeBundle(root, tuple(paths), tuple(imports), buffer.getvalue(), len(found), tuple(sorted(too_large)))
+    reasons = sorted((reason, name) for name, reason in left_out.items() if name not in found)
+    return CodeBundle(root, tuple(paths), (".",), buffer.getvalue(), len(found), tuple(reasons))
+
+
+def _why_left_out(file: Path, root: Path, size: int, named: bool) -> str:
+    """Return why a file does not travel, or "" if it does. A file that the user has named travels unless it is too large."""
+    if size > CODE_FILE_BYTES_MAX:
+        return f"above {CODE_FILE_BYTES_MAX // MIB} MiB"
+    if named:
+        return ""
+    if file.suffix in _SECRET_SUFFIXES:
+        return "a secret by its name"
+    if file.is_symlink() and not file.resolve().is_relative_to(root.resolve()):
+        return f"a link out of {root}"
+    return ""
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -37,7 +37,7 @@ from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
 from zmqdist.launch.children import Child, Children, end_with_parent
-from zmqdist.launch.code_bundle import CodeBundle, bundle_of
+from zmqdist.launch.code_bundle import CodeBundle, bundle_of, check_paths
 from zmqdist.launch.elastic_workers import ElasticWorkers
 from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
 from zmqdist.launch.engines import agent_hosts
@@ -164,13 +164,14 @@ class Launch:
         creating a file.
 
         Raises:
-          NotFoundError: a program that the file names, or a program that its launcher needs, is missing.
+          NotFoundError: a program or a path of `code:` that the file names, or a program that its launcher needs, is missing.
           InvalidArgumentError: entries of the file contradict each other.
           FailedPreconditionError: a key is missing in the key folder that the file names, or cannot be used.
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
+        check_paths(self._config.code or ())
         if self._config.launcher != "slurm":  # Slurm tells the hosts only inside a job
             agent_hosts(self._config)
         self._dispatcher_config(Credentials())

@@ -12,7 +12,7 @@ import zmq
 
 from zmqdist.addresses import is_ipv6, join_address
 from zmqdist.errors import UnknownError
-from zmqdist.transport.own_address import bind_free
+from zmqdist.transport.own_address import bind_free, bindable
 
 BACKLOG: Final = 1024
 """Number of connections that the kernel holds until the server accepts them. All processes of a cluster may connect at the same time."""
@@ -29,7 +29,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
     Raises:
       UnknownError: `host` is not an address of this host, or each port of ZMQDIST_PORTS is in use.
     """
-    number = look_up(host)
+    number = look_up(bindable(host))
     made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
     try:
         made.setblocking(False)

@@ -69,6 +69,11 @@ def _ipv6_of(interface: str) -> str:
     raise UnknownError(f"the interface {interface} has no address: set it up (ip address add), or name another one")
 
 
+def ports_are_limited() -> bool:
+    """Return whether ZMQDIST_PORTS limits the ports of servers."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def free_ports() -> Iterator[int]:
     """Yield the ports to try for a server that may take any port: each port of ZMQDIST_PORTS, from a random port on, or 0 without
     ZMQDIST_PORTS.
@@ -76,11 +81,11 @@ def free_ports() -> Iterator[int]:
     Raises:
       InvalidArgumentError: ZMQDIST_PORTS is not a range of ports.
     """
-    if not (text := os.environ.get(VARIABLE)):
+    if not ports_are_limited():
         yield 0
         return
     try:
-        ports = parse_ports(text)
+        ports = parse_ports(os.environ[VARIABLE])
     except ValueError as error:
         raise InvalidArgumentError(f"{VARIABLE}: {error}") from None
     # The first port is random, so that a new server rarely gets the port of a dead server, for which clients could mistake it.

@@ -62,11 +62,11 @@ from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Sha
 from zmqdist.transport.dealer import Buffer, receive_payload
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
-from zmqdist.transport.listener import BACKLOG, bind_problem, look_up, shut_down
+from zmqdist.transport.listener import BACKLOG, bind_problem, listen, look_up, shut_down
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
 from zmqdist.transport.monitor import DISCONNECTED, SUCCEEDED, decode_event, open_monitor
-from zmqdist.transport.own_address import all_taken, free_ports
+from zmqdist.transport.own_address import all_taken, free_ports, ports_are_limited
 from zmqdist.transport.peer import Peer, fd_of, printable, property_of
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
 from zmqdist.transport.shm_pool import this_pool
@@ -216,12 +216,15 @@ class Router:
         return join_address(host, bound)
 
     def _bind_one_of(self, number: str, port: int) -> int:
-        for each in [port] if port else free_ports():
-            try:
+        if port or not ports_are_limited():
+            return self._loop.run(self._bind, number, port)
+        # ZeroMQ also binds a port that a launcher has reserved for another server, because both set SO_REUSEADDR; `listen` does not.
+        with contextlib.suppress(UnknownError), listen(number) as made:
+            free = made.getsockname()[1]
+            return self._loop.run(self._bind, number, free, made.detach())
+        for each in free_ports():  # also ports on which connections of an ended server are in the state TIME_WAIT
+            with contextlib.suppress(PortTakenError):
                 return self._loop.run(self._bind, number, each)
-            except PortTakenError:
-                if port:
-                    raise
         raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
