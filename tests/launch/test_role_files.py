@@ -10,12 +10,11 @@ import yaml
 
 from zmqdist.cluster import ClusterConfig
 from zmqdist.cluster.sections import RuntimeConfig
-from zmqdist.launch.agent_protocol import AgentHello
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
-HELLO = AgentHello("3.11.7", "1.0", "/there/zmqdist", 6, 0.0, "there", 1, "/memory/zmqdist-x")
+FOLDER = "/memory/zmqdist-x"
 WORKER = WorkerConfig("h:1", index=2, slots=1, token_file="/here/token", keys_dir="/here/keys")
 PS = TaskConfig({"ps": {0: "h:2"}}, "ps", 0, keys_dir="/here/keys")
 
@@ -38,7 +37,7 @@ def role_files(folder: Path, slots: object) -> RoleFiles:
 
 
 def test_a_worker_gets_a_ticket_of_its_name_and_no_key(files: RoleFiles) -> None:
-    config, variables, found = files.pack(WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, HELLO)
+    config, variables, found = files.pack(WORKER, {"A": "1", "ZMQDIST_TOKEN_FILE": "/here/token"}, FOLDER, 6)
     folder = "worker-2"
     assert sorted(found) == [f"{folder}/cluster.yaml", f"{folder}/ticket"]
     assert found[f"{folder}/ticket"] == "ticket worker:2"
@@ -48,12 +47,12 @@ def test_a_worker_gets_a_ticket_of_its_name_and_no_key(files: RoleFiles) -> None
 
 
 def test_the_ticket_of_a_ps_names_the_address_at_which_it_listens(files: RoleFiles) -> None:
-    _, _, found = files.pack(PS, {}, HELLO)
+    _, _, found = files.pack(PS, {}, FOLDER, 6)
     assert found["ps-0/ticket"] == "ticket ps:0 h:2"
 
 
 def test_the_cluster_file_has_the_paths_of_the_host(files: RoleFiles, tmp_path: Path) -> None:
-    _, _, found = files.pack(WORKER, {}, HELLO)
+    _, _, found = files.pack(WORKER, {}, FOLDER, 6)
     text = found["worker-2/cluster.yaml"]
     assert yaml.safe_load(text)["runtime"] == {
         "dispatcher": "zmq://h:1",
@@ -63,6 +62,6 @@ def test_the_cluster_file_has_the_paths_of_the_host(files: RoleFiles, tmp_path: 
 
 
 def test_slots_auto_are_the_cores_of_the_host(tmp_path: Path) -> None:
-    config, _, _ = role_files(tmp_path, slots="auto").pack(WORKER, {}, HELLO)
+    config, _, _ = role_files(tmp_path, slots="auto").pack(WORKER, {}, FOLDER, 6)
     assert isinstance(config, WorkerConfig)
     assert config.slots == 6

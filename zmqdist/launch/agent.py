@@ -55,7 +55,7 @@ from zmqdist.launch.agent_protocol import (
     encode,
 )
 from zmqdist.launch.children import Child, Children
-from zmqdist.launch.folders import RunFolder
+from zmqdist.launch.folders import RunFolder, write_private
 from zmqdist.launch.ports import Reserved
 from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.process import zygote_client
@@ -179,7 +179,7 @@ class HostAgent:
     def _start(self, order: StartRole) -> None:
         try:
             for name, text in order.files.items():
-                _write_private(self._folder.path, name, text)
+                write_private(self._folder.path, name, text)
             environment = {**os.environ, **order.environment}
             if self._code.imports:
                 before = environment.get("PYTHONPATH")
@@ -267,15 +267,6 @@ def _hello(folder: str) -> AgentHello:
         reached_at=reached_at,
         reached_from=reached_from,
     )
-
-
-def _write_private(folder: Path, name: str, text: str) -> None:
-    path = folder / name
-    for parent in reversed(path.relative_to(folder).parents):
-        (folder / parent).mkdir(exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with open(descriptor, "w") as file:
-        file.write(text)
 
 
 def _folder() -> RunFolder:

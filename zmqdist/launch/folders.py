@@ -86,3 +86,13 @@ def _in_use(path: Path) -> bool | None:
     finally:
         os.close(fd)
     return False
+
+
+def write_private(folder: Path, name: str, text: str) -> None:
+    """Write a file that only this user can read. The folders between `folder` and the file are made if they are missing."""
+    path = folder / name
+    for parent in reversed(path.relative_to(folder).parents):
+        (folder / parent).mkdir(exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w") as file:
+        file.write(text)

@@ -310,7 +310,8 @@ class Hosts:
         name, kind = f"{config.job}:{config.index}", type(config).__name__
         variables, files = dict(environment), dict[str, str]()
         if self.files is not None:
-            config, variables, files = self.files.pack(config, environment, self._pool.hello(host))
+            hello = self._pool.hello(host)
+            config, variables, files = self.files.pack(config, environment, hello.folder, hello.cores)
         return StartRole(0, name, kind, json.dumps(dataclasses.asdict(config)), variables, files)
 
     def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:

@@ -46,7 +46,7 @@ from zmqdist.launch.hosts import AgentPool, Hosts
 from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.ps_variables import scaling_problem
-from zmqdist.launch.role_files import RoleFiles
+from zmqdist.launch.role_files import JoiningChildren, RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.slurm import allocated_cores
 from zmqdist.launch.tasks import MakeLauncher, Tasks
@@ -133,7 +133,7 @@ class Launch:
             self._variables = {**credentials.variables(), CONFIG_ENV: str(folder / "cluster.yaml")}
             if self._config.ports is not None:
                 self._variables[PORTS_ENV] = self._config.ports
-            tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials))
+            tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials, folder))
             stack.callback(tasks.close, self._grace_s)
             self._elastic = ElasticWorkers(
                 Elasticity(self._bounds(), self._workers.indices()),
@@ -229,12 +229,14 @@ class Launch:
         path.chmod(0o600)
         return cluster
 
-    def _launcher(self, cluster: ClusterConfig, credentials: Credentials) -> MakeLauncher:
+    def _launcher(self, cluster: ClusterConfig, credentials: Credentials, folder: Path) -> MakeLauncher:
         """Return the function that makes the launcher for the workers and ps."""
-        pool = self._pool
-        if pool is None:
+        if credentials.keys_dir is None:
             return Children
         files = RoleFiles(cluster, lambda name, address: self._dispatcher.open_join(name, address=address))
+        pool = self._pool
+        if pool is None:
+            return lambda on_exit: JoiningChildren(on_exit, files, folder)
         return lambda on_exit: Hosts(pool, on_exit, self._say, files)
 
     def _reserve(self, stack: contextlib.ExitStack) -> None:
