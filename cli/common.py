@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -256,7 +257,13 @@ class Dispatcher:
 
     def _silent(self) -> Exception:
         from zmqdist import errors
+        from zmqdist.transport.endpoint import split
 
+        host, port = split(self.address.removeprefix("zmq://"))
+        try:
+            socket.getaddrinfo(host, port)
+        except OSError as error:
+            return errors.UnavailableError(f"{self.address}: the name {host!r} cannot be looked up ({error.strerror})")
         return errors.UnavailableError(
             f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it running, and is this its address?",
         )

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from zmqdist import limits
+from zmqdist.errors import NotFoundError
 from zmqdist_cli.common import Dispatcher, Seconds, place, target_options, ticket_options
 
 
@@ -38,6 +39,8 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
+    if not rows:
+        click.echo("this dispatcher has no CURVE keys: its clients show a token, or nothing (insecure)")
     for row in rows:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["since_s"])) if row["since_s"] else "-"
         click.echo(f"{row['state']:9} {row['role'] or '-':7} {row['name']:12} {since:19}  {row['key']}")
@@ -144,6 +147,9 @@ def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)
+        if not count:
+            which = f"member {name}" if name else "member"
+            raise NotFoundError(f"no {which} makes its keys itself, so no key is replaced (see zmqdist keys list)")
     click.echo(f"{count} member{'' if count == 1 else 's'} make{'s' if count == 1 else ''} a new key")
 
 

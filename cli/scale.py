@@ -85,7 +85,7 @@ def _lines(decision: dict[str, Any], count: int) -> list[str]:
     lines = [f"{', '.join(starts)} {'starts' if len(starts) == 1 else 'start'}"] if starts else []
     lines += report_lines(decision["reports"])
     lines += [f"{', '.join(leaves)} {'leaves' if len(leaves) == 1 else 'leave'}"] if leaves else []
-    return lines or [f"there are {plural(count, 'worker')} already"]
+    return lines or [f"there {'is' if count == 1 else 'are'} {plural(count, 'worker')} already"]
 
 
 def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:

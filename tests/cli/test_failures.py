@@ -178,6 +178,15 @@ def test_where_nobody_listens_the_command_says_so_and_ends_in_time(command: str,
     assert_one_line(done.err)
 
 
+def test_a_dispatcher_whose_name_is_unknown_is_named_so() -> None:
+    done = run_here("status", "no-such-host.invalid:5050", "--timeout", "0.5", "--insecure")
+    assert done.code == ExitCode.UNAVAILABLE
+    assert (
+        "zmqdist status: no-such-host.invalid:5050: the name 'no-such-host.invalid' cannot be looked up (" in done.err
+    )
+    assert_one_line(done.err)
+
+
 def test_a_worker_without_a_dispatcher_ends_after_its_limit(free: str) -> None:
     done = run("worker", "--dispatcher", free, "--orphan-limit", "0.5")
     assert (done.code, done.out) == (ExitCode.UNAVAILABLE, "")

@@ -15,8 +15,17 @@ import pytest
 
 from tests.cli.running import run_here
 from tests.launch.launched import UNTIL_TOLD, Launched, eventually, read
-from zmqdist import DispatchServer
+from zmqdist import DispatchServer, errors
 from zmqdist.cluster import ClusterConfig
+from zmqdist.launch.elastic_workers import ElasticWorkers
+from zmqdist.launch.elasticity_machine import (
+    Elasticity,
+    ElasticityEffect,
+    ElasticityEvent,
+    SizeBounds,
+    SizeRequested,
+)
+from zmqdist.launch.tasks import Tasks
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER
 
 Launcher = Callable[..., Launched]
@@ -221,6 +230,65 @@ def test_growing_and_shrinking_again_and_again_leaves_no_threads_and_no_descript
     )
     assert cluster.end() == 0
     cluster.job.left_nothing()
+
+
+WRONG = """
+    import pathlib, threading
+    from zmqdist import errors
+    from zmqdist.coordinator import ClusterCoordinator
+
+    with ClusterCoordinator() as coordinator:
+        for count in ("a", 2.5, True, None, -1, 10**9):
+            try:
+                coordinator.scale_workers(count)
+            except errors.OpError as error:
+                print(type(error).__name__, error.message, flush=True)
+        try:
+            coordinator.scale_workers(2, grace_s=-1)
+        except errors.InvalidArgumentError as error:
+            print(error.message, flush=True)
+        print("it runs", flush=True)
+        while not pathlib.Path("end").exists():
+            threading.Event().wait(0.02)
+"""
+
+
+def test_a_size_that_is_no_number_of_workers_is_refused_and_the_next_request_is_decided(launch: Launcher) -> None:
+    cluster = Cluster(launch(WRONG, file=ONE))
+    assert cluster.job.lines[:-1] == [
+        "InvalidArgumentError the number of workers is an int, as 8, not 'a'",
+        "InvalidArgumentError the number of workers is an int, as 8, not 2.5",
+        "InvalidArgumentError the number of workers is an int, as 8, not True",
+        "InvalidArgumentError the number of workers is an int, as 8, not None",
+        "FailedPreconditionError worker=-1 is out of bounds: a cluster has min 1 and max 10000",
+        "FailedPreconditionError worker=1000000000 is out of bounds: a cluster has min 1 and max 10000",
+        "grace_s is a number of seconds from 0, not -1.0",
+    ]
+    assert cluster.scale("worker=1") == (0, "there is 1 worker already\n", "")
+    assert cluster.end() == 0
+
+
+class Broken(Elasticity):
+    """A machine with a bug: it fails at each request."""
+
+    def handle(self, event: ElasticityEvent, now: float) -> list[ElasticityEffect]:
+        if isinstance(event, SizeRequested):
+            raise KeyError("a bug")
+        return super().handle(event, now)
+
+
+def test_a_bug_of_the_launcher_fails_the_request_and_not_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    with DispatchServer() as server:
+        tasks = Tasks(lambda *_: None, lambda _: None)
+        workers = ElasticWorkers(Broken(SizeBounds(), []), server, tasks, lambda _: None, str)
+        try:
+            for _ in range(2):
+                with pytest.raises(errors.InternalError, match="the launcher failed: KeyError"):
+                    workers.scale("worker", 1, 1.0, False)
+        finally:
+            workers.stop()
+            tasks.close(1.0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
 
 
 def test_without_a_launcher_the_size_is_refused_with_the_remedy() -> None:

@@ -81,7 +81,7 @@ def test_workers_that_may_not_leave_refuse_the_size_unless_it_is_forced() -> Non
 @pytest.mark.parametrize(
     ("bounds", "count", "problem"),
     [
-        (SizeBounds(), 0, "worker=0 is out of bounds: a cluster has min 1"),
+        (SizeBounds(), 0, "worker=0 is out of bounds: a cluster has min 1 and max 10000"),
         (SizeBounds(2, 4), 1, "worker=1 is out of bounds: the cluster file has min 2 and max 4"),
         (SizeBounds(2, 4), 5, "worker=5 is out of bounds: the cluster file has min 2 and max 4"),
         (

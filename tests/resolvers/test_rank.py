@@ -128,6 +128,12 @@ def test_without_any_variable_all_are_named() -> None:
         ),
         ((0, 4, 0, 2), {"hosts": ["a"]}, "the hosts (a: 2) have 2 processes together, but torchrun has started 4"),
         ((0, 2, 0, 2), {"jobs": {"ps": 2}}, "the jobs (chief: 1, ps: 2) have 3 tasks together, but torchrun has"),
+        (
+            (0, 2, 0, 2),
+            {"jobs": {"worker": -1, "ps": 2}},
+            "jobs: 'worker' has -1 tasks, but a number of tasks is an int",
+        ),
+        ((0, 2, 0, 2), {"jobs": {"worker": 1.0}}, "jobs: 'worker' has 1.0 tasks, but a number of tasks is an int"),
         ((0, 2, 0, 2), {"jobs": {"chief": 2}}, "rank 0 is the only chief, so `jobs` cannot be {'chief': 2}"),
         ((0, 2, 0, 2), {"jobs": {"agent": 1}}, "rank 0 is the only chief, so `jobs` cannot be {'agent': 1}"),
     ],

@@ -188,7 +188,10 @@ def test_a_connection_of_a_forgotten_key_registers_under_no_name() -> None:
     service = KeyService(ServerSecurity(CURVE, Policy(roles={static: "worker"})), None)
     register = Register(1, "worker", 4, 1, [], [], 1, "host")
     problems = [service.name_problem(mock.Mock(key=key), register) for key in (static, forgotten)]
-    assert problems == ["", "the key of this process is for one that was replaced, so it may not register as worker:4"]
+    assert problems == [
+        "",
+        "the key of this process was replaced or revoked, so it may not register as worker:4: join with a new ticket",
+    ]
 
 
 def test_a_parameter_server_cannot_register_as_a_worker(
@@ -586,7 +589,10 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     rows = json.loads(run("keys", "list", target, "--json", *secret).out)
     assert [(row["state"], row["name"]) for row in rows if row["state"] != "static"] == [("joined", "worker:1")]
     assert "joined    worker  worker:1" in run("keys", "list", target, *secret).out
-    assert run("keys", "rotate", target, *secret).out == "0 members make a new key\n", "no process owns its folder"
+    for name in ([], ["--name", "worker:1"]):  # the folder was made by `keys join`, so no process owns it
+        none = run("keys", "rotate", target, *name, *secret)
+        assert (none.code, none.out) == (1, "")
+        assert f"no {' '.join(['member', *name[1:]])} makes its keys itself" in none.err
     assert run("keys", "revoke", target, "worker:1", *secret).out.startswith("revoked ")
     unknown = run("keys", "revoke", target, "worker:1", *secret)
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)

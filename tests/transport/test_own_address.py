@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -41,7 +42,22 @@ def ports(monkeypatch: pytest.MonkeyPatch) -> range:
 def test_an_interface_stands_for_its_address() -> None:
     assert bindable("lo") == "127.0.0.1"
     assert bindable("127.0.0.2") == "127.0.0.2"
-    assert bindable("host.example") == "host.example"
+    assert bindable("localhost") == "localhost"
+    assert bindable("*") == "*"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: DispatchServer(DispatcherConfig(host="nosuch0")),
+        lambda: zd.Server({"ps": ["127.0.0.1:0"]}, job_name="ps", task_index=0, bind_host="nosuch0"),
+        lambda: Reserved("nosuch0"),
+    ],
+    ids=["dispatcher", "task", "launcher"],
+)
+def test_an_interface_that_does_not_exist_is_named_with_those_that_do(start: Callable[[], object]) -> None:
+    with pytest.raises(UnknownError, match=r"this host has no interface nosuch0, and .* its interfaces are .*lo"):
+        start()
 
 
 def test_a_dispatcher_binds_an_interface() -> None:

@@ -43,6 +43,13 @@ def test_another_type_is_named_with_its_place_and_the_remedy() -> None:
     )
 
 
+def test_an_array_of_objects_is_refused_in_a_sentence() -> None:
+    with pytest.raises(
+        errors.InvalidArgumentError, match="value is an array that zmqdist does not send: dtype object holds Python"
+    ):
+        results.pack(np.array([object()]))
+
+
 class Evil:
     """An object that leaves a mark when it is unpickled."""
 

@@ -5,6 +5,7 @@ dispatcher, and carries out its effects: `Tasks` (tasks.py) starts and stops the
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import signal
 import threading
@@ -80,6 +81,10 @@ class ElasticWorkers:
             raise errors.FailedPreconditionError(self._ps_problem())
         if job != WORKER:
             raise errors.InvalidArgumentError(f"only the number of workers can change, not that of job {job!r}")
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise errors.InvalidArgumentError(f"the number of workers is an int, as 8, not {count!r}")
+        if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
+            raise errors.InvalidArgumentError(f"grace_s is a number of seconds from 0, not {grace_s!r}")
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
         losing = {name for name, report in reports.items() if report.losses}
         seen = [replace(each, refused=f"{WORKER}:{each.index}" in losing) for each in self._seen()]
@@ -163,7 +168,15 @@ class ElasticWorkers:
         return [_seen_worker(row, tasks.get(row.name, 0)) for row in rows]
 
     def _handle(self, event: ElasticityEvent) -> None:
-        effects = self._machine.handle(event, time.monotonic())
+        try:
+            effects = self._machine.handle(event, time.monotonic())
+        except (
+            Exception
+        ) as error:  # the thread must go on with the other events, and the caller must not wait for a reply
+            log.exception("an event of the workers failed: %s", event)
+            if isinstance(event, machine.SizeRequested):
+                self._take_reply(event.request).set_exception(errors.InternalError(f"the launcher failed: {error!r}"))
+            return
         self._figures = self._new_figures()
         for effect in effects:
             try:

@@ -354,9 +354,8 @@ class Elasticity:
         if bounds.room is not None and size > bounds.room:
             return f"there cannot be {size} workers: {bounds.room_reason}"
         if not bounds.min <= size <= bounds.max:
-            most = "" if bounds.most is None else f" and max {bounds.most}"
             where = "the cluster file has" if bounds.least is not None or bounds.most is not None else "a cluster has"
-            return f"worker={size} is out of bounds: {where} min {bounds.min}{most}"
+            return f"worker={size} is out of bounds: {where} min {bounds.min} and max {bounds.max}"
         return ""
 
     def _choose(self, how_many: int, seen: Sequence[SeenWorker]) -> list[int]:

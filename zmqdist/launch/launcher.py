@@ -57,6 +57,7 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport import keys, token
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import split
+from zmqdist.transport.own_address import bindable
 
 if TYPE_CHECKING:
     from zmqdist.scheduling.dispatcher.runtime import DispatchServer
@@ -106,6 +107,8 @@ class Launch:
         """
         self.check()
         hosts = agent_hosts(self._config)
+        if hosts is None and self._workers.host is not None:
+            bindable(self._workers.host)  # a worker that could not bind its host would be started again and again
         if hosts is None:  # start the zygote first: its imports run while this process starts the dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
             zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)

@@ -167,6 +167,9 @@ class Tasks:
         if task.retired:
             self._say(f"[{_label(role)}] has left")
             return
+        if job == "worker" and role.pid and role.exit_code == 0:  # `zmqdist drain` or a program has ended it
+            self._say(f"[{_label(role)}] has left; {self._workers_left(job)}")
+            return
         how = stranded or (errors.describe_exit(role.exit_code or 0) if role.pid else role.tail)
         lost = "its variables are lost; " if job == "ps" else ""
         self._say(f"[{_label(role)}] ended ({how}); {lost}{restart or self._workers_left(job)}")

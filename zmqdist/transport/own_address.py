@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from zmqdist.addresses import is_name, is_wildcard
 from zmqdist.errors import InvalidArgumentError, UnavailableError, UnknownError
 from zmqdist.port_range import VARIABLE, parse_ports
 from zmqdist.random import chance
@@ -46,12 +47,21 @@ def own_host(peer: str) -> str:
 
 
 def bindable(host: str) -> str:
-    """Return the address of the interface called `host`, an IPv4 address if it has one. Return `host` itself if no interface has this name.
+    """Return the address of the interface called `host`, an IPv4 address if it has one. Return `host` itself if it is an address or the
+    name of a host.
 
     Raises:
-      UnknownError: the interface has no address.
+      UnknownError: the interface has no address, or `host` is neither an interface nor a name that can be looked up.
     """
-    if host not in (name for _, name in socket.if_nameindex()):
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if host not in interfaces:
+        if is_name(host) and not is_wildcard(host):
+            try:
+                socket.getaddrinfo(host, None)
+            except OSError:
+                raise UnknownError(
+                    f"this host has no interface {host}, and no host of that name is known: its interfaces are {', '.join(interfaces)}"
+                ) from None
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:

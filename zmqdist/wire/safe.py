@@ -223,7 +223,7 @@ def _write_array(value: Any, out: _Writer, depth: int) -> Any:
     try:
         described = dtype_to_json(value.dtype)
     except BadArray as error:
-        raise _Refused(f"is an array that cannot travel by RPC: {error}") from None
+        raise _Refused(f"is an array that zmqdist does not send: {error}") from None
     fortran = is_fortran(value)
     node: Any
     if value.nbytes > INLINE_BYTES_MAX:

@@ -101,6 +101,9 @@ class RankClusterResolver(ResolverByRank):
         per_node = _hosts(family, size, local_size) if hosts is None else hosts
         if not isinstance(per_node, Mapping):
             per_node = dict.fromkeys(per_node, local_size)
+        for job, count in (jobs or {}).items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise RuntimeError(f"jobs: {job!r} has {count!r} tasks, but a number of tasks is an int from 0")
         jobs = _with_chief({"worker": size - 1} if jobs is None else jobs)
         self._place(rank, jobs, per_node)
         self._check_tasks(family.system, size)

@@ -108,7 +108,10 @@ class KeyService:
             return ""
         if not name and (not self._curve or self._keyring.verdict(peer.key).role):  # a static key
             return ""
-        return f"the key of this process is for {name or 'one that was replaced'}, so it may not register as {wanted}"
+        if not name:
+            return f"the key of this process was replaced or revoked, so it may not register as {wanted}: join with a new ticket"
+        remedy = f": start it with --index {name.partition(':')[2]}" if name.startswith("worker:") else ""
+        return f"the key of this process is for {name}, so it may not register as {wanted}{remedy}"
 
     def open_join(self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = "") -> str:
         """Make a token and return its ticket (transport/ticket.py).
