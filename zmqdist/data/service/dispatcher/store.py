@@ -120,9 +120,8 @@ def _write(path: str, text: str) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     body = _encoded(text)
-    new = (
-        path + ".tmp"
-    )  # no id's file has a dot in its name, so this name is free; a file that a killed process left is overwritten
+    # No id's file has a dot in its name, so this name is free. A file that a killed process left is overwritten.
+    new = path + ".tmp"
     try:
         with open(new, "wb", opener=_private) as file:
             file.write(_checksum(body) + b"\n" + body)

@@ -165,9 +165,8 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                source.paused_until = (
-                    -inf
-                )  # send the next request at once, because its failure shows that the worker cannot reply
+                # Send the next request at once, because its failure shows that the worker cannot reply.
+                source.paused_until = -inf
             if source.worker_alive and location:
                 source.lost = False
                 source.location, source.address, source.incarnation = location, address, incarnation

@@ -165,7 +165,7 @@ class Delivery(Protocol):
     """The protocol of a delivery machine, which decides which requests go to which task, and which elements the consumer gets.
 
     Attributes:
-    deadline: the time at which the runtime has to pass `Ticked`; infinite means never.
+      deadline: the time at which the runtime has to pass `Ticked`; infinite means never.
     """
 
     @property

@@ -173,10 +173,8 @@ class Consumption:
             marks, self._marks = self._marks, {}
             position = self._position()
         if position is not None:
-            partly = (
-                position[0],
-                position[1] - 1,
-            )  # promise X3: the consumer may still use the last element that it took
+            # Promise X3: the consumer may still use the last element that it took.
+            partly = position[0], position[1] - 1
             if partly[1] > 0 and partly != self._partial:
                 self._partial = partly
                 marks[partly[0]] = (partly[1], False)
