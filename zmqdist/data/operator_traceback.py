@@ -1,4 +1,6 @@
-"""Find the operator that raised an error. It is read from the traceback, so that it costs nothing unless an error occurs."""
+"""Find the operator that raised an error. The operator is read from the traceback of the error, so that pipelines without errors spend no
+time on this.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from zmqdist.data.iterators import OperatorNode
 
 
 def failing_operator(error: BaseException) -> str:
-    """Return the operator that was running when the error was raised, as `explain` prints it; "" if there was none."""
+    """Return the operator that was running when the error was raised, as `explain` prints it; "" if no operator was running."""
     found: OperatorNode | None = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
