@@ -2,15 +2,17 @@
 
 Theory
     Each operator runs as an `OperatorNode`. The node's method `run` is a generator that starts at the position that is stored in the node's
-    fields. *Invariant*: the fields are correct whenever `run` yields, and whenever it calls code that may raise. A generator cannot be
-    saved, and cannot continue after an error. The invariant makes both possible for a node. A state can be saved and loaded between any two
-    elements, and after an error a new generator continues with the element after the failed one. Elements pass through plain generators,
-    which costs about 50 ns per operator.
+    fields.
+    *Invariant*: the fields are correct whenever `run` yields, and whenever it calls code that may raise.
+    A generator cannot be saved, and cannot continue after an error. The invariant makes both possible for a node. A state can be saved and
+    loaded between any two elements, and after an error a new generator continues with the element after the failed one. Elements pass
+    through plain generators, which costs about 50 ns per operator.
 
 Rules
     An error in a node ends the generators of all nodes above it, and the user's iterator then starts new generators. A node that catches
-    errors of its child, or that runs its child in a thread, must call `child.restart()`. A child that has reached its end stays at its end,
-    also after a restart or a load. `close` stops the threads of a node and waits for them. A closed node can still return its state.
+    errors of its child, or that runs its child in a thread, must call `child.restart()`.
+    A child that has reached its end stays at its end, also after a restart or a load.
+    `close` stops the threads of a node and waits for them. A closed node can still return its state.
 
 Only one thread at a time may use an iterator.
 """
@@ -251,7 +253,7 @@ class SplitStream:
         return {"repetition": self._repetition, "taken": self._taken}
 
     def load(self, state: dict[str, int]) -> None:
-        """Continue from `state` at the next `iter`."""
+        """Set the position to `state`, from which the next `iter` continues."""
         self._repetition, self._taken = state["repetition"], state["taken"]
         self._context.set_repetition(self._source, self._repetition)
 
@@ -343,7 +345,7 @@ class _IteratorCore:
             self._needs_generator = False
             self._current = self._guarded()
             yield self._current
-        # The loop ends at the end of the data, or because of `close`. Only the former sets `ended`.
+        # The loop ends at the end of the data, or because of `close`. Only the end of the data sets `ended`.
         self.ended = self.ended or not self.closed
         self.close()
 

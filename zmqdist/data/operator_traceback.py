@@ -16,11 +16,11 @@ def failing_operator(error: BaseException) -> str:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, OperatorNode):
-            found = owner  # the last node found is the innermost
+            found = owner  # the last node in the traceback is the innermost
         trace = trace.tb_next
     if found is None:
         return ""
     try:
         return str(found.op.one_line())
-    except Exception:  # the == or repr of an argument may raise
+    except Exception:  # `==` or `repr` of a user's argument may raise
         return str(found.op.name)

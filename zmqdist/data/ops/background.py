@@ -71,7 +71,7 @@ class ReadAheadLimit:
         self._since = time.perf_counter()
 
     def run_finished(self) -> None:
-        """Adapt the limit to the time since the last run."""
+        """Note that a run has finished, and adapt the limit to the time that the run took."""
         now = time.perf_counter()
         took, self._since = now - self._since, now
         if took < SHORT_S:
@@ -306,7 +306,7 @@ def ahead_max(context: Context) -> int:
 
 
 def in_order(deterministic: bool | None, context: Context) -> bool:
-    """Return whether elements must be yielded in order. The operator's `deterministic` decides; if it is None, the options decide; the
+    """Return whether elements must be yielded in order. The operator's `deterministic` decides. If it is None, the options decide, whose
     default is True.
     """
     return context.options.deterministic is not False if deterministic is None else deterministic

@@ -55,8 +55,8 @@ class PickledFunction:
         return self._value
 
     def marked(self, name: str) -> bool:
-        """Return whether the function has a true attribute `name`. Return False for a function that is not unpickled yet; this does not
-        unpickle it.
+        """Return whether the function has a true attribute `name`. Does not unpickle the function, and returns False if it is not unpickled
+        yet.
         """
         return bool(getattr(self._value, name, False))
 

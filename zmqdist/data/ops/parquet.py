@@ -117,7 +117,7 @@ class Parquet(Op):
         spec = super().infer(dataset)
         if not self.batch or spec is UNKNOWN_SPEC:
             return spec
-        # The last batch of a row group may be shorter.
+        # The number of rows is None, because the last batch of a row group may be shorter.
         return map_specs(lambda one: TensorSpec((None, *one.shape[1:]), one.dtype), spec)
 
     def elements(self, path: str, group: int) -> Iterator[Any]:

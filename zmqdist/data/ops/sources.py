@@ -151,7 +151,7 @@ class Range(Indexed):
 
     def chunk(self, start: int) -> Sequence[Any]:
         stop = min(start + _CHUNK, self.count())
-        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # int64 might wrap around in the computation
+        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # compute with Python's int, because int64 could overflow
             return list(map(self.at, range(start, stop)))
         return list((self.start + np.arange(start, stop) * self.step).astype(self.dtype))
 
@@ -346,7 +346,7 @@ class _GeneratorNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            # The safe codec refuses the state, so a load will skip items.
+            # The safe codec refuses the iterator's own state, so a load will skip items instead.
             with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}

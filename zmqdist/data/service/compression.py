@@ -128,7 +128,7 @@ def _lz4() -> Codec:
 
     def unfold(data: Any, nbytes: int) -> bytearray:
         if not nbytes:
-            raise ValueError("an empty buffer is never sent compressed")  # `compress` returns None for an empty buffer
+            raise ValueError("an empty buffer is never sent compressed")  # `compress` never compresses an empty buffer
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
@@ -143,7 +143,8 @@ def _zstd() -> Codec:
         return bytes(zstandard.ZstdCompressor().compress(buffer))
 
     def unfold(data: Any, nbytes: int) -> bytes:
-        if zstandard.frame_content_size(data) != nbytes:  # the package allocates as many bytes as the header says
+        # Check the header first, because the package allocates as many bytes as the header states.
+        if zstandard.frame_content_size(data) != nbytes:
             raise zstandard.ZstdError("the header has another number of bytes")
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
 

@@ -146,7 +146,7 @@ class SplitClient:
         except (
             NotFoundError,
             UnavailableError,
-        ) as error:  # another worker has the task now, or the dispatcher is away
+        ) as error:  # another worker has the task, or the dispatcher is away
             raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 

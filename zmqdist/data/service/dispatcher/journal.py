@@ -164,7 +164,8 @@ class Journal:
         self._thread.join()
         with self._changed:
             if self._lock in _locks:
-                self._database.close()  # SQLite moves the content of the log into the database, and removes the log
+                # Closing makes SQLite move the content of the log into the database, and remove the log.
+                self._database.close()
                 self._free_lock()
                 self._lock = -1
 
@@ -188,7 +189,7 @@ class Journal:
                 try:
                     waiting.done(failed)
                 except BaseException:
-                    log.exception("a function that waited for the journal raised")
+                    log.exception("an error in a function that waited for the journal")
 
     def _next_group(self) -> list[_Waiting]:
         """Wait for calls of `append` and `compact`, and return all that wait. Return an empty list when the journal is closed and no call

@@ -202,7 +202,7 @@ class DataDispatcher:
         try:
             self._loop.call_soon(self.handle, event)
         except OpError:
-            pass  # the dispatcher has stopped, and its connections have ended: no caller waits for this commit
+            pass  # the dispatcher has stopped, so no caller waits for this commit
 
     # -- events and effects ---------------------------------------------------------------------------------------------------
 
@@ -255,12 +255,12 @@ class DataDispatcher:
         return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
 
     def tasks_of(self, worker: str) -> tuple[DataTaskRow, ...]:
-        """Return the tasks of the worker of this name ("worker:1") that have not ended. Call this in the loop thread."""
+        """Return the unfinished tasks of the worker with this name ("worker:1"). Call this in the loop thread."""
         present = frozenset(row.name for row in self.machine.place_rows() if row.connected)
         return data_tasks(self.machine.state, worker, present)
 
     def task_counts(self) -> dict[str, int]:
-        """Return, by the name of each worker, how many tasks it has that have not ended. Call this in the loop thread."""
+        """Return the number of unfinished tasks of each worker, by the worker's name. Call this in the loop thread."""
         state = self.machine.state
         open_tasks = [task.worker for task in state.tasks.values() if not task.finished]
         return dict(Counter(state.workers[number].name for number in open_tasks if number in state.workers))

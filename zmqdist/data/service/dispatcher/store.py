@@ -3,10 +3,11 @@
 Rules
     A file exists as a whole or not at all. It is on the disk when `put` returns, because the dispatcher journals the registration of a
     dataset only *after* it has stored the description. If the dispatcher dies between these two steps, the file stays until a description
-    with the same id overwrites it. Any text can be an id. A short id of lower-case letters, digits, "-" and "_" is itself the file's name.
-    For any other id the file's name is a hash, so that the file is always inside the folder, its name is never too long, and file systems
-    that ignore case do not mix up two ids. Workers run the code in these files, so a work_dir or file that another user owns or may write
-    to is refused (SECURITY.md).
+    with the same id overwrites it.
+    Any text can be an id. A short id of lower-case letters, digits, "-" and "_" is itself the file's name. For any other id the file's name
+    is a hash, so that the file is always inside the folder, its name is never too long, and file systems that ignore case do not mix up two
+    ids.
+    Workers run the code in these files, so a work_dir or file that another user owns or may write to is refused (SECURITY.md).
 
 Not here: which ids are registered (the dispatcher's durable state).
 """
@@ -64,7 +65,7 @@ class DatasetStore:
         """Return the text of an id.
 
         Raises:
-          NotFoundError: the texts are in memory, and none was stored under this id.
+          NotFoundError: the texts are in memory, and no text was stored under this id.
           DataLossError: "corrupted record": the file is missing or damaged. A missing file is a loss, because the dispatcher reads only
             texts that its journal names.
         """

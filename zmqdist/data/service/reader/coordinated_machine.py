@@ -254,7 +254,7 @@ class CoordinatedDelivery:
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:  # the elements before the error have been delivered
+            if source.error is not None:  # all elements before the error have been delivered
                 self._over = True
                 effects.append(ReadingEnded(source.error))
             return False

@@ -32,7 +32,7 @@ class PlainDelivery:
     """The delivery machine for plain reading. The docstring of the module gives the promises."""
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """Start without tasks. The arguments are those of TaskWindow."""
+        """Start without tasks. TaskWindow explains the arguments."""
         self._window = TaskWindow(reader, trainer, outstanding_max)
         self._begun = self._finished = self._over = False
 

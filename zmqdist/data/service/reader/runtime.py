@@ -531,7 +531,7 @@ class ServiceReader:
             try:
                 places, others_exist = self._places(tasks)
                 self._handle(News(places, others_exist, self._finished, hold, ended))
-            except OpError as error:  # the reader may not use one of the workers
+            except OpError as error:  # this reader is not allowed to connect to a worker
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:

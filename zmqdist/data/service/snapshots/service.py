@@ -5,8 +5,10 @@ Rules
     tables of workers and of pending requests.
 
     Each worker always has one request "streams" pending, which lists the streams that the worker writes. The service replies when the
-    worker should write other streams. At most one stream in the reply is new to the worker. The dispatcher records a snapshot in its
-    journal after the folder was created, and assigns its streams after the record was written.
+    worker should write other streams. At most one stream in the reply is new to the worker.
+
+    The dispatcher records a snapshot in its journal after the folder was created, and assigns the snapshot's streams after the record was
+    written.
 
 Methods (each name has the prefix "zmqdist.data."; `incarnation` is the incarnation of the calling worker)
     save(request, path, description, spec, compression)                      -> None
@@ -110,7 +112,7 @@ class SnapshotService:
                 there.append(path)
             else:
                 log.warning(
-                    "%s does not hold the snapshot in the journal any more, and the dispatcher leaves it out", path
+                    "%s: the folder has no snapshot, although the journal lists one; the dispatcher leaves it out", path
                 )
         for made in self._pool.map(SnapshotFolder.recover, there):
             self._snapshots.add(made)
@@ -159,7 +161,7 @@ class SnapshotService:
             try:
                 fn()
             except BaseException:
-                log.exception("a change of snapshots failed")
+                log.exception("the dispatcher could not update its snapshots")
             self._soon(self._changed)
 
         self._submit(run)

@@ -171,7 +171,7 @@ class StreamWriter:
             if time.monotonic() >= due or self._leaving.is_set():
                 self._commit()
                 if self._leaving.is_set():
-                    raise CancelledError(f"stream {self._stream} of {self._path} is left to others")
+                    raise CancelledError(f"stream {self._stream} of {self._path} is left to other workers")
                 due = time.monotonic() + self._interval_s(self._chunks)
         self._check()
         self._end_chunk()
@@ -288,7 +288,7 @@ class StreamWriter:
         try:
             self._publish(snapshot_layout.write_error, self._folder, op_error)
         except (OSError, _TakenOver):
-            LOG.exception("%s: its error could not be written: %s", self._folder, op_error)
+            LOG.exception("%s: the file ERROR could not be written: %s", self._folder, op_error)
         return op_error
 
     def _drop_file(self) -> None:

@@ -104,7 +104,7 @@ class FirstComeRunner:
             if not self._machine.ended:
                 self._started = time.monotonic()
                 self._read(self._open())
-        except BaseException as failure:  # opening or closing the pipeline raised
+        except BaseException as failure:  # opening or closing the pipeline raised an error
             error = failure
         with self._lock:
             self._machine.end(error)

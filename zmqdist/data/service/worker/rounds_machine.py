@@ -14,7 +14,7 @@ Promises
 When this machine starts, some consumers may have received a round that the other consumers have not. When all consumers have sent a
 request, the others get a group for that round, unless a request of a consumer that is ahead says that the round was skipped.
 
-A tag is (next round of this consumer, the last round that all consumers have received). The machine knows the latter from the requests,
+A tag is (next round of this consumer, the last round that all consumers have received). The machine knows the last round from the requests,
 because a consumer that requests a round has received all earlier rounds.
 """
 
@@ -59,7 +59,7 @@ class RoundsMachine:
         return len(self._groups)
 
     def waiting(self) -> list[Any]:
-        """Return the requests that wait."""
+        """Return the requests of consumers that wait for a reply."""
         return [reply for _, reply in self._waiting.values()]
 
     def add(self, group: list[Any], group_bytes: int) -> None:
@@ -103,8 +103,8 @@ class RoundsMachine:
         return effects
 
     def _note(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
-        """Add a request to the waiting requests. If a reply is possible at once, return it instead. If the request replaces an older one,
-        return the error for that one.
+        """Add a request to the waiting requests, or return its reply if a reply is possible at once. If the request replaces an older
+        request, return the error for the older request.
         """
         consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:

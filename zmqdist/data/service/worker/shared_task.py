@@ -3,9 +3,10 @@
 Rules
     Each trainer has a position of its own, and gets no element twice. A new trainer begins at the oldest element in the window. A trainer
     that has fallen behind the window continues at the oldest element too. A trainer at the end of the window waits for the next batch. The
-    task computes that batch for the first waiting trainer, and sends it to all trainers. A batch has the size that the first waiting
-    trainer requests, but takes at most a 16th of the window, so that a trainer that is a little slower than the others does not fall behind
-    the window. When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
+    task computes that batch for the first waiting trainer, and sends it to all trainers.
+    A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window, so that a trainer that is a little
+    slower than the others does not fall behind the window.
+    When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
     One trainer gets the error of an element, and the next request continues after the error. If the pipeline ends, all trainers get an
     error.
 

@@ -1,4 +1,4 @@
-"""Answers to questions about the tasks of coordinated reads, for the other parts of the machine. rounds.py decides about these tasks."""
+"""Functions on the tasks of coordinated reads, for the other parts of the machine. rounds.py decides when these tasks begin and end."""
 
 from __future__ import annotations
 

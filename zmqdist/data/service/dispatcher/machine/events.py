@@ -159,7 +159,7 @@ class WatchRequest:
     stopped: int = -1
     lost: dict[int, int] = field(default_factory=dict)
     target_s: float = 0.0
-    """The seconds after which the reader could take another element; 0: unknown."""
+    """The seconds after which the reader could take another element; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class TaskReport(NamedTuple):
     Attributes:
       elements, nbytes: the number of elements that readers have taken, and the sum of their bytes.
       buffered, room: the number of elements that wait for readers, and the largest number that may wait.
-      element_s: seconds of work for one element; 0: unknown.
+      element_s: seconds of work for one element; 0 if unknown.
     """
 
     elements: int = 0

@@ -26,8 +26,8 @@ Promises, checked by tests/machines/splits/test_portions.py
         elements that were acknowledged before.
     E6  The lanes and lengths of portions do not depend on the workers. In ordered reading, each portion that is given out is less than a
         window ahead of the lowest unfinished portion.
-    E7  A portion over which DEATHS_MAX workers, or processes of workers, died ends the iteration with an error that names the portion
-        and the workers.
+    E7  If DEATHS_MAX workers, or processes of workers, have died while they computed a portion, the iteration ends with an error that names
+        the portion and the workers.
 
 Not here: how a record changes an iteration's portions (range_math.py), the content of a portion.
 """
@@ -73,7 +73,7 @@ class PortionAssignment:
         iteration, portions = self._of(client)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first one
+        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first reader
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]
@@ -307,7 +307,8 @@ class PortionAssignment:
                 for key in self._tables.portion_requests
                 if key[1] == call.incarnation and self._reads(key[0], iteration)
             ]:
-                del self._tables.portion_requests[key]  # the process that sent the request has ended
+                # No process waits for the reply, because the process that sent the request has died.
+                del self._tables.portion_requests[key]
             died = f"{worker.name} ({call.how})" if call.how else ""
             self._lose(iteration, call.incarnation, 0, died, crashed=True)
         self._tables.reply(call.token, None)
@@ -400,7 +401,7 @@ class PortionAssignment:
                     return given or [number]
                 given.append(number)
         last = range_math.total(portions)
-        if last != inf:  # near the end, leave portions for the other workers
+        if last != inf:  # near the end of the data, leave portions for the other workers
             new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
             count = min(count, max(1, new))
         step = portions.next[lane]

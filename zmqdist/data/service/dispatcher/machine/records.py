@@ -68,12 +68,12 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def portioned(self) -> bool:
-        """Whether the job is read in portions: see portions.py."""
+        """Whether the job is read in portions (portions.py)."""
         return self.delivery == EXACTLY_ONCE or self.ordered
 
     @property
     def coordinated(self) -> bool:
-        """Whether consumers read the job round by round: see rounds.py."""
+        """Whether the job is a coordinated read, in which consumers read round by round (rounds.py)."""
         return self.num_consumers > 0 and not self.portioned
 
 
@@ -326,7 +326,7 @@ class Acknowledge(Record, tag=31):
 
 
 class LosePortions(Record, tag=32):
-    """The portions that an incarnation of a worker was computing are to be given out again.
+    """The portions that an incarnation of a worker was computing have to be given out again.
 
     Attributes:
       client: only the portions of this client; 0 means the portions of all clients.

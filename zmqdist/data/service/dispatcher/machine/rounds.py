@@ -8,8 +8,8 @@ Theory
     The consumer stays at that position until it gets the reply. A pending watch request is therefore a promise. When the requests of all
     consumers are pending at the same time, the machine decides from these promises only:
         A pending task, which is a task of a new worker, begins at the highest `stopped`, because no consumer has begun that round.
-        A task that is in `lost` of all consumers ends before the lowest of the rounds there. A consumer delivers an element only when it
-        knows that all consumers have received the round, so no consumer has delivered an element of that round or a later one.
+        If all consumers report a task in `lost`, the task ends before the lowest round that they report for it. A consumer delivers an
+        element only when it knows that all consumers have received the round, so no consumer has delivered that round or a later round.
     After a restart of the dispatcher the consumers report their positions again, so the journal has only the decisions.
 
     A task is bound to one incarnation of a worker, because another incarnation would produce other elements for rounds that some consumers

@@ -25,7 +25,7 @@ class WorkerTable:
         for incarnation in [
             incarnation for incarnation, each in members.items() if each.address == event.address and event.address
         ]:
-            # This incarnation has ended, although the machine has not seen its loss: another process has its port.
+            # The earlier incarnation has ended, although the machine has not seen its loss, because another process has its address now.
             del members[incarnation]
         members[event.incarnation] = event
         worker = self._place_for(event)
@@ -132,7 +132,7 @@ class WorkerTable:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
             if is_coordinated(self._tables, self._tables.state.iterations[task.iteration]) and not is_pending(task):
-                self._clients.notify(task.iteration)  # the task ends at the round on which its consumers agree
+                self._clients.notify(task.iteration)  # the task ends later, at the round on which its consumers agree
             else:
                 self._finish_task(task.id, interrupted=True)
         self._tables.tasks_of.pop(number, None)
@@ -146,7 +146,7 @@ class WorkerTable:
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
-                return  # the worker gets a task when it registers
+                return  # create the task when the worker registers again
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
@@ -166,7 +166,7 @@ class WorkerTable:
 
     def _finish_if_over(self, number: int) -> None:
         iteration = self._tables.state.iterations[number]
-        # An iteration in portions ends with the last acknowledgment instead (portions.py).
+        # portions.py ends an iteration in portions, at the last acknowledgment.
         if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
         if is_coordinated(self._tables, iteration):
