@@ -115,7 +115,7 @@ class SplitClient:
 
         Raises:
           PositionsUnavailable: the dispatcher refuses the request, or does not reply in time.
-          WorkerDrained: the worker is leaving, and the pipeline has begun another repetition since.
+          WorkerDrained: the worker is leaving, and the pipeline asks for a repetition after the one that has ended because of this.
         """
         with self._lock:
             run = self._runs.setdefault(source, _Run())

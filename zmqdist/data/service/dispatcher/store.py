@@ -137,8 +137,8 @@ def _write(path: str, text: str) -> None:
 
 
 def _make_private(folder: str) -> None:
-    """Create the folder "datasets" and the work_dir around it. Refuse a folder or journal that another user owns or may write to. Read
-    permission for other users is not refused.
+    """Create the folder "datasets" and the work_dir around it. Refuse a folder or journal that another user owns or may write to. Other
+    users may have permission to read them.
     """
     work_dir = os.path.dirname(folder)
     for each in (work_dir, folder):

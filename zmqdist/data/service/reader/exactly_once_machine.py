@@ -18,7 +18,7 @@ Promises
     X3  An element that the consumer has not finished is not acknowledged.
     X4  An element that the consumer has finished is acknowledged in the end, even if the dispatcher does not reply for a while.
     X5  When a reply was lost, the machine reports this to the dispatcher, so that the elements in the reply are computed again.
-    X6  Reading ends when the dispatcher reports that all portions are acknowledged, or with a permanent error.
+    X6  Reading ends when the dispatcher reports that all portions of the reader's lane are acknowledged, or with a permanent error.
 """
 
 from __future__ import annotations

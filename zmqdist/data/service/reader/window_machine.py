@@ -116,17 +116,17 @@ class TaskWindow:
 
     @property
     def deadline(self) -> float:
-        """Return the time at which the next pause ends; infinite if no task is paused."""
+        """Return the time at which the next pause of a task ends; infinite if no task is paused."""
         return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
 
     def resume(self, now: float) -> None:
-        """End the pauses that are over."""
+        """End the pauses of tasks whose time is over at `now`."""
         for source in self.sources.values():
             if source.paused_until <= now:
                 source.paused_until = -inf
 
     def available(self) -> list[TaskSource]:
-        """Return the tasks that may get a request."""
+        """Return the tasks to which the reader may send a request."""
         return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
 
     def requests(self, sources: Sequence[TaskSource], starving: bool = False) -> list[RequestElements]:

@@ -92,14 +92,14 @@ class Runner(Protocol):
         """Reply to a request as soon as elements are ready. Does not block."""
 
     def expire(self, reply: ElementReply) -> None:
-        """Reply with `skip` to a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
 
     def close(self) -> None:
         """Stop the task, and reply to the waiting requests with an error. Does not wait for user code."""
 
 
 def skip_late(waiting: deque[tuple[Wanted, ElementReply]], lock: threading.Lock, reply: ElementReply) -> None:
-    """Reply with `skip` to a request whose time is over, if it still waits."""
+    """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
     with lock:
         found = next((each for each in waiting if each[1] is reply), None)
         if found is None:

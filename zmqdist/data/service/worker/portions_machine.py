@@ -203,7 +203,7 @@ class PortionsLane:
         return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
-        """Remove and return some elements, and the failure after them."""
+        """Remove the next elements of a segment. Return them, and the error that follows them or None."""
         popleft = buffer.popleft
         if not self._failures:
             return [popleft() for _ in range(min(count, len(buffer)))], None

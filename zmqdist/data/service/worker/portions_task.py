@@ -97,7 +97,7 @@ class _Lane:
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
-        """Reply with `skip` to a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
         with self._lock:
             late = self._machine.withdraw(reply)
         if late:

@@ -78,7 +78,7 @@ REPORT_S: Final = 5.0
 """Seconds between two reports of figures by a worker with running tasks."""
 
 FLUSH_S: Final = 0.1
-"""Seconds between two checks, before a worker stops, whether its last replies have left the process."""
+"""Seconds that a stopping worker waits before each check whether its last replies have left the process."""
 
 READERS: Final = frozenset({"submit", "worker"})
 

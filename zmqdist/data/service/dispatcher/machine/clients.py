@@ -151,7 +151,7 @@ class Clients:
         return False
 
     def tick(self, now: float) -> None:
-        """Reply to the watch requests that have waited for `watch_s`."""
+        """Reply to the watch requests that have waited for `watch_s` seconds without news."""
         for number, (watch, since) in list(self._tables.watches.items()):
             if since + self.watch_s > now:
                 break

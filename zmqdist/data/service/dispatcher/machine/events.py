@@ -139,7 +139,7 @@ class OpenRequest:
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
     """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old; otherwise it replies at the next
-    change, or after `watch_s` without a change.
+    change, and without a change after WATCH_S_MAX at the latest (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
     starting round). `failed` is the reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads

@@ -51,11 +51,11 @@ class DispatcherTables:
       worker_list: assigns workers their entries of the fixed list. The durable part of it is `WorkerEntry.index`.
       work_requests: the pending request for work of each incarnation of a worker.
       watches: the pending watch request of each client, and the time since which it waits.
-      portion_requests: (client, incarnation) -> the pending request for portions.
+      portion_requests: maps (client, incarnation of a worker) to the pending request for portions.
       iterations_to_serve: the iterations in portions that the current event has changed. At the end of the event the machine may serve
         their requests or end them.
       leaving: incarnations of workers that leave for good once their tasks have ended.
-      worker_numbers: incarnation -> number of its worker.
+      worker_numbers: maps an incarnation to the number of its worker.
       confirmed_gone: the missing workers that are known to be lost. A worker that has not registered since a restart of the dispatcher is
         added at `return_deadline`.
       return_deadline: the time from which every worker that is still missing after a restart of the dispatcher counts as gone.
@@ -64,12 +64,12 @@ class DispatcherTables:
       last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
       unread_since: the iterations without clients, and the time since which they have none.
       versions: the version of each iteration's news for clients.
-      serving: task -> (the incarnation that serves it, its address).
-      client_by_request: number of the request that opened an iteration -> client.
-      dataset_by_request: number of the request that registered a dataset -> dataset.
-      iteration_by_key: (name of the job, repetition) -> iteration, for jobs that other clients can join.
-      job_by_name: name -> job, for jobs that other clients can join.
-      tasks_of: worker -> its tasks that have not ended.
+      serving: maps a task to (the incarnation of the worker that serves it, the address at which it is served).
+      client_by_request: maps the number of the request that opened an iteration to the client.
+      dataset_by_request: maps the number of the request that registered a dataset to the dataset.
+      iteration_by_key: maps (name of the job, repetition) to the iteration, for jobs that other clients can join.
+      job_by_name: maps a name to the job, for jobs that other clients can join.
+      tasks_of: maps a worker to its unfinished tasks.
     """
 
     def __init__(self, rules: Rules, number: int) -> None:
