@@ -114,7 +114,7 @@ def test_datasets_with_functions_in_a_buffer_have_no_state() -> None:
     nested = Dataset.range(3).map(lambda x: Dataset.range(x).map(lambda y: y + 1)).shuffle(2)
     iterator = iter(nested)
     next(iterator)
-    with pytest.raises(UnimplementedError, match="datasets with functions"):
+    with pytest.raises(UnimplementedError, match="datasets with user functions"):
         iterator.state_dict()
     windows = iter(Dataset.range(6).window(2).shuffle(2, seed=1))
     next(windows)

@@ -281,7 +281,7 @@ def test_a_writer_that_leaves_commits_what_it_has(tmp_path: Path) -> None:
         return ask(source, repetition, taken, 1)
 
     writer = StreamWriter(snapshot.path, 0, leaving)
-    with pytest.raises(CancelledError, match="is left to others"):
+    with pytest.raises(CancelledError, match="is left to other workers"):
         writer.run()
     assert names(path) == ["chunk_0_0_11"]
     snapshot.worker_lost("w")

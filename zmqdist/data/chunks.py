@@ -1,24 +1,25 @@
-"""Elements in a file that any tool can read: blocks of columns, each column an array in NumPy's own file format.
+"""Elements in a file that other tools can read. The file consists of blocks of columns, and each column is an array in NumPy's own file
+format.
 
 File format
-    A block is a line of JSON, followed by arrays as `numpy.save` writes them. An example of such a line:
+    A block is a line of JSON, followed by arrays in the format of `numpy.save`. An example of such a line:
 
         {"rows": 3, "arrays": [["<f4", [3, 28]], ["|u1", [12]], ["<i8", [3]]], "element": ["dict", ["x", "array"], ["t", "str"]]}
 
-    `rows`: the number of elements in the block. `arrays`: dtype and shape of each array that follows. `element`: the structure of an
-    element, with the kind of each leaf:
-      array, scalar   one array, whose first axis is the rows; each row is an array, or a NumPy scalar
-      str, bytes      two arrays: all strings joined to one array of bytes (text as UTF-8), and the position where each string ends
+    `rows` is the number of elements in the block. `arrays` has the dtype and shape of each array that follows. `element` is the structure
+    of an element, with the kind of each leaf:
+      array, scalar   one array with a row for each element; a row is an array (array) or a NumPy scalar (scalar)
+      str, bytes      two arrays: the bytes of all strings joined (text as UTF-8), and the position at which each string ends
     A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict", [key, ...], ...].
 
-    *Invariant*: the rows of a block have the same structure, dtypes and shapes; an element that differs begins another block.
-    The file may be compressed as a whole (gzip, or a zlib stream). It contains no pickle. An array of a dtype that NumPy's files do not
-    know (of ml_dtypes) is stored as unsigned integers.
+    *Invariant*: the rows of a block have the same structure, dtypes and shapes. An element that differs from them begins another block.
+    The whole file may be compressed, as gzip or as a zlib stream. It contains no pickle. An array of a dtype of ml_dtypes, which NumPy's
+    files do not know, is stored as unsigned integers.
 
-    The line repeats dtypes and shapes because the header of each array is a Python literal, which takes longer to parse than a small
-    array takes to read, and which Python 3.11 cannot parse in two threads at once.
+    The line repeats the dtypes and shapes, so that readers can skip the headers of the arrays. A header is a Python literal, which takes
+    longer to parse than a small array takes to read, and which Python 3.11 cannot parse in two threads at once.
 
-Specs of elements are JSON of the same form, with {"shape": ..., "dtype": ...} as leaves.
+A spec of elements is JSON of the same form as `element`, with {"shape": ..., "dtype": ...} as leaves.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
-"""The most elements in a block. A reader holds a whole block in memory; the line of JSON and the array headers are paid once per block."""
+"""The largest number of elements in a block. A reader has a whole block in memory, so blocks must be small; each block has a line of JSON
+and array headers, so they must not be too small."""
 
 BLOCK_BYTES_MAX = 2**20
-"""A block is written when it has this many bytes. It is small, because an array of one row keeps the arrays of the whole block in
+"""The number of bytes at which a block is written. It is small because an array of one row keeps the arrays of the whole block in
 memory."""
 
 # -- structures as JSON ---------------------------------------------------------------------------------------------
 
 
 def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return a structure as JSON. `leaf` converts each leaf, and must not return a list.
+    """Return a structure as JSON types. `leaf` converts each leaf, and must not return a list.
 
     Raises:
       InvalidArgumentError: a dict has keys that are neither text nor numbers.
@@ -69,7 +71,7 @@ def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return the structure that `structure_to_json` was given. Raises ValueError or TypeError for anything else."""
+    """Return the structure from the result of `structure_to_json`. Raises ValueError or TypeError for other values."""
     match text:
         case ["dict", *items]:
             return {key: structure_from_json(item, leaf) for key, item in items}
@@ -96,7 +98,7 @@ def spec_to_json(spec: Any) -> Any:
 
 
 def spec_from_json(text: Any) -> Any:
-    """Return the spec that `spec_to_json` was given. Raises DataLossError for anything else."""
+    """Return the spec from the result of `spec_to_json`. Raises DataLossError for other values."""
 
     def leaf(one: Any) -> TensorSpec:
         return TensorSpec(None if one["shape"] is None else tuple(one["shape"]), dtype_from_json(one["dtype"]))
@@ -113,7 +115,7 @@ _SCALAR = frozenset({str, bytes})
 
 
 def _flatten(x: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of an element to `leaves`. Return the element's layout; elements with equal layouts can share a block."""
+    """Append the leaves of an element to `leaves`. Return the element's layout. Elements with equal layouts can be in the same block."""
     cls = type(x)
     if cls is np.ndarray:
         leaves.append(x)
@@ -140,7 +142,7 @@ class BlockWriter:
     """Writes elements to an open file, block by block.
 
     Attributes:
-      nbytes: the bytes of all elements so far, before compression, including those whose block is not written yet.
+      nbytes: the number of bytes, before compression, of all elements so far. It includes elements whose block is not written yet.
     """
 
     def __init__(self, file: Any) -> None:
@@ -152,14 +154,16 @@ class BlockWriter:
         self.nbytes = 0
 
     def write(self, x: Any) -> None:
-        """Append an element. Its arrays are not copied until the block is written, after 1,024 elements or a mebibyte.
+        """Append an element. The caller must not change the element's arrays until the block is written, after 1,024 elements or a
+        mebibyte, because they are not copied before.
 
         Raises:
-          UnimplementedError: the element holds a dataset. OSError: writing to the file failed.
+          UnimplementedError: the element holds a dataset.
+          OSError: writing to the file failed.
         """
         leaves: list[Any] = []
         layout = _flatten(x, leaves)
-        if self._rows and layout != self._layout:  # Invariant: the rows of a block are alike
+        if self._rows and layout != self._layout:  # invariant: all rows of a block have one layout
             self.flush()
         if not self._rows:
             self._first, self._layout = x, layout
@@ -171,7 +175,7 @@ class BlockWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the elements of the current block, if any."""
+        """Write the current block, if it has elements."""
         rows, self._rows, self._pending_bytes = self._rows, [], 0
         if not rows:
             return
@@ -182,7 +186,7 @@ class BlockWriter:
         head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
         self._file.write(head.encode() + b"\n")
         for array in arrays:
-            # NumPy's header cannot name the dtypes of ml_dtypes: write their bits.
+            # Write the bits of dtypes of ml_dtypes, because NumPy's header cannot name these dtypes.
             known = (
                 array.dtype.isbuiltin == 1 or array.dtype.names is not None or array.dtype.type.__module__ == "numpy"
             )
@@ -191,7 +195,7 @@ class BlockWriter:
 
 
 class _Sink:
-    """A file that has only `write`, because `write_array` would bypass the buffer of a real file."""
+    """A file object with only the method `write`. With a real file, `write_array` would bypass the file's buffer."""
 
     def __init__(self, file: Any) -> None:
         self.write = file.write
@@ -205,7 +209,7 @@ def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
 
 
 def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
-    """Append the arrays of one leaf of all rows to `arrays`; return the leaf's kind."""
+    """Append to `arrays` the arrays for one leaf of all rows. Return the leaf's kind."""
     if isinstance(first, (str, bytes)):
         parts = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf for leaf in leaves]
         arrays.append(np.frombuffer(b"".join(parts), np.uint8))
@@ -213,7 +217,7 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
         return "str" if isinstance(first, str) else "bytes"
     kind = "array" if isinstance(first, np.ndarray) else "scalar"
     column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
-    # Stacking converts to the byte order of this host; the file keeps the byte order of the elements.
+    # Restore the byte order of the elements, because stacking converts to the byte order of this host.
     arrays.append(np.ascontiguousarray(column.astype(first.dtype, copy=False)))
     return kind
 
@@ -222,7 +226,7 @@ class ElementsFile:
     """A file of elements that is being written. Its methods raise OSError if the disk fails."""
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
-        """Create the file, or append to it. A compressed file then gets another compressed stream, and readers read the streams as one."""
+        """Create the file, or append to it. Appending to a compressed file begins another compressed stream; readers join the streams."""
         self._file = storage.open_write(path, append)
         self._compressed = storage.compressing(self._file, compression)
         self._blocks = BlockWriter(self._compressed)
@@ -230,16 +234,16 @@ class ElementsFile:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all elements so far, before compression."""
+        """The number of bytes of all elements so far, before compression."""
         return self._blocks.nbytes
 
     def flush(self) -> None:
-        """Write the elements so far to the file; a reader of an uncompressed file can then see them."""
+        """Write the elements so far to the file, so that a reader of an uncompressed file can see them."""
         self._blocks.flush()
         self._file.flush()
 
     def close(self) -> None:
-        """Complete the file. When `close` returns, the file is on disk."""
+        """Complete the file. It is on the disk when `close` returns."""
         try:
             self._blocks.flush()
             if self._compressed is not self._file:
@@ -251,7 +255,7 @@ class ElementsFile:
         self._file.close()
 
     def abort(self) -> None:
-        """Close the file without completing it. Harmless if it is closed."""
+        """Close the file without completing it. Does nothing if the file is closed."""
         for file in (self._compressed, self._file):
             with contextlib.suppress(OSError, ValueError):
                 file.close()
@@ -261,7 +265,7 @@ class ElementsFile:
 
 
 def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
-    """Yield the elements from the current position to the end of a file. Arrays are writable; those in one block share memory.
+    """Yield the elements from the current position to the end of a file. Their arrays are writable. Arrays of one block share memory.
 
     Raises:
       DataLossError: the file is truncated, or not a file of elements.
@@ -307,7 +311,7 @@ def _read_array(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> Any:
 
 
 class _Column:
-    """An iterable over one leaf of all rows."""
+    """An iterable over the values of one leaf in all rows of a block."""
 
     def __init__(self, columns: Iterator[Any], kind: Any) -> None:
         if kind not in ("array", "scalar", "str", "bytes"):

@@ -1,6 +1,6 @@
-"""Elements made of several arrays: `Ragged`, rows of different lengths, and `Sparse`, arrays that are mostly zero.
+"""Elements made of several arrays: `Ragged` for rows of different lengths, and `Sparse` for arrays that are mostly zero.
 
-Both are registered namedtuples, so that they are encoded like any other element and decoded to the same class
+Both classes are registered namedtuples, so that their values are encoded like any other element and decoded to the same class
 (`wire.namedtuples.known_namedtuple`).
 """
 
@@ -22,7 +22,7 @@ class Ragged(NamedTuple):
     """Rows of different lengths: row i is `values[row_splits[i] : row_splits[i + 1]]`.
 
     Attributes:
-      values: the rows, one after another along axis 0.
+      values: the rows, joined along axis 0.
       row_splits: integers of shape (number of rows + 1,).
     """
 
@@ -30,11 +30,11 @@ class Ragged(NamedTuple):
     row_splits: Any
 
     def shape(self) -> tuple[int | None, ...]:
-        """Return (number of rows, None, ...): the rows differ in length."""
+        """Return (number of rows, None, ...). The second size is None because the rows differ in length."""
         return (len(self.row_splits) - 1, None, *self.values.shape[1:])
 
     def rows(self) -> Iterator[Any]:
-        """Return an iterator over the rows, which are views."""
+        """Return an iterator over the rows, which are views of `values`."""
         return (self.values[low:high] for low, high in pairwise(self.row_splits.tolist()))
 
     def to_list(self) -> list[Any]:
@@ -86,7 +86,7 @@ COMPOSITES = frozenset({Ragged, Sparse})
 
 
 def stacked(elements: Sequence[Composite]) -> Composite:
-    """Stack several composites to one with a new axis 0.
+    """Stack several composites to one composite with a new axis 0.
 
     Raises:
       InvalidArgumentError: the composites are ragged, or differ in shape or dtype.

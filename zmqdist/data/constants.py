@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 AUTOTUNE: Final = -1
-"""A number of parallel calls, or of elements to prefetch, that the operator chooses itself."""
+"""Stands for a number of parallel calls, or of elements to prefetch, that the operator chooses."""
 
 INFINITE_CARDINALITY: Final = -1
 """`Dataset.cardinality` of a dataset without end."""
 
 UNKNOWN_CARDINALITY: Final = -2
-"""`Dataset.cardinality` if only reading the dataset would show it."""
+"""`Dataset.cardinality` of a dataset whose length is unknown until it is read."""
 
 SHARD_HINT: Final = -1
-"""A value for `num_shards` of `Dataset.shard` that a data service replaces by the number of workers (ShardingPolicy.HINT)."""
+"""A value for `num_shards` and `index` of `Dataset.shard`. With ShardingPolicy.HINT, a data service replaces it by the number of workers
+and the index of the worker."""

@@ -19,14 +19,14 @@ D = TypeVar("D", bound="DatasetConstructors")
 
 
 def user_function(value: Any, method: str) -> PickledFunction:
-    """Wrap a function for an operator. Raises TypeError if `value` is not callable; `method` names the method in the message."""
+    """Wrap a user's function for an operator. Raises TypeError if `value` is not callable. `method` names the method in the error text."""
     if not callable(value):
         raise TypeError(f"{method} takes a function, not {type(value).__name__}")
     return PickledFunction(value)
 
 
 def _plain(number: Any) -> int | float:
-    """Return a number as a JSON type. Raises TypeError for anything else."""
+    """Return a number as a JSON type. Raises TypeError for other values."""
     value = np.asarray(number).item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"expected a number, not {number!r}")
@@ -34,9 +34,10 @@ def _plain(number: Any) -> int | float:
 
 
 def _is_iterable_of_torch(source: Any) -> bool:
-    """Return whether `source` is a torch IterableDataset, which may have a length, and inherits a `__getitem__` that only raises.
+    """Return whether `source` is a torch IterableDataset, which must be read by `iter` although it has a `__getitem__`, because that always
+    raises.
 
-    Does not import torch: a program that has such an object has imported it.
+    Does not import torch, because a program with such an object has imported it.
     """
     torch = sys.modules.get("torch.utils.data")
     return torch is not None and isinstance(source, torch.IterableDataset)
@@ -49,7 +50,7 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
-        """Return the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, as `output_type`.
+        """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, as `output_type`.
 
         Raises:
           InvalidArgumentError: the step is 0, or `output_type` cannot hold the numbers.
@@ -65,12 +66,12 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return a dataset of one element, `tensors`. Arrays are not copied: the element is a read-only view of them."""
+        """Return a dataset of one element, `tensors`. Arrays are not copied; the element has read-only views of them."""
         return cls(sources.Tensors.build(tensors))
 
     @classmethod
     def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied: the elements are read-only views of them.
+        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied; the elements have read-only views of them.
 
         Raises:
           ValueError: a leaf is a scalar, or the leaves differ in length.
@@ -90,10 +91,11 @@ class DatasetConstructors(Tree):
         """Return a dataset of the items that `generator(*args)` yields. Each iterator calls `generator`.
 
         Without `output_signature` (or `output_types`, with `output_shapes`) the first item determines the spec, and the other items are not
-        checked. The state of an iterator is a count: loading it calls the generator again and skips that many items.
+        checked. The state of an iterator is a number of items. Loading the state calls the generator again and skips this number of items.
 
         Raises:
-          TypeError: `generator` is not callable. While iterating, InvalidArgumentError: an item does not fit the signature.
+          TypeError: `generator` is not callable.
+          InvalidArgumentError: while iterating, an item does not fit the signature.
         """
         spec = without_attrs(output_signature)
         if spec is None and output_types is not None:
@@ -102,17 +104,19 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def from_source(cls: type[D], source: Any, output_signature: Any = None, name: str | None = None) -> D:
-        """Return the items of an iterable, or of an object with items by position: lists, torch and Hugging Face datasets, Grain sources.
+        """Return a dataset of the items of an iterable, or of an object with items by position: a list, a torch or Hugging Face dataset, a
+        Grain source.
 
-        An object with `len(source)` and `source[position]` is read by position: a data service can split it among workers, and the state
-        of an iterator is a position. Any other object is read as by `from_generator`: each iterator calls `iter(source)`. If the result can
-        save its position (`get_state` or `state_dict`), the state of the iterator holds that; otherwise it is a count.
+        An object with `len(source)` and `source[position]` is read by position. A data service can split it among workers, and the state of
+        an iterator is a position. For any other object, each iterator calls `iter(source)`. If the result can save its position
+        (`get_state` or `state_dict`), the state of the iterator contains that position. Otherwise the state is a number of items, as for
+        `from_generator`.
 
         Args:
-          output_signature: the spec of the items; without it, the first item determines the spec.
+          output_signature: the spec of the items. Without a signature, the first item determines the spec.
 
         Raises:
-          TypeError: `source` is an iterator, which can be read only once; a mapping; or neither iterable nor readable by position.
+          TypeError: `source` is an iterator, which can be read only once, or a mapping, or is neither iterable nor readable by position.
         """
         spec = without_attrs(output_signature)
         if isinstance(source, Mapping):
@@ -133,10 +137,12 @@ class DatasetConstructors(Tree):
     def random(
         cls: type[D], seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> D:
-        """Return int64 numbers in [0, 2**32), without end. Each iterator yields the same numbers, unless `rerandomize_each_iteration`."""
+        """Return a dataset of random int64 numbers in [0, 2**32), without end. Each iterator yields the same numbers, unless
+        `rerandomize_each_iteration`.
+        """
         return cls(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
 
     @classmethod
     def counter(cls: type[D], start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> D:
-        """Return start, start + step, start + 2 * step, ..., without end."""
+        """Return a dataset of the numbers start, start + step, start + 2 * step, ..., without end."""
         return cls(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))

@@ -1,14 +1,14 @@
-"""`Dataset`: the operators as methods, with the names and arguments of tf.data.
+"""The class `Dataset`, which has the operators as methods, with the names and arguments of tf.data.
 
 Rules
-    Each method returns a new Dataset and checks its arguments as far as it can without reading elements; nothing runs before the dataset
-    is iterated. An argument that no elements can satisfy raises InvalidArgumentError; an argument of the wrong kind raises ValueError or
-    TypeError, as in tf.data. Every method accepts `name` and ignores it.
+    Each method returns a new Dataset, and checks its arguments as far as this is possible without reading elements. No operator runs before
+    the dataset is iterated. An argument with which no elements could be computed raises InvalidArgumentError. An argument of the wrong kind
+    raises ValueError or TypeError, as in tf.data. Every method accepts `name` and ignores it.
 
     A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
 
-Not here: the facts about a pipeline that are known without running it (tree.py), the methods that begin a pipeline (constructors.py), the
-methods that consume one (reductions.py), the work of each operator (ops/).
+Not here: the facts about a pipeline that are known without running it (tree.py), the methods that create a pipeline from a source
+(constructors.py), the methods that consume a pipeline (reductions.py), the work of each operator (ops/).
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ from zmqdist.specs import TensorSpec
 
 
 def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
-    """Return `datasets` as a tuple.
-
-    Raises:
-      ValueError: there are no datasets. TypeError: one of them is not a Dataset, or their elements differ in type.
+    """Return `datasets` as a tuple. Raises ValueError if there are no datasets, and TypeError if a value is not a Dataset or the elements
+    of two datasets differ in type.
     """
     inputs = tuple(datasets)
     if not inputs:
@@ -67,9 +65,9 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
 
 @dataset_class
 class Dataset(DatasetConstructors, DatasetResults):
-    """A pipeline of elements, computed while it is iterated: `for element in dataset`.
+    """A pipeline whose elements are computed while it is iterated: `for element in dataset`.
 
-    A dataset is immutable and can be iterated any number of times; each iterator starts from the beginning.
+    A dataset is immutable and can be iterated any number of times. Each iterator starts at the beginning.
     """
 
     __slots__ = ()
@@ -86,9 +84,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     def list_files(
         file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """Return the sorted names of the files that match `file_pattern`. Unless `shuffle=False`, each iterator shuffles them anew.
+        """Return the names of the files that match `file_pattern`. Each iterator shuffles them, or yields them sorted with `shuffle=False`.
 
-        The pattern is expanded once, in this call.
+        The files are listed once, in this call.
 
         Raises:
           InvalidArgumentError: no file matches.
@@ -108,19 +106,20 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Return the dataset that `save` or `distributed_save` wrote to `path`.
 
-        A `distributed_save` that is still running can be loaded: iterators then yield its elements as the chunks are committed.
+        A `distributed_save` can be loaded before it is complete. Iterators then yield its elements as the chunks are committed.
 
         Args:
-          path: a folder. For `distributed_save` also the URL of a folder (extra `zmqdist[fsspec]`).
-          element_spec: the spec to expect; None accepts any.
-          compression: the compression to expect; None accepts any.
-          reader_func: gets a dataset with one dataset per file, and returns the dataset to read.
-          wait: block until there is a saved dataset at `path`, and look for it at least every 5 seconds.
+          path: a folder. For `distributed_save` it may also be the URL of a folder (which needs the extra `zmqdist[fsspec]`).
+          element_spec: the expected spec; None accepts any spec.
+          compression: the expected compression; None accepts any compression.
+          reader_func: a function that gets a dataset with one dataset per file, and returns the dataset to read.
+          wait: whether to block until a saved dataset appears at `path`. The call looks for it at least every 5 seconds.
 
         Raises:
-          NotFoundError: there is no saved dataset at `path`. ValueError: the dataset has another `element_spec`; or `distributed_save`
-            failed or used another compression. DataLossError: `save` used another compression. While iterating: the error of a
-            `distributed_save` that fails meanwhile.
+          NotFoundError: there is no saved dataset at `path`.
+          ValueError: the saved dataset has another `element_spec`, or its `distributed_save` failed or used another compression.
+          DataLossError: `save` used another compression.
+          OpError: while iterating, a `distributed_save` that was still running has failed with this error.
         """
         made: Dataset = saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
         return made
@@ -137,22 +136,22 @@ class Dataset(DatasetConstructors, DatasetResults):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of `map_func(element)`. If `map_func` raises, the iterator raises the error, and continues with the next
-        element.
+        """Return a dataset of `map_func(element)`. An iterator raises the error of a failed call, and then continues with the next element.
 
         Args:
-          num_parallel_calls: the number of threads that call `map_func`; AUTOTUNE: one per processor. None: the thread that iterates
-            calls it.
-          deterministic: False lets elements leave in the order in which they are ready; None: as the options say.
+          num_parallel_calls: the number of threads that call `map_func`. AUTOTUNE means one thread per processor. With
+            None, the iterating thread calls `map_func`.
+          deterministic: False yields results in the order in which they are ready. With None, the options decide.
           synchronous, use_unbounded_threadpool: accepted and ignored.
-          output_signature: the spec of the results, with None for sizes that vary. Python numbers and lists are converted to its dtypes;
-            iterating raises InvalidArgumentError for a result that does not fit. Without it, `element_spec` computes the first element.
+          output_signature: the spec of the results, with None for sizes that vary. Python numbers and lists are converted to the dtypes of
+            the signature, and iterating raises InvalidArgumentError for a result that does not fit. Without a signature, `element_spec`
+            computes the first element to learn the spec.
         """
         function, calls = user_function(map_func, "map"), background.checked_parallel(num_parallel_calls)
         return self._then(elementwise.Map(function, without_attrs(output_signature), calls, deterministic))
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Map with a state: `scan_func(state, element)` returns (next state, output element)."""
+        """Map with a state. `scan_func(state, element)` returns (next state, output element), and `initial_state` is the first state."""
         return self._then(elementwise.Scan(element(initial_state), user_function(scan_func, "scan")))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
@@ -160,7 +159,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(elementwise.Enumerate(checked_int(start, "start")))
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """Set how the pipeline runs. Options set by a later call override those of an earlier one."""
+        """Set how the pipeline runs. An option that a later call sets overrides the option of an earlier call."""
         if not isinstance(options, Options):
             raise TypeError(f"with_options takes Options, not {type(options).__name__}")
         return self._then(elementwise.WithOptions(options.as_dict()))
@@ -170,11 +169,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.Filter(user_function(predicate, "filter")))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
-        """Keep the first `count` elements; all of them if `count` is negative."""
+        """Keep the first `count` elements, or all elements if `count` is negative."""
         return self._then(filtering.Take(checked_int(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
-        """Drop the first `count` elements; all of them if `count` is negative."""
+        """Drop the first `count` elements, or all elements if `count` is negative."""
         return self._then(filtering.Skip(checked_int(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
@@ -186,11 +185,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
 
     def unique(self, name: str | None = None) -> Dataset:
-        """Keep the first of equal scalars. An iterator remembers every distinct value that it has seen."""
+        """Keep the first of equal scalars. An iterator holds every distinct value in memory."""
         return self._then(filtering.Unique())
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
-        """Leave out the elements whose computation raises; with `log_warning`, log a warning for each."""
+        """Leave out elements whose computation raises an error. With `log_warning`, log a warning for each error."""
         return self._then(filtering.IgnoreErrors(bool(log_warning)))
 
     # -- batches, shuffles and windows --
@@ -203,11 +202,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Stack each `batch_size` elements along a new axis 0. Iterating raises InvalidArgumentError if their shapes differ.
+        """Stack each `batch_size` consecutive elements along a new axis 0. Iterating raises InvalidArgumentError if their shapes differ.
 
         Args:
-          drop_remainder: leave out a last batch that is smaller.
-          num_parallel_calls, deterministic: as for `map`. The threads do the stacking, which pays off for large arrays.
+          drop_remainder: whether to leave out a last batch that is smaller.
+          num_parallel_calls, deterministic: as for `map`. The threads stack the elements, which saves time for large arrays.
         """
         calls = background.checked_parallel(num_parallel_calls)
         size = batching.BatchOp.checked(batch_size)
@@ -219,7 +218,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(batching.Unbatch(None if spec is UNKNOWN_SPEC else batching.rows_in(spec)))
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
-        """Split batches and stack the rows to batches of another size. A list of sizes is used cyclically, one size for each batch."""
+        """Split batches, and stack the rows to batches of another size. If `batch_size` is a list, its sizes are used in turn."""
         sizes = tuple(checked_int(size, "batch_size") for size in np.ravel(batch_size))
         if not sizes or min(sizes) < 1:
             raise invalid(f"Batch sizes must be greater than zero, not {batch_size}")
@@ -232,10 +231,10 @@ class Dataset(DatasetConstructors, DatasetResults):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Shuffle through a buffer of `buffer_size` elements: each new one replaces one that is drawn at random and yielded. -2 buffers
-        all.
+        """Shuffle elements through a buffer of `buffer_size` elements. The buffer yields a random element, which the next input element
+        replaces. A size of -2 buffers all elements.
 
-        Each iterator, and each epoch of a later `repeat`, draws another order, unless `reshuffle_each_iteration=False`.
+        Each iterator, and each epoch of a later `repeat`, yields another order, unless `reshuffle_each_iteration=False`.
         """
         reshuffle = True if reshuffle_each_iteration is None else bool(reshuffle_each_iteration)
         return self._then(shuffling.Shuffle(shuffling.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle))
@@ -248,15 +247,16 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batch elements that differ in size, padded to `padded_shapes`, or to the largest size in the batch.
+        """Batch elements that differ in size. Each element is padded to `padded_shapes`, or to the largest size in its batch.
 
         Args:
-          padded_shapes: a shape for each leaf; None (or -1) in a shape stands for the largest size in the batch.
-          padding_values: a value for each leaf, or one value for all. None stands for 0, False or "".
+          padded_shapes: a shape for each leaf. None or -1 in a shape stands for the largest size in the batch.
+          padding_values: a value for each leaf, or one value for all leaves. None stands for 0, False or "".
 
         Raises:
-          ValueError: a rank is unknown. TypeError: a padding value has another type than its leaf, or an element holds Ragged or Sparse.
-            While iterating, DataLossError: an element is larger than its shape in `padded_shapes`.
+          ValueError: a rank is unknown.
+          TypeError: a padding value has another type than its leaf, or an element contains a Ragged or Sparse.
+          DataLossError: while iterating, an element is larger than its shape in `padded_shapes`.
         """
         size = batching.BatchOp.checked(batch_size)
         op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values)
@@ -266,7 +266,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     def ragged_batch(
         self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64, name: str | None = None
     ) -> Dataset:
-        """Batch elements that differ in size along their first axis: each leaf becomes a `Ragged(values, row_splits)`."""
+        """Batch elements that differ in size along their first axis. Each leaf of a batch is a `Ragged(values, row_splits)`."""
         size = batching.BatchOp.checked(batch_size)
         return self._then(padding.RaggedBatch(size, bool(drop_remainder), np.dtype(row_splits_dtype).str))
 
@@ -282,17 +282,18 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batch elements of similar length: bucket i takes lengths in [bucket_boundaries[i - 1], bucket_boundaries[i]).
+        """Batch elements of similar length. Bucket i takes elements of lengths in [bucket_boundaries[i - 1], bucket_boundaries[i]).
 
         Args:
-          element_length_func: returns the length of an element.
-          bucket_batch_sizes: a batch size for each bucket: one more than there are boundaries.
-          pad_to_bucket_boundary: pad to the longest length that the bucket takes. An element whose length reaches the last boundary then
-            raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
-          no_padding: batch without padding.
+          element_length_func: a function that returns the length of an element.
+          bucket_batch_sizes: a batch size for each bucket. There is one more bucket than boundaries.
+          pad_to_bucket_boundary: whether to pad to the longest length that the bucket takes. An element whose length reaches the last
+            boundary then raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
+          no_padding: whether to batch without padding.
 
         Raises:
-          ValueError: the number of batch sizes is wrong. TypeError: as for `padded_batch`.
+          ValueError: the number of batch sizes is wrong.
+          TypeError: as for `padded_batch`.
         """
         boundaries = [checked_int(one, "bucket_boundaries") for one in bucket_boundaries]
         sizes = [checked_int(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
@@ -313,13 +314,13 @@ class Dataset(DatasetConstructors, DatasetResults):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Return a dataset of datasets with `size` elements each; a new dataset starts every `shift` elements (default: `size`).
+        """Return a dataset of windows, which are datasets of `size` elements. A window starts every `shift` elements (default: `size`).
 
-        If the elements have several leaves, each leaf becomes a dataset of its own.
+        If the elements have several leaves, a window is a structure with a dataset for each leaf.
 
         Args:
           stride: the distance, in elements, between two elements of one window.
-          drop_remainder: leave out windows at the end that are not full.
+          drop_remainder: whether to leave out windows at the end that are not full.
 
         Raises:
           InvalidArgumentError: a number is not positive.
@@ -334,13 +335,13 @@ class Dataset(DatasetConstructors, DatasetResults):
         window_size_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Group elements by key, and return the elements of `reduce_func(key, dataset)`.
+        """Group elements by key, and return a dataset of the elements of all datasets that `reduce_func(key, dataset)` returns.
 
-        `reduce_func` is called with each `window_size` elements of one key, and at the end of the input with the elements that are left of
-        each key.
+        `reduce_func` is called when `window_size` elements of one key have come together, and at the end of the input with the remaining
+        elements of each key.
 
         Raises:
-          ValueError: both `window_size` and `window_size_func` are given, or neither. While iterating: a key is not an integer.
+          ValueError: not exactly one of `window_size` and `window_size_func` was passed. While iterating: a key is not an integer.
         """
         if (window_size is None) == (window_size_func is None):
             raise ValueError("group_by_window takes exactly one of window_size and window_size_func")
@@ -354,11 +355,11 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- reading ahead and keeping elements --
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Let a thread read `buffer_size` elements ahead. AUTOTUNE: at least 8, more while they are computed quickly. 0: no thread."""
+        """Let a thread read `buffer_size` elements ahead, or none with 0. AUTOTUNE means 8, or more if they are computed quickly."""
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
-        """Keep the elements of the first complete iteration, in memory, or in a file whose name begins with `filename`.
+        """Cache the elements of the first complete iteration in memory, or in a file whose name begins with `filename`.
 
         Iterating raises AlreadyExistsError while another iterator writes the same file.
         """
@@ -372,9 +373,9 @@ class Dataset(DatasetConstructors, DatasetResults):
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Keep the elements of a complete iteration on disk, in a folder below `path` that belongs to exactly this pipeline.
+        """Store the elements of a complete iteration on disk, in a folder below `path`. Later iterators read them from the folder.
 
-        The folder is named after the pipeline's fingerprint, so that a changed pipeline writes a folder of its own.
+        The folder is named after the pipeline's fingerprint, so that a changed pipeline gets another folder.
 
         Raises:
           FailedPreconditionError: a function in the pipeline cannot be pickled, so that the pipeline has no fingerprint.
@@ -386,12 +387,12 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- combining datasets --
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
-        """Repeat the dataset `count` times; without end if `count` is None or negative."""
+        """Repeat the dataset `count` times, or without end if `count` is None or negative."""
         return self._then(combining.Repeat(-1 if count is None else checked_int(count, "count")))
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """Return rows with one element of each dataset; end with the shortest. `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`."""
+        """Join elements of several datasets until the shortest ends: `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`."""
         if datasets is None:
             datasets = args[0] if len(args) == 1 else args
         elif args:
@@ -417,7 +418,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(combining.Concatenate(), dataset)
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Map each element to a dataset, and return the elements of these datasets, one dataset after the other."""
+        """Map each element to a dataset, and return a dataset of the elements of these datasets, one dataset after the other."""
         return self._then(combining.Interleave(user_function(map_func, "flat_map")))
 
     def interleave(
@@ -429,14 +430,15 @@ class Dataset(DatasetConstructors, DatasetResults):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Map each element to a dataset, keep `cycle_length` of them open, and take `block_length` elements from each in turn.
+        """Map each element to a dataset, have `cycle_length` of these datasets open, and yield `block_length` elements from each open
+        dataset in turn.
 
         Args:
-          cycle_length: None or AUTOTUNE stands for the number of processors, or for `num_parallel_calls` if that is less. If both are
-            AUTOTUNE, a third of the processors.
-          num_parallel_calls: the number of open datasets that are read at the same time, each by a thread of its own, which also calls
-            `map_func`. The elements keep the order that they have without threads.
-          deterministic: False takes the next element from any dataset that has one ready; None: as the options say.
+          cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if that is less. If `cycle_length` and
+            `num_parallel_calls` are both AUTOTUNE, it means a third of the processors.
+          num_parallel_calls: the number of open datasets that are read at the same time. Each of them is read by a thread, which also calls
+            `map_func`. The elements have the same order as without threads.
+          deterministic: False yields the next element of any open dataset as soon as it is ready. With None, the options decide.
 
         Raises:
           InvalidArgumentError: a length is not positive.
@@ -458,11 +460,12 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Take each element from the dataset whose index comes next in `choice_dataset`.
 
         Args:
-          stop_on_empty_dataset: end when the chosen dataset has ended. False: skip choices of datasets that have ended.
+          stop_on_empty_dataset: True ends when the chosen dataset has ended. False skips choices of datasets that have ended.
 
         Raises:
-          ValueError: there are no datasets. TypeError: the choices are not int64 scalars, or the elements differ in type. While iterating,
-            InvalidArgumentError: an index is out of range.
+          ValueError: there are no datasets.
+          TypeError: the choices are not int64 scalars, or the elements differ in type.
+          InvalidArgumentError: while iterating, an index is out of range.
         """
         inputs = _checked_inputs(datasets)
         known = choice_dataset.known_spec
@@ -479,15 +482,17 @@ class Dataset(DatasetConstructors, DatasetResults):
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Take each element from a dataset that is drawn at random by weight. Draws of datasets that have ended are skipped.
+        """Take each element from a dataset that is drawn at random, with probabilities by weight. Draws of datasets that have ended are
+        skipped.
 
         Args:
-          weights: float32 or float64 values, or a dataset of such vectors; None: equal weights. A dataset with weight 0 is never read.
-          stop_on_empty_dataset: end as soon as a drawn dataset has ended.
+          weights: float32 or float64 values, or a dataset of such vectors; None means equal. A dataset with weight 0 is never read.
+          stop_on_empty_dataset: whether to end as soon as a drawn dataset has ended.
           rerandomize_each_iteration: whether each iterator draws another sequence.
 
         Raises:
-          ValueError: there are no datasets, or the number of weights is wrong. TypeError: the weights are not floats.
+          ValueError: there are no datasets, or the number of weights is wrong.
+          TypeError: the weights are not floats.
         """
         inputs = _checked_inputs(datasets)
         seeds = operation_seed(seed), bool(rerandomize_each_iteration)
@@ -513,11 +518,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         seed: int | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return (class, element), leaving out elements so that the classes occur in the proportions of `target_dist`.
+        """Return (class, element), and leave out random elements so that the classes occur in the proportions of `target_dist`.
 
         Args:
-          class_func: returns the class of an element, in [0, len(target_dist)).
-          initial_dist: the proportions in the input; None: estimated from the elements seen so far.
+          class_func: a function that returns the class of an element, in [0, len(target_dist)).
+          initial_dist: the proportions of the classes in the input. With None they are estimated from the elements seen so far.
 
         Raises:
           ValueError: the two distributions differ in length.
@@ -530,7 +535,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(resampling.RejectionResample(function, target, initial, operation_seed(seed)))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None) -> Dataset:
-        """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if that is not a Dataset."""
+        """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if the result is not a Dataset."""
         made = transformation_func(self)
         if not is_dataset(made):
             raise TypeError(f"apply takes a function that returns a Dataset, not {type(made).__name__}")
@@ -538,7 +543,7 @@ class Dataset(DatasetConstructors, DatasetResults):
 
 
 def deserialize(text: str) -> Dataset:
-    """Return the dataset that `serialize` described. Unpickles nothing: a function is unpickled when it is first called.
+    """Return the dataset that `serialize` described. Does not unpickle functions; a function is unpickled when it is first called.
 
     Raises:
       InvalidArgumentError: `text` is not such a description, has another version, or names an unknown operator.

@@ -1,12 +1,13 @@
-"""Pipelines that depend on state outside their description, so that each worker would compute different elements.
+"""The check for pipelines that depend on state outside their description. Different workers would compute different elements of such a
+pipeline.
 
 Rules
     An operator depends on such state if it draws numbers without a seed: `random`, the selector of `sample_from_datasets`, and
-    `rejection_resample`. A shuffle without a seed does not count, because each worker gets the same elements, only in
-    another order. Whether a function depends on such state cannot be detected, so its author marks it with `stateful`.
+    `rejection_resample`. A shuffle without a seed does not count, because every worker gets the same elements, only in another order.
+    zmqdist cannot detect whether a function depends on such state, so the function's author has to mark it with `stateful`.
 
-    `Options.experimental_external_state_policy` decides what happens: "WARN" (the default), "IGNORE" or "FAIL", or an enum member
-    with such a name.
+    `Options.experimental_external_state_policy` decides whether to warn, to ignore the state or to raise: "WARN" (the default), "IGNORE" or
+    "FAIL", or an enum member with such a name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _POLICIES = ("WARN", "IGNORE", "FAIL")
 
 
 def stateful(function: AnyFunction) -> AnyFunction:
-    """Mark a function that depends on more than its arguments: random numbers, a counter, a file that changes. Use it as a decorator."""
+    """Mark a function that depends on more than its arguments, for example on random numbers or a counter. Use this as a decorator."""
     setattr(function, _MARK, True)
     return function
 
@@ -36,7 +37,7 @@ def stateful(function: AnyFunction) -> AnyFunction:
 def stateful_operators(dataset: Tree) -> list[str]:
     """Return the operators that depend on external state, sources first, each as `explain` prints it.
 
-    Runs and unpickles nothing, so the marks of functions are not known for a dataset that was made from a description.
+    No function is run or unpickled. In a dataset that was created from a description, the marks of functions are therefore unknown.
     """
     return [each.op.one_line() for each in dataset.walk() if each.op.stateful() or _marked(each.op)]
 
@@ -47,10 +48,10 @@ def _marked(op: Op) -> bool:
 
 
 def check_external_state(dataset: Tree) -> None:
-    """Apply the dataset's policy to operators that depend on external state: do nothing, warn by UserWarning, or raise.
+    """If operators depend on external state, do what the dataset's policy says: nothing, warn by UserWarning, or raise.
 
     Raises:
-      FailedPreconditionError: there are such operators, and the policy is FAIL.
+      FailedPreconditionError: operators depend on external state, and the policy is FAIL.
       InvalidArgumentError: the policy is unknown.
     """
     setting = dataset.options().experimental_external_state_policy

@@ -1,9 +1,9 @@
-"""Interfaces between the modules of a pipeline, so that each imports only modules below it; and the registry of operators.
+"""The interfaces between the modules of a pipeline, by which each module imports only modules below it, and the registry of operators.
 
 Rules
-    Iterators and operators see datasets only as `DatasetLike`. To create one (a window, a file of an interleave, a dataset in a saved
-    state) they call `make` or `deserialize`. These two look up classes that are defined above them: operators by name, which
-    `@operator` registers, and the class that users see, which `@dataset_class` registers. Both are registered before the first dataset
+    Iterators and operators see datasets only as `DatasetLike`. To create a dataset, for example for a window or from a saved state, they
+    call `make` or `deserialize`. These two functions look up classes that are defined in modules above: the classes of operators by name,
+    which `@operator` registers, and the class `Dataset`, which `@dataset_class` registers. All are registered before the first dataset
     exists, because importing `Dataset` imports every operator.
 """
 
@@ -24,8 +24,8 @@ OPERATORS: dict[str, Any] = {}
 """The class of each operator, by its name."""
 
 OPERATOR_MODULES = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
-"""The operators that no method of `Dataset` creates, with the module that registers each. The module is imported when a description names
-the operator."""
+"""Maps the name of each operator that no method of `Dataset` creates to the module that registers the operator. The module is imported when
+a description names the operator."""
 
 C = TypeVar("C", bound=type)
 
@@ -33,7 +33,9 @@ _classes: dict[str, Any] = {}
 
 
 class Memory:
-    """State that the iterators of one dataset object share: their count, and values that operators keep from one iterator for the next."""
+    """The state that the iterators of one dataset object share: the number of iterators, and values that operators store for later
+    iterators.
+    """
 
     __slots__ = ("_numbers", "values")
 
@@ -47,7 +49,7 @@ class Memory:
 
 
 class DatasetLike(Protocol):
-    """The part of a dataset that iterators and operators use; tree.py describes the members."""
+    """The members of a dataset that iterators and operators use. The class Tree (tree.py) describes them."""
 
     @property
     def op(self) -> Any: ...
@@ -76,7 +78,7 @@ class DatasetLike(Protocol):
 
 
 def operator(name: str, node: type) -> Callable[[C], C]:
-    """Register an operator's class under `name`, with the class of its node."""
+    """Return a class decorator that registers an operator's class under `name`, with the class of its node."""
 
     def enter(cls: C) -> C:
         assert name not in OPERATORS
@@ -88,26 +90,26 @@ def operator(name: str, node: type) -> Callable[[C], C]:
 
 
 def operator_of(name: str) -> Any:
-    """Return the class of the operator with this name, or None."""
+    """Return the class of the operator with this name, or None if there is no such operator."""
     if name in OPERATOR_MODULES and name not in OPERATORS:
         importlib.import_module(OPERATOR_MODULES[name])
     return OPERATORS.get(name)
 
 
 def dataset_class(cls: C) -> C:
-    """Register the class of the datasets that `make` returns."""
+    """Register the class whose instances `make` returns. Use this as a decorator."""
     _classes["dataset"] = cls
     return cls
 
 
 def make(op: Any, inputs: Sequence[DatasetLike] = ()) -> DatasetLike:
-    """Return a dataset of the class that users see."""
+    """Return a dataset of the class that `dataset_class` has registered, `Dataset`."""
     made: DatasetLike = _classes["dataset"](op, inputs)
     return made
 
 
 def deserialize(text: str) -> Any:
-    """Return the dataset that `serialize` described; see `zmqdist.data.dataset.deserialize`."""
+    """Return the dataset that `serialize` described. `zmqdist.data.dataset.deserialize` has the details."""
     try:
         described = json.loads(text)
         if described["version"] != FORMAT_VERSION:

@@ -1,19 +1,20 @@
-"""Open datasets: the nodes that run operators, and the iterator that a user holds.
+"""Open datasets: the nodes that run the operators, and the iterator that a user gets from `iter(dataset)`.
 
 Theory
-    Each operator runs as an `OperatorNode`. Its `run` is a generator that starts from the node's own fields.
-    *Invariant*: the fields are correct whenever `run` yields, and whenever something that it calls may raise.
-    Generators alone can neither be saved nor continue after an error; the invariant makes both possible. A state can be saved and loaded
-    between any two elements, and after an error a new generator continues after the element that failed. Elements pass through plain
-    generators, at a cost of about 50 ns per operator.
+    Each operator runs as an `OperatorNode`. The node's method `run` is a generator that starts at the position that is stored in the node's
+    fields.
+    *Invariant*: the fields are correct whenever `run` yields, and whenever it calls code that may raise.
+    A generator cannot be saved, and cannot continue after an error. The invariant makes both possible for a node. A state can be saved and
+    loaded between any two elements, and after an error a new generator continues with the element after the failed one. Elements pass
+    through plain generators, which costs about 50 ns per operator.
 
 Rules
-    An error in a node ends every generator above it; the user's iterator then starts new ones. A node that catches errors, or that runs
-    its child in a thread, calls `child.restart()` itself.
-    A child that has ended stays ended, also after a restart or a load.
-    `close` stops the threads and waits for them; a closed node can still return its state.
+    An error in a node ends the generators of all nodes above it, and the user's iterator then starts new generators. A node that catches
+    errors of its child, or that runs its child in a thread, must call `child.restart()`.
+    A child that has reached its end stays at its end, also after a restart or a load.
+    `close` stops the threads of a node and waits for them. A closed node can still return its state.
 
-An iterator may be used by one thread at a time.
+Only one thread at a time may use an iterator.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ STATE_VERSION = 1
 
 
 class OperatorTimer:
-    """Counts the elements of one operator, and the seconds that its reader waited for them (the operators below included)."""
+    """Counts the elements of one operator, and the seconds that the operator's reader waited for them. The seconds include the work of the
+    operators below.
+    """
 
     __slots__ = ("elements", "seconds")
 
@@ -76,7 +79,8 @@ class OperatorStats(NamedTuple):
     Attributes:
       name: the name of the operator.
       elements: the number of elements that it has yielded.
-      seconds: how long the operator's reader waited for it, less the time that the operator itself waited for the operators below it.
+      seconds: the time for which the operator's reader waited for elements, without the time for which the operator waited for the
+        operators below it.
     """
 
     name: str
@@ -85,10 +89,10 @@ class OperatorStats(NamedTuple):
 
 
 class CloseInterrupts:
-    """The blocking calls of one iterator, in any thread, which closing the iterator interrupts: for example, calls to a server.
+    """The blocking calls of one iterator in any thread, for example calls to a server. Closing the iterator interrupts them.
 
     Attributes:
-      close_blocks: whether closing the iterator may block: on a thread, a process or a server.
+      close_blocks: whether closing the iterator may block, because it waits for a thread, a process or a server.
     """
 
     def __init__(self) -> None:
@@ -99,7 +103,9 @@ class CloseInterrupts:
 
     @contextlib.contextmanager
     def interruptible(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Have `interrupt` called if the iterator is closed within this context, or at once if it is closed already."""
+        """Have `interrupt` called when the iterator is closed within this context. If the iterator is closed already, call `interrupt` at
+        once.
+        """
         with self._lock:
             self._interrupts.append(interrupt)
             closed = self._closed
@@ -112,11 +118,11 @@ class CloseInterrupts:
                 self._interrupts.remove(interrupt)
 
     def close(self) -> None:
-        """Interrupt all blocking calls, and every later one."""
+        """Interrupt all registered calls, and every call that is registered later."""
         with self._lock:
             self._closed = True
             interrupts = list(self._interrupts)
-        # Call them without the lock, because the interrupted calls need it to unregister.
+        # Interrupt without the lock, because the interrupted calls need the lock to unregister.
         for interrupt in interrupts:
             interrupt()
 
@@ -126,9 +132,10 @@ class Context:
 
     Attributes:
       options: the options of the whole pipeline.
-      probing: the iterator only looks at the first element: it draws no seeds, writes no caches, starts no threads.
+      probing: whether the iterator reads only the first element, without side effects: it draws no seeds, writes no caches and starts no
+        threads.
       timers: a timer for each dataset, by its id; None unless `options.stats` is set.
-      resumable: whether `splits` honours `taken`, so that a source can save its position.
+      resumable: whether `splits` honours its argument `taken`, so that a source can save its position.
       interrupts: the blocking calls of the whole iterator, including those in datasets that user functions return.
     """
 
@@ -142,8 +149,8 @@ class Context:
         """Begin an iterator, which has opened no nodes yet.
 
         Args:
-          splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the
-            first `taken` of them; None: each source reads all of its positions.
+          splits: `splits(source, repetition, taken)` iterates over the positions that a source gets in a repetition, without the first
+            `taken` of them. None means that each source reads all of its positions.
         """
         self.options = options
         self.probing = probing
@@ -156,30 +163,30 @@ class Context:
 
     @property
     def has_splits(self) -> bool:
-        """Whether sources read only the positions that they are given, because other processes read the rest."""
+        """Whether sources read only the positions that `splits` returns, because other processes read the other positions."""
         return self._splits is not None
 
     def open(self, dataset: DatasetLike) -> OperatorNode:
-        """Return the node of a dataset, with the nodes below it."""
+        """Open a dataset. Return its node, which has the nodes of its inputs."""
         node: OperatorNode = dataset.op.open(dataset, self)
         return node
 
     def open_inputs(self, dataset: DatasetLike) -> list[OperatorNode]:
-        """Return the nodes of a dataset's inputs. Inputs that are not split get a context in which sources read all of their positions."""
+        """Open the inputs of a dataset, and return their nodes. Sources in inputs that are not split read all of their positions."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[OperatorNode] = []
         try:
             for number, each in enumerate(dataset.inputs):
                 context = self if split is None or number in split else self.inner()
                 nodes.append(context.open(each))
-        except BaseException:  # for example, a data service refuses its reader
+        except BaseException:  # for example if a data service refuses a reader
             for node in nodes:
                 node.close()
             raise
         return nodes
 
     def next_source(self) -> int:
-        """Return the number of the source that is opened next."""
+        """Return the number that the next opened source will get."""
         return self._sources
 
     def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
@@ -191,14 +198,16 @@ class Context:
             self._sources = before
 
     def inner(self) -> Context:
-        """Return a context in which sources read all of their positions, for datasets that a function returns."""
+        """Return a context for datasets that a user function returns. Their sources read all of their positions."""
         context = Context(self.options, self.probing)
         context.interrupts = self.interrupts
-        context.timers = None  # their time counts for the operator whose function made them
+        context.timers = None  # the time of these datasets counts for the operator whose function returned them
         return context
 
     def next_splits(self) -> SplitStream | None:
-        """Return the positions of the source that is being opened, or None if it reads all of them. Counts sources and repetitions."""
+        """Return the positions for the source that is being opened, or None if it reads all of its positions. Counts the source and its
+        repetition.
+        """
         if self._splits is None:
             return None
         number, self._sources = self._sources, self._sources + 1
@@ -211,14 +220,14 @@ class Context:
         return self._splits(source, repetition, taken)
 
     def set_repetition(self, source: int, repetition: int) -> None:
-        """Record the repetition into which a loaded state has put a source. The next opening of the source begins the repetition after
-        it.
+        """Record the repetition in which a source is after a state was loaded. When the source is opened next, it begins the following
+        repetition.
         """
         self._repetitions[source] = repetition
 
 
 class SplitStream:
-    """The positions of one source in one repetition; each `iter` continues after the positions that were taken."""
+    """The positions of one source in one repetition. Each call of `iter` continues after the positions that were taken."""
 
     def __init__(self, context: Context, source: int, repetition: int) -> None:
         self._context = context
@@ -244,7 +253,7 @@ class SplitStream:
         return {"repetition": self._repetition, "taken": self._taken}
 
     def load(self, state: dict[str, int]) -> None:
-        """Continue from `state` at the next `iter`."""
+        """Set the position to `state`, from which the next `iter` continues."""
         self._repetition, self._taken = state["repetition"], state["taken"]
         self._context.set_repetition(self._source, self._repetition)
 
@@ -264,7 +273,7 @@ class OperatorNode:
         self._stream: Iterator[Any] | None = None
 
     def run(self) -> Iterator[Any]:
-        """Yield the elements after the position that the attributes hold; the head of this file has the invariant."""
+        """Yield the elements after the position that is stored in the fields. The docstring of the module states the invariant."""
         raise NotImplementedError
 
     def stream(self) -> Iterator[Any]:
@@ -280,15 +289,14 @@ class OperatorNode:
         return self.children[0].stream()
 
     def restart(self) -> None:
-        """Discard the generators after an error; new ones will start from the fields."""
+        """Discard the generators of this node and its children after an error. New generators will start from the fields."""
         self._stream = None
         for child in self.children:
             child.restart()
 
     def abandon(self) -> None:
-        """Interrupt the call that may block this node, as far as possible.
-
-        Called from another thread than the reading one, before that thread is joined.
+        """Interrupt a call that blocks this node or a child, as far as possible. Another thread calls this before it joins the reading
+        thread.
         """
         for child in self.children:
             child.abandon()
@@ -300,14 +308,14 @@ class OperatorNode:
             child.close()
 
     def state(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
+        """Return the node's own fields as JSON types."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Set the fields. `load_state_dict` has already loaded the children."""
+        """Set the node's own fields. `load_state_dict` has already loaded the children."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this node and of those below it."""
+        """Return the state of this node and of the nodes below it."""
         return {"own": self.state(), "inputs": [child.state_dict() for child in self.children]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -319,9 +327,9 @@ class OperatorNode:
 
 
 class _IteratorCore:
-    """The part of an iterator that holds the root node and creates one generator after another, until the end.
+    """The part of an iterator that has the root node, and that creates one generator after another until the end of the data.
 
-    It holds no reference to the iterator, so that the iterator is freed when its user drops it.
+    It has no reference to the iterator, so that the iterator is freed when its user drops it.
     """
 
     def __init__(self, node: OperatorNode) -> None:
@@ -332,12 +340,12 @@ class _IteratorCore:
         self._current: Iterator[Any] | None = None
 
     def streams(self) -> Iterator[Iterator[Any]]:
-        """Yield the first generator, and a new one after each error and each load."""
+        """Yield a generator of elements at first, and a new generator after each error and each load."""
         while self._needs_generator:
             self._needs_generator = False
             self._current = self._guarded()
             yield self._current
-        # `close` also ends the loop, but then the data has not ended.
+        # The loop ends at the end of the data, or because of `close`. Only the end of the data sets `ended`.
         self.ended = self.ended or not self.closed
         self.close()
 
@@ -346,28 +354,28 @@ class _IteratorCore:
             yield from self.node.stream()
         except GeneratorExit:
             raise
-        except BaseException as error:  # even a KeyboardInterrupt costs only one element
+        except BaseException as error:  # also after a KeyboardInterrupt the iterator continues with the next element
             if self.closed and isinstance(error, CancelledError):
-                return  # another thread has closed the iterator while this thread was blocked
+                return  # another thread closed the iterator while this thread was blocked
             self._needs_generator = True
             self.node.restart()
             raise
 
     def load(self, state: dict[str, Any]) -> None:
-        """Load the node, and discard the generator, which runs on the old fields."""
+        """Load the state into the root node, and discard the generator, which still uses the old fields."""
         self._close_generator()
         self._needs_generator = True
         self.node.load_state_dict(state)
 
     def close(self) -> None:
-        """End the iteration, at the end of the data or before."""
+        """End the iteration, at the end of the data or earlier."""
         self.closed = True
         self.node.context.interrupts.close()
         self.node.abandon()
         try:
             self._close_generator()
         except ValueError:
-            pass  # another thread runs the generator, and `abandon` has made that thread leave it
+            pass  # another thread runs the generator, and `abandon` has interrupted that thread
         self._needs_generator = False
         self.node.close()
 
@@ -383,7 +391,7 @@ class DatasetIterator(chain[Any]):
     If computing an element raises, the next call continues with the next element. After the end, the iterator stays ended. The threads of
     the pipeline stop when the iterator is exhausted, closed or garbage-collected.
 
-    It is a chain of generators because a `__next__` written in Python would cost more than most pipelines.
+    The class is an `itertools.chain` of generators, because a `__next__` written in Python would take more time than most pipelines.
     """
 
     _core: _IteratorCore
@@ -400,15 +408,16 @@ class DatasetIterator(chain[Any]):
         return self  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of this iterator as JSON types; `load_state_dict` of an iterator over an equal dataset continues from it.
+        """Return the position of this iterator as JSON types. An iterator over an equal dataset continues from this position after
+        `load_state_dict`.
 
-        The state contains the elements in buffers (of shuffle, of prefetch, of windows that are not full).
+        The state contains the elements that are in the buffers of operators, for example of shuffle, prefetch and window.
 
         Raises:
           InvalidArgumentError: a buffer holds a value that has no JSON form.
           ResourceExhaustedError: the buffers hold more than STATE_BYTES_MAX bytes (limits.py).
-          UnimplementedError: an operator has no state, or a buffer holds datasets with functions.
-          FailedPreconditionError: the iterator is closed.
+          UnimplementedError: an operator has no state, or a buffer holds datasets with user functions.
+          FailedPreconditionError: the iterator was closed before its end.
         """
         ended = self._core.ended
         if self._core.closed and not ended:
@@ -442,10 +451,11 @@ class DatasetIterator(chain[Any]):
             self._core.load(state["tree"])
 
     def stats(self) -> list[OperatorStats]:
-        """Return the elements and the seconds of each operator so far, sources first (the reverse of `explain`).
+        """Return the number of elements and the seconds of each operator so far, sources first, which is the reverse of the order of
+        `explain`.
 
-        The operators below a prefetch run in its thread; the time of the prefetch itself is the time that its reader waited. Datasets that
-        a function returns (interleave, windows) count for the operator that calls the function.
+        The operators below a prefetch run in the thread of the prefetch. The seconds of the prefetch are the time for which its reader
+        waited. The time of datasets that a user function returns, as for interleave, counts for the operator that calls the function.
 
         Raises:
           FailedPreconditionError: statistics are off: set `options.stats` and attach the options by `with_options`.
@@ -458,16 +468,17 @@ class DatasetIterator(chain[Any]):
         rows = []
         for each in self._dataset.walk():
             own = timers.get(id(each), _NOTHING)
-            # The thread of a prefetch waits for the inputs, so the prefetch itself has not waited for them.
+            # Subtract no time for the inputs of a prefetch, because only its thread has waited for them.
             inputs = () if each.op.in_background else each.inputs
             waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
             rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
         return rows
 
     def close(self) -> None:
-        """Stop the pipeline's threads and wait for them. Harmless when called twice; the iterator yields nothing after it.
+        """Stop the pipeline's threads, and wait until they have ended. The iterator yields no further element. A second call does nothing.
 
-        A thread that is blocked in this iterator on a data service returns at once; one that is computing an element finishes it first.
+        A thread that waits in this iterator for a data service returns at once. A thread that is computing an element finishes the element
+        first.
         """
         self._core.close()
 
@@ -482,7 +493,7 @@ class DatasetIterator(chain[Any]):
         if core is None or core.closed:
             return
         if core.node.context.interrupts.close_blocks:
-            # `close` would block the thread in which the garbage collector happens to run.
+            # Close in another thread, because `close` would block the thread in which the garbage collector happens to run.
             in_background("zmqdist-iterator-close", core.close)
         else:
             core.close()
@@ -493,7 +504,7 @@ _NOTHING = OperatorTimer()
 
 
 class BufferedError:
-    """An error in a buffer, to be raised when its turn comes."""
+    """An error in a buffer, in the place of the element whose computation raised it."""
 
     __slots__ = ("error",)
 
@@ -502,11 +513,11 @@ class BufferedError:
 
 
 _state_budget: ContextVar[list[int]] = ContextVar("state_budget")
-"""Bytes that the buffers may still add to the state that is being saved."""
+"""The number of bytes that buffers may still add to the state that is being saved."""
 
 
 def _payload_bytes(value: Any) -> int:
-    """Return the bytes of the arrays and strings in an element; for a dataset, of those in the arguments of its operators."""
+    """Return the number of bytes of the arrays and strings in an element. In a dataset, the arguments of its operators count."""
     if is_dataset(value):
         return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
     if isinstance(value, (tuple, dict)):
@@ -515,13 +526,13 @@ def _payload_bytes(value: Any) -> int:
 
 
 def save_elements(elements: Iterable[Any]) -> list[Any]:
-    """Return the elements of a buffer as JSON. Runs of elements are encoded together.
+    """Return the elements of a buffer as JSON types. Runs of consecutive elements are encoded together.
 
-    Of an error, only code and text are kept, so that an error of user code is loaded as an UnknownError.
+    Only the code and the text of an error are saved. An error of user code, which has no code, is loaded as an UnknownError.
 
     Raises:
-      UnimplementedError: the buffer holds datasets with functions.
-      ResourceExhaustedError: the buffers saved so far hold more bytes than a state may have.
+      UnimplementedError: the buffer holds datasets with user functions.
+      ResourceExhaustedError: the buffers that were saved for this state have more bytes than a state may have.
     """
     parts: list[Any] = []
     run: list[Any] = []
@@ -545,7 +556,7 @@ def save_elements(elements: Iterable[Any]) -> list[Any]:
 
 
 def load_elements(parts: Sequence[Any]) -> list[Any]:
-    """Return the elements that `save_elements` saved."""
+    """Return the elements from the result of `save_elements`."""
     elements: list[Any] = []
     for part in parts:
         if "error" in part:
@@ -561,14 +572,17 @@ TOO_LARGE = (
 )
 
 _DATASET = "\0dataset"
-"""Marks the description of a dataset among saved elements: no dict in a user's element has this key."""
+"""The key of a dict that holds the description of a dataset among saved elements. No dict in a user's element has this key."""
 
 
 def _packed(value: Any) -> Any:
     if is_dataset(value):
         description = value.serialize()
         if value.has_functions():
-            raise UnimplementedError("an iterator has no state while a buffer holds datasets with functions")
+            raise UnimplementedError(
+                "this iterator cannot be saved now: a buffer (of shuffle, prefetch or a parallel operator) holds datasets with user "
+                "functions, and a state cannot contain functions. Apply flat_map() to these datasets before the operator that buffers them"
+            )
         return {_DATASET: description}
     return map_items(_packed, value)
 

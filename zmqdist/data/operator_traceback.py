@@ -1,4 +1,6 @@
-"""Find the operator that raised an error. It is read from the traceback, so that it costs nothing unless an error occurs."""
+"""Find the operator that raised an error. The operator is read from the traceback of the error, so that pipelines without errors spend no
+time on this.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ from zmqdist.data.iterators import OperatorNode
 
 
 def failing_operator(error: BaseException) -> str:
-    """Return the operator that was running when the error was raised, as `explain` prints it; "" if there was none."""
+    """Return the operator that was running when the error was raised, as `explain` prints it; "" if no operator was running."""
     found: OperatorNode | None = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, OperatorNode):
-            found = owner  # the last node found is the innermost
+            found = owner  # the last node in the traceback is the innermost
         trace = trace.tb_next
     if found is None:
         return ""
     try:
         return str(found.op.one_line())
-    except Exception:  # the == or repr of an argument may raise
+    except Exception:  # `==` or `repr` of a user's argument may raise
         return str(found.op.name)

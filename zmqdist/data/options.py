@@ -1,11 +1,11 @@
-"""Options: how a pipeline runs, as opposed to what it computes.
+"""Options for how a pipeline runs. They do not change which elements it computes.
 
 Rules
-    Options that are set override defaults, and options of a later `with_options` override those of an earlier one. Setting a name that
-    does not exist raises AttributeError, so that a misspelt option is noticed.
+    An option that is set overrides the default, and an option of a later `with_options` overrides the option of an earlier one. Setting an
+    option that does not exist raises AttributeError, so that a misspelt name is noticed.
 
-The pipeline acts on `deterministic`, `threading.private_threadpool_size` and `stats`. The other options are for the data service, or
-accepted so that programs for tf.data run unchanged.
+The pipeline acts on `deterministic`, `threading.private_threadpool_size` and `stats`. The other options are for the data service, or are
+accepted and ignored so that programs for tf.data run unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _Group:
-    """A group of options; None stands for "not set"."""
+    """A group of options. An option that is not set is None."""
 
     __slots__ = ()
     _names: tuple[str, ...] = ()
@@ -80,15 +80,15 @@ class _Service(_Group):
 
 
 class Options(_Group):
-    """How a pipeline runs; attach it with `Dataset.with_options`. Every option is None until it is set.
+    """Options for how a pipeline runs. Attach them by `Dataset.with_options`. Every option is None until it is set.
 
     Attributes:
-      stats: True counts and times the operators, for `iterator.stats()`.
-      deterministic: False lets parallel operators yield elements in the order in which they are ready; None means True.
-      threading.private_threadpool_size: the largest number of threads of each parallel operator.
+      stats: True counts elements and measures times of the operators, for `iterator.stats()`.
+      deterministic: False lets parallel operators yield elements in the order in which they are ready. None means True.
+      threading.private_threadpool_size: the largest number of threads for each parallel operator.
       threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted and ignored.
-      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL": the reaction when a program gives a data service a
-        pipeline that depends on state outside its description; see external_state.py.
+      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL". This is the reaction when a program registers a pipeline
+        with a data service and the pipeline depends on state outside its description (external_state.py).
       experimental_distribute.auto_shard_policy: for the data service.
       experimental_service.pinned: accepted and ignored.
     """
@@ -115,7 +115,7 @@ class Options(_Group):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Options:
-        """Return the options that `as_dict` described."""
+        """Return the Options from the result of `as_dict`."""
         options = cls()
         options.update(values)
         return options

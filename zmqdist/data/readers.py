@@ -1,8 +1,8 @@
-"""Datasets of the content of files, with the names and arguments of tf.data.
+"""Functions that return datasets of the content of files, with the names and arguments of tf.data.
 
-`filenames` is a string, a list of strings, or a Dataset of strings. Files are read one after another; with `num_parallel_reads`, that
-many are open at once, each read by a thread, and give one record each in turn. Iterating raises NotFoundError for a file that does not
-exist. `buffer_size` is accepted and ignored, because the operating system reads ahead.
+`filenames` is a string, a list of strings, or a Dataset of strings. Files are read one after another. With `num_parallel_reads`, this
+number of files is open at the same time, a thread reads each of them, and they yield one record each in turn. Iterating raises
+NotFoundError for a file that does not exist. `buffer_size` is accepted and ignored, because the operating system reads ahead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def TextLineDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """Return the lines of text files, as str without line endings.
+    """Return a dataset of the lines of text files, as str without line endings.
 
     Args:
       compression_type: None, "GZIP" or "ZLIB".
@@ -56,10 +56,10 @@ def FixedLengthRecordDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """Return records of `record_bytes` bytes each, as bytes; the header and footer of each file are skipped.
+    """Return a dataset of records of `record_bytes` bytes each, as bytes. The header and footer of each file are skipped.
 
     Raises:
-      InvalidArgumentError: `record_bytes` is not positive. While iterating: a file does not consist of whole records.
+      InvalidArgumentError: `record_bytes` is not positive, or, while iterating, a file does not consist of whole records.
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
@@ -76,11 +76,11 @@ def TFRecordDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """Return the records of TFRecord files, as bytes. Iterating raises DataLossError for a truncated or damaged file.
+    """Return a dataset of the records of TFRecord files, as bytes. Iterating raises DataLossError for a truncated or damaged file.
 
-    Needs google-crc32c, for the checksums: pip install zmqdist[tfrecord].
+    Needs the package google-crc32c for the checksums: pip install zmqdist[tfrecord].
     """
-    readers.crc32c()  # `crc32c` raises ImportError here rather than at a worker
+    readers.crc32c()  # raise ImportError here if the package is missing, and not first at a worker
     common = _common_args(compression_type, num_parallel_reads)
     return Dataset(readers.TFRecords(**common), (_file_names(filenames),))
 
@@ -88,18 +88,20 @@ def TFRecordDataset(
 def ParquetDataset(
     filenames: Any, columns: Sequence[str] | None = None, batch_size: int | None = None, name: str | None = None
 ) -> Dataset:
-    """Return the rows of Parquet files, as dicts of columns. Needs pyarrow: pip install zmqdist[parquet].
+    """Return a dataset of the rows of Parquet files, as dicts of columns. Needs the package pyarrow: pip install zmqdist[parquet].
 
-    The call opens each file, to read its schema. A data service splits and shards the dataset by row groups. If `filenames` is a Dataset,
-    no file is opened before it is read, and each file is read as a whole.
+    The call opens each file to read its schema, and a data service splits and shards the dataset by row groups. If `filenames` is a
+    Dataset, the call opens no file, and a data service does not split files.
 
     Args:
-      columns: the columns to read; None: all.
-      batch_size: return arrays of that many rows, fewer at the end of a row group. This is much faster than single rows.
+      columns: the columns to read; None means all columns.
+      batch_size: the number of rows in each element, which is then a dict of arrays. The last element of a row group may have fewer rows.
+        This is much faster than single rows.
 
     Raises:
-      NotFoundError: a file does not exist. DataLossError: a file is not a Parquet file. InvalidArgumentError: a file lacks a column. While
-        iterating, InvalidArgumentError: a value is missing, or no array can hold it.
+      NotFoundError: a file does not exist.
+      DataLossError: a file is not a Parquet file.
+      InvalidArgumentError: a file lacks a column, or, while iterating, a value is missing or cannot be in an array.
     """
     if batch_size is not None and batch_size < 1:
         raise invalid(f"batch_size must be > 0, not {batch_size}")

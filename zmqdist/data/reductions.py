@@ -1,4 +1,4 @@
-"""Methods of `Dataset` that iterate it and return something else: `reduce`, `save`, `get_single_element`."""
+"""Methods of `Dataset` that read all elements and return no dataset: `reduce`, `save`, `get_single_element`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zmqdist.data.tree import Tree
 
 
 class DatasetResults(Tree):
-    """The part of `Dataset` that consumes a dataset."""
+    """The part of `Dataset` with the methods that read all elements."""
 
     __slots__ = ()
 
     def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
-        """Call `state = reduce_func(state, element)` for each element, and return the last state.
+        """Compute `state = reduce_func(state, element)` for each element, beginning with `initial_state`, and return the last state.
 
         Raises:
           TypeError: the state changes its structure, dtype or shape.
@@ -37,18 +37,19 @@ class DatasetResults(Tree):
         checkpoint_args: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write all elements to the folder `path`. Saving again writes a new run beside the old one; `load` takes the newest.
+        """Write all elements to the folder `path`. Saving again to the folder adds a newer copy, and `load` reads the newest copy.
 
         Args:
           compression: None, "GZIP" or "ZLIB".
-          shard_func: returns the number of the file into which an element is written.
+          shard_func: a function that returns, for an element, the number of the file into which the element is written.
           checkpoint_args: {"directory": folder, "checkpoint_interval": number of elements}. After every interval (1,000 elements by
-            default), the save writes a checkpoint to `directory`. If the save is interrupted, calling it again continues from the
-            checkpoint. `max_to_keep` and `step_counter` are accepted and ignored.
+            default), `save` writes a checkpoint to `directory`. If `save` is interrupted, a second call with the same arguments continues
+            from the checkpoint. `max_to_keep` and `step_counter` are accepted and ignored.
 
         Raises:
-          InvalidArgumentError: the dataset is infinite. UnimplementedError: `checkpoint_args` are given, and the pipeline has an operator
-            without a state. FailedPreconditionError: the checkpoint in `directory` belongs to another save.
+          InvalidArgumentError: the dataset is infinite.
+          UnimplementedError: `checkpoint_args` were passed, and the pipeline has an operator without a state.
+          FailedPreconditionError: the checkpoint in `directory` belongs to another dataset or path.
         """
         checkpoints = saving.Checkpoints.of(checkpoint_args)
         saving.save(self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints)

@@ -1,12 +1,12 @@
-"""Random numbers that can be saved: two-level seeds, and a stream of draws with a small state.
+"""Random numbers for operators: seeds with two parts, and a sequence of draws whose position can be saved in a small state.
 
 Rules
-    An operator is defined with a seed, the pair (seed of the process, seed of the operator), or None. Iterator number n over a dataset
-    object draws from (process seed, operator seed, n): iterators draw different numbers, and another run of the program draws the same
-    ones. Without a seed, an iterator takes fresh entropy in the process that opens it, each time.
+    The seed of an operator is the pair (seed of the process, seed of the operator), or None. Iterator number n over a dataset object draws
+    numbers with the seed (process seed, operator seed, n), so that two iterators draw different numbers, and another run of the program
+    draws the same numbers again. Without a seed, each iterator gets fresh entropy in the process that opens it.
 
-    Numbers are drawn in blocks of 1,024, because drawing them one by one costs twenty times as much. A state holds the generator's state
-    before the block, and the count of numbers in the block that were used.
+    Numbers are drawn in blocks of 1,024, because drawing single numbers takes twenty times as long. A state contains the generator's state
+    before the current block, and how many numbers of the block were used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def iterator_seed(seed: tuple[int, int] | None, number: int) -> list[int]:
 
 
 def epoch_seed(dataset: DatasetLike, number: int, seed: tuple[int, int] | None, fresh: bool) -> list[int]:
-    """Return the seed of iterator `number` over a dataset: a new one if `fresh`, else the same for all iterators over this object."""
+    """Return the seed of iterator `number` over a dataset object. With `fresh` each iterator gets another seed; otherwise all iterators
+    over the object get the same seed.
+    """
     if fresh:
         return iterator_seed(seed, number)
     shared: list[int] = dataset.memory.values.setdefault("seed", iterator_seed(seed, 0))
@@ -40,7 +42,7 @@ def epoch_seed(dataset: DatasetLike, number: int, seed: tuple[int, int] | None, 
 
 
 class Draws:
-    """A stream of uniform random numbers in [0, 1)."""
+    """A sequence of uniform random numbers in [0, 1) whose position can be saved."""
 
     __slots__ = ("_bits", "_generator", "_left", "_start", "_stream")
 
@@ -59,7 +61,7 @@ class Draws:
 
     @property
     def uniform(self) -> Callable[[], float]:
-        """The function that returns the next number. `load` replaces it, so get it again afterwards."""
+        """The function that returns the next number. `load` replaces this function, so read the attribute again after `load`."""
         return self._stream.__next__
 
     def state(self) -> dict[str, Any]:

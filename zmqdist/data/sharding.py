@@ -1,19 +1,19 @@
-"""Static sharding: the pipeline of one worker among a fixed number of workers, with `shard` inserted at the place that the policy
-determines.
+"""Static sharding: the pipeline for one worker of a fixed number of workers, with the operator `shard` inserted at the place that the
+policy determines.
 
 Theory
-    Together, the shards of all workers hold each element once only if every worker counts the same elements in the same order. So the part
-    of the pipeline below an inserted shard is made repeatable: missing seeds are derived from one number that the workers of an iteration
-    share, and parallel operators keep their order. User functions are assumed to be repeatable.
+    The shards of all workers together have each element exactly once only if every worker counts the same elements in the same order.
+    Therefore the part of the pipeline below an inserted shard is made repeatable: missing seeds are derived from one number that the
+    workers of an iteration share, and parallel operators yield elements in order. User functions are assumed to be repeatable.
 
-    FILE  divides the file names, right before the first reader as seen from the end of the pipeline. Shuffles of the names are moved
-          after the shard, so that the assignment of files does not depend on them. A repeat of the names stays after the shard, so
+    FILE  divides the file names, right before the reader that is nearest to the end of the pipeline. Shuffles of the names are moved
+          after the shard, so that the assignment of files does not depend on them. A repeat of the names is moved after the shard too, so
           that a worker reads the same files in each epoch.
     DATA  divides the elements, at the end.
-    HINT  divides where the user has put `shard(SHARD_HINT, ...)`.
+    HINT  divides where the user has put `shard(SHARD_HINT, SHARD_HINT)`.
 
-    A function of flat_map or interleave may return a reader. To find out, it is called for one element of its input. So the worker does
-    the rewrite; a dispatcher runs no user functions.
+    A function of flat_map or interleave may return a reader. To find out, the function is called for one element of its input. Therefore
+    the worker inserts the shard, because a dispatcher runs no user functions.
 
 Not here: the assignment of shards to workers (data/service/dispatcher/machine/worker_list.py).
 """
@@ -33,31 +33,32 @@ from zmqdist.data.tree import Tree
 from zmqdist.errors import NotFoundError, UnimplementedError
 
 Put = Callable[[Tree], Tree]
-"""Appends a shard to a dataset."""
+"""A function that returns a dataset with a shard appended."""
 
 _AT_THE_END = frozenset({"prefetch", "options"})
-"""Operators that DATA keeps after the shard, at the end of the pipeline."""
+"""Operators at the end of the pipeline before which DATA inserts the shard."""
 
 _OF_NAMES = frozenset({"shuffle", "repeat", "prefetch", "options"})
-"""Operators that FILE keeps after the shard, between the shard and the reader."""
+"""Operators on file names before which FILE inserts the shard, so that they run between the shard and the reader."""
 
 
 class Unshardable(NotFoundError):
-    """There is no reader whose files could be divided."""
+    """The pipeline has no reader whose files could be divided."""
 
 
 def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, seed: int = 0) -> Tree:
-    """Return the pipeline that one worker runs under a static policy; under any other policy, the dataset itself.
+    """Return the pipeline that one worker runs under a static policy. Under any other policy, return the dataset unchanged.
 
     Args:
       policy: the name of the ShardingPolicy: "FILE", "DATA", "FILE_OR_DATA", "HINT".
-      index: the worker, in [0, num_workers).
+      index: the index of the worker, in [0, num_workers).
       seed: a number that the workers of one iteration share, and that differs between iterations.
 
     Raises:
-      ValueError: there is no such policy. InvalidArgumentError: there is no such worker. NotFoundError: the policy is FILE, and a branch of
-        the pipeline has no reader. Any error of a function of flat_map or interleave. While iterating, InvalidArgumentError: there are
-        fewer files than workers.
+      ValueError: there is no such policy.
+      NotFoundError: the policy is FILE, and a branch of the pipeline has no reader.
+      InvalidArgumentError: `index` is not in [0, num_workers), or, while iterating, there are fewer files than workers.
+      Exception: any error of a function of flat_map or interleave.
     """
 
     def put(below: Tree, full: bool = True) -> Tree:
@@ -69,7 +70,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    # Not `full`, because a worker may be without elements, but not without files.
+    # Do not require a full shard, because a worker may be without elements, but not without files.
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
@@ -80,10 +81,10 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
 
 
 def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
-    """Return the number of elements that a reader of the data service gets, as far as it is known without running the pipeline.
+    """Return the number of elements that a reader of the data service gets, as far as this is known without running the pipeline.
 
-    A shard of files, or a shard in the middle, may leave no elements of an infinite dataset, for example before a batch that drops its
-    remainder.
+    If the dataset is infinite, but a shard of files or a shard in the middle is inserted, the number is unknown, because a worker may get
+    no elements, for example before a batch that drops its remainder.
     """
     if coordinated:
         return INFINITE_CARDINALITY
@@ -124,11 +125,11 @@ def _by_file(dataset: Tree, put: Put) -> Tree:
 
 
 def _branches(dataset: Tree) -> tuple[int, ...]:
-    """Return the inputs that hold the data. Raises Unshardable if there are none."""
+    """Return the inputs that have the data. Raises Unshardable if there are no such inputs."""
     if dataset.inputs:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
-        except UnimplementedError as error:  # a snapshot, say, keeps all elements for every reader
+        except UnimplementedError as error:  # for example a snapshot, which stores all elements for every reader
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 
@@ -141,7 +142,7 @@ def _unshardable(dataset: Tree) -> Unshardable:
 
 
 def _names(names: Tree, put: Put) -> Tree:
-    """Return the file names with a shard, and with their shuffles after the shard."""
+    """Return the dataset of file names with a shard inserted, and with the shuffles of the names after the shard."""
     if names.op.name in _OF_NAMES:
         return _then(names.op, _names(names.inputs[0], put))
     shuffles = [each.op for each in names.walk() if each.op.name == "shuffle"]
@@ -156,10 +157,12 @@ def _without_shuffles(dataset: Tree) -> Tree:
 
 
 def _reads_files(dataset: Any) -> bool:
-    """Return whether the input names files: the operator is a reader, or its function returns datasets that contain a reader."""
+    """Return whether the operator's input has file names. This is so if the operator is a reader, or if its function returns datasets with
+    a reader.
+    """
     op = dataset.op
     if isinstance(op, Interleave):
-        # Leave out the shuffles, which would fill their buffers first: any element shows whether the function returns a reader.
+        # Leave out the shuffles, which would fill their buffers first, because any element shows whether the function returns a reader.
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))
         return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk())
     return bool(op.is_reader)

@@ -1,7 +1,7 @@
 """Signatures: checks that the results of a user function, generator or source fit the spec that the user has declared.
 
-Python numbers and lists are converted to the signature's dtypes if that keeps their value. A value that has a dtype is never cast: it fits,
-or it is an error.
+Python numbers and lists are converted to the signature's dtypes if this does not change their values. A value that already has a dtype is
+never cast; if its dtype does not fit, the check raises an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def as_spec(value: Any, spec: Any, path: str = "element") -> Any:
     """Return `value` as an element of `spec`.
 
     Raises:
-      InvalidArgumentError: the value does not fit; the text names the `path` of the offending leaf.
+      InvalidArgumentError: the value does not fit. The error text names the `path` of the leaf that does not fit.
     """
     if isinstance(spec, TensorSpec):
         try:
@@ -56,7 +56,9 @@ def _leaf(value: Any, spec: TensorSpec) -> Any:
 
 
 def exact_fit(spec: Any) -> Callable[[Any], bool]:
-    """Return a fast predicate that tells whether a value is an element of `spec` without conversion (under a microsecond per array)."""
+    """Return a fast function that tells whether a value is an element of `spec` without conversion. It takes less than a microsecond per
+    array.
+    """
     if isinstance(spec, TensorSpec):
         return _exact_leaf(spec)
     if isinstance(spec, tuple):
@@ -97,7 +99,7 @@ def _exact_leaf(spec: TensorSpec) -> Callable[[Any], bool]:
 
 
 class CheckedFunction:
-    """A picklable function whose results are checked against a spec, and converted to it if necessary."""
+    """A picklable wrapper of a function. It checks the function's results against a spec, and converts them if necessary."""
 
     def __init__(self, function: Callable[..., Any], spec: Any, operator: str) -> None:
         self._args = function, spec, operator

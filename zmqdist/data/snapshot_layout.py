@@ -12,8 +12,9 @@
     uncommitted_chunks/<incarnation>/           chunks in work; each incarnation of a writer has a folder of its own
     checkpoints/checkpoint_<index>_<elements>   where the writer resumes: before chunk <index>
 
-A split file stands for a run of positions that was assigned to the stream at once: positions <global>, <global> + 1, ... of the source,
-which are the stream's positions <local>, <local> + 1, ... in that repetition. The file contains their number; an empty file means one.
+A split file stands for a run of positions that the stream got in one reply. These are the positions <global>, <global> + 1, ... of the
+source, which are the stream's positions <local>, <local> + 1, ... in that repetition. The file contains the number of positions; an empty
+file means one position.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ VERSION = 1
 
 @dataclass(frozen=True, order=True)
 class CommittedChunk:
-    """A committed file of elements. Sorting gives the order in which readers read them."""
+    """A committed file of elements. Readers read the chunks in their sorted order."""
 
     index: int
     stream: int
@@ -40,7 +41,7 @@ class CommittedChunk:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
+        """The name of the chunk's file."""
         return f"chunk_{self.stream}_{self.index}_{self.count}"
 
     @classmethod
@@ -51,12 +52,12 @@ class CommittedChunk:
 
 
 def snapshot_done_path(path: str) -> str:
-    """Return the path of the file that exists once the snapshot is complete."""
+    """Return the path of the file DONE, which exists when the snapshot is complete."""
     return storage.join(path, "DONE")
 
 
 def snapshot_error_path(path: str) -> str:
-    """Return the path of the file that says why the snapshot failed."""
+    """Return the path of the file ERROR, which contains the error with which the snapshot has failed."""
     return storage.join(path, "ERROR")
 
 
@@ -66,30 +67,32 @@ def chunks_path(path: str) -> str:
 
 
 def stream_path(path: str, stream: int) -> str:
-    """Return the folder of a stream. Its files DONE and ERROR are named as those of the snapshot, so the functions above accept this
-    folder.
+    """Return the folder of a stream. The functions for the paths of DONE and ERROR accept this folder too, because a stream has files of
+    these names.
     """
     return storage.join(path, "streams", f"stream_{stream}")
 
 
 def splits_path(path: str, stream: int, source: int, repetition: int) -> str:
-    """Return the folder of the splits that a stream was assigned in one repetition of a source."""
+    """Return the folder of the splits that a stream got in one repetition of a source."""
     return storage.join(stream_path(path, stream), "splits", f"source_{source}", f"repetition_{repetition}")
 
 
 def committed_chunks(path: str) -> list[CommittedChunk]:
-    """Return the chunks committed so far in reading order: the first chunk of each stream, then the second ones, and so on."""
+    """Return the committed chunks in the order in which readers read them: the first chunk of each stream, then the second chunk of each
+    stream, and so on.
+    """
     found = (CommittedChunk.of(name) for name in storage.list_names(chunks_path(path)))
     return sorted(chunk for chunk in found if chunk is not None)
 
 
 def write_json(path: str, value: Any, staging_folder: str | None = None) -> None:
-    """Write a file of JSON in one step; `staging_folder` as for `storage.write`."""
+    """Write a file of JSON in one step. `staging_folder` is explained at `storage.write`."""
     storage.write(path, json.dumps(value).encode(), staging_folder)
 
 
 def read_error(path: str) -> OpError | None:
-    """Return the error in the ERROR file of a snapshot or a stream, or None if there is none."""
+    """Return the error in the file ERROR of a snapshot or a stream, or None if the file does not exist."""
     try:
         content = json.loads(storage.read(snapshot_error_path(path)))
         return from_code(int(content["code"]), str(content["message"]))
@@ -100,5 +103,5 @@ def read_error(path: str) -> OpError | None:
 
 
 def write_error(path: str, error: OpError, staging_folder: str | None = None) -> None:
-    """Write the ERROR file of a snapshot or a stream."""
+    """Write the file ERROR of a snapshot or a stream."""
     write_json(snapshot_error_path(path), {"code": error.error_code, "message": str(error)}, staging_folder)

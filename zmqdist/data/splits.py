@@ -1,22 +1,22 @@
-"""Splits: the sources of a pipeline, and which of their positions is read next.
+"""Splits: the sources of a pipeline, and the positions of these sources that a process reads.
 
 Theory
-    A split is one position of one source, a number. The process that deals out splits (a dispatcher) holds a `SplitProvider` for each
-    source and needs only the description of the tree. A process that runs the pipeline opens it with `open_split`, and each source
+    A split is the number of one position of one source. The process that gives out splits, such as a dispatcher, has a `SplitProvider` for
+    each source, and needs only the description of the tree. A process that runs the pipeline opens it by `open_split`, and each source
     requests its positions.
 
-    Sources are numbered in the order in which they stand in the tree; a dataset that is used twice has two numbers. Some sources are not
-    dealt out, because every process that runs the pipeline reads them whole: the selector of choose and sample, the counter of enumerate,
-    and the datasets that a function returns (flat_map, interleave, the windows of group_by_window).
+    Sources are numbered in their order in the tree. The sources of a dataset that is used twice have two numbers. Some sources are not
+    split, because every process that runs the pipeline reads them whole: the selector of choose and sample, the counter of enumerate, and
+    sources in the datasets that a user function returns (flat_map, interleave, the windows of group_by_window).
 
-    A `repeat` opens the sources below it again, as repetition 1, 2, ... A request for a later repetition makes the provider start over;
-    for an earlier repetition the provider has no positions left. Each source counts its repetitions on its own: in a zip, the shorter
-    source may be in a later repetition than the longer one.
+    A `repeat` opens the sources below it again, as repetition 1, 2, ... At a request for a later repetition, the provider begins again at
+    the first position. For an earlier repetition it then has no positions left. Each source counts its own repetitions, so that in a zip
+    the shorter source may be in a later repetition than the longer source.
 
-    A portion is a range of positions in one repetition of the only source. Running a pipeline over consecutive portions gives the same
-    elements as running it over the whole if each operator looks at one element at a time (`Op.per_split`). An operator that joins a
-    fixed number of elements, as batch, also qualifies if each position gives a fixed number of elements and the length of a portion is a
-    multiple of the grain.
+    A portion is a range of positions in one repetition of the only source. If each operator looks at one element at a time
+    (`Op.per_split`), a pipeline that runs over one portion after the other yields the same elements as a pipeline that runs over all
+    positions. An operator that joins a fixed number of elements, such as batch, may be used too if each position yields a fixed number of
+    elements and the length of every portion is a multiple of the grain.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ T = TypeVar("T", bound=Tree)
 
 @dataclass
 class SplitProvider:
-    """Gives out the positions of one source, each once per repetition.
+    """Gives out the positions of one source, each position once per repetition.
 
     Attributes:
-      count: the number of positions; INFINITE_CARDINALITY without end.
-      repetitions: how often the positions are given out at most: the product of the repeats above the source.
-      repetition, position: the next position to give out.
+      count: the number of positions; INFINITE_CARDINALITY if there is no end.
+      repetitions: the largest number of repetitions, which is the product of the repeats above the source.
+      repetition, position: the repetition and position to give out next.
     """
 
     count: int
@@ -56,7 +56,7 @@ class SplitProvider:
 
     def next(self, repetition: int) -> int | None:
         """Return the next position of a repetition, or None if the repetition has ended."""
-        if repetition < self.repetition:  # another process has begun a later repetition
+        if repetition < self.repetition:  # another process has already begun a later repetition
             return None
         if repetition > self.repetition:
             self.repetition, self.position = repetition, 0
@@ -75,10 +75,10 @@ class SplitProvider:
 
 
 def split_providers(dataset: Tree) -> list[SplitProvider]:
-    """Return a provider for each source, in the order of their numbers. Runs nothing and unpickles nothing.
+    """Return a provider for each source, in the order of their numbers. No function is run or unpickled.
 
     Raises:
-      UnimplementedError: a source cannot be split; the message names it.
+      UnimplementedError: a source cannot be split. The error text names the source.
     """
     repetitions = dataset.op.repetitions
     if not dataset.inputs:
@@ -94,7 +94,8 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
 def split_cardinalities(dataset: Tree) -> list[int]:
     """Return the number of splits of each source, including the sources that every worker reads whole.
 
-    These are the selector of choose and sample and the counter of enumerate; each is listed after the sources of its operator.
+    The sources that every worker reads whole are the selector of choose and sample, and the counter of enumerate. Each of them is listed
+    after the other sources of its operator.
 
     Raises:
       UnimplementedError: as for `split_providers`.
@@ -114,34 +115,36 @@ def open_split(
 ) -> DatasetIterator:
     """Open a dataset whose sources read only the positions that `next_position(source, repetition)` returns, until it returns None.
 
-    A source requests a position just before it makes the element, so that positions not yet requested can go to another process. Only
-    prefetch and parallel operators run ahead of their reader.
+    A source requests a position just before it reads the element, so that positions that are not requested yet can be given to another
+    process. Only prefetch and parallel operators read ahead.
 
-    The iterator has no state, because the process that deals out the positions keeps it. See `open_stream`.
+    The iterator has no state, because the process that gives out the positions has the state. `open_stream` returns an iterator with a
+    state.
 
     Args:
-      sources: the number of sources that the process that deals out the splits expects; None: not checked.
+      sources: the number of sources that the process that gives out the positions expects. None means that the number is not checked.
 
     Raises:
-      FailedPreconditionError: the dataset has another number of sources. While iterating: any error that `next_position` raises; the next
-        element calls it again.
+      FailedPreconditionError: the dataset has another number of sources than `sources`.
+      Exception: while iterating, any error of `next_position`. The next element calls `next_position` again.
     """
     if sources is not None and sources != (have := len(split_providers(dataset))):
         raise FailedPreconditionError(f"Attempted to feed {sources} split providers into a dataset with {have} sources")
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
-        # This is not a generator, because a generator would end with the first error of `next_position`.
+        # Do not use a generator here, because it would end with the first error of `next_position`.
         return iter(partial(next_position, source, repetition), None)
 
     return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
 
 
 def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
-    """Open a dataset as `open_split` does, with positions that can be requested again, so that the iterator has a state.
+    """Open a dataset as `open_split` does, but with positions that can be requested again, so that the iterator has a state.
 
     Args:
-      next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, after the first `taken` that this
-        stream has had in the repetition; an empty sequence ends the repetition. The same arguments must give the same positions.
+      next_positions: `next_positions(source, repetition, taken)` returns some positions of a source, after the first `taken` positions of
+        this iterator in the repetition. An empty sequence ends the repetition. If it is called again with the same arguments, it must
+        return the same positions.
     """
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
@@ -153,9 +156,10 @@ def open_stream(dataset: Tree, next_positions: Callable[[int, int, int], Sequenc
 
 
 def repeatable(dataset: T, seed: int = 0) -> T:
-    """Return the dataset with the same elements in the same order wherever it runs.
+    """Return a copy of the dataset that yields the same elements in the same order in every process.
 
-    Operators without a seed get one derived from `seed`, and parallel operators keep their order. Randomness in user functions remains.
+    Operators without a seed get a seed that is derived from `seed`, and parallel operators yield elements in order. Randomness in user
+    functions remains.
     """
     numbers = itertools.count()
 
@@ -179,9 +183,9 @@ class PortionRules(NamedTuple):
     """How a dataset can be cut into portions.
 
     Attributes:
-      positions: the number of positions in one repetition; INFINITE_CARDINALITY without end.
-      repetitions: the number of repetitions; INFINITE_CARDINALITY without end.
-      grain: the length of every portion, in positions, is a multiple of this, except the last one of a repetition.
+      positions: the number of positions in one repetition; INFINITE_CARDINALITY if there is no end.
+      repetitions: the number of repetitions; INFINITE_CARDINALITY if there is no end.
+      grain: the number of positions of which the length of every portion is a multiple. The last portion of a repetition may be shorter.
     """
 
     positions: int
@@ -190,19 +194,19 @@ class PortionRules(NamedTuple):
 
 
 def portion_rules(dataset: Tree) -> PortionRules:
-    """Return how the dataset can be cut into portions. Runs nothing and unpickles nothing.
+    """Return how the dataset can be cut into portions. No function is run or unpickled.
 
     Raises:
-      UnimplementedError: the dataset cannot be cut; the message names the operator and says what to do.
+      UnimplementedError: the dataset cannot be cut into portions. The error text names the operator and says what to do.
     """
     chain = [dataset]
     while chain[-1].inputs:
         if len(chain[-1].inputs) > 1:
-            chain[-1].op.per_split()  # `per_split` may raise an error that says more
+            chain[-1].op.per_split()  # `per_split` may raise an error with more details
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
     rules = PortionRules(chain[-1].op.split_count(), 1, 1)
-    made: Fraction | None = Fraction(1)  # elements per position; None: it varies
+    made: Fraction | None = Fraction(1)  # the number of elements per position, or None if it varies
     for each in reversed(chain):
         gives = each.op.per_split()
         if made is None and gives is not None and gives.denominator > 1:
@@ -226,8 +230,8 @@ def _unfit(dataset: Tree, why: str) -> UnimplementedError:
 def portion_pipeline(dataset: T) -> T:
     """Return the pipeline to run over each portion, by `open_split`.
 
-    It is the repeatable dataset without its repeats, because a portion belongs to one repetition. Its readers read one file after another,
-    so that the elements of one position stay together.
+    The pipeline is the repeatable dataset without its repeats, because a portion is in one repetition. Its readers read one file after
+    another, so that the elements of one position stay together.
 
     Raises:
       UnimplementedError: as for `portion_rules`.

@@ -1,12 +1,12 @@
-"""Files and folders of snapshots and checkpoints: on local disks, or wherever fsspec has a driver for a URL.
+"""Files and folders of snapshots and checkpoints. They are on local disks, or at URLs for which fsspec has a driver.
 
 Rules
-    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`; any other path is local. No other module distinguishes
-    the two.
+    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`. Any other path is local. No other module distinguishes URLs
+    from local paths.
 
-    A file that other processes read appears whole, by a rename: `write` does that, and so do the callers of `rename`. On a local disk the
-    file is durable when the call returns (fsync of the file and of its folder). A name that ends in `.tmp` is unfinished work, and
-    `list_names` leaves it out.
+    A file that other processes read appears as a whole, by a rename. `write` renames the file itself, and other code calls `rename`. On a
+    local disk the file is durable when the call returns, because the file and its folder are synchronised by fsync. A name that ends in
+    `.tmp` is an unfinished file, and `list_names` leaves it out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def join(path: str, *list_names: str) -> str:
-    """Return `path` followed by some names, as one path."""
+    """Return the path of `names` below `path`."""
     return "/".join([path.rstrip("/") or "/", *list_names]) if "://" in path else os.path.join(path, *list_names)
 
 
@@ -41,7 +41,9 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def open_read(path: str) -> IO[bytes]:
-    """Open a file for reading. Raises FileNotFoundError, and OSError for a pipe or a device, which could block the reader for ever."""
+    """Open a file for reading. Raises FileNotFoundError if it does not exist, and OSError if it is a pipe or a device, which could block
+    for ever.
+    """
     if "://" not in path:
         return open_regular(path)
     files, name = _driver(path)
@@ -49,7 +51,9 @@ def open_read(path: str) -> IO[bytes]:
 
 
 def open_write(path: str, append: bool = False) -> IO[bytes]:
-    """Open a file for writing: emptied, or with `append` at its end. Raises FileNotFoundError if its folder does not exist."""
+    """Open a file for writing. Empty the file first, or with `append` write at its end. Raises FileNotFoundError if the folder does not
+    exist.
+    """
     mode = "ab" if append else "wb"
     if "://" not in path:
         return open(path, mode)
@@ -58,7 +62,7 @@ def open_write(path: str, append: bool = False) -> IO[bytes]:
 
 
 def sync(file: IO[bytes]) -> None:
-    """Flush an open file, and fsync it if it is local; for a URL, durability is up to the driver."""
+    """Flush an open file, and fsync it if it is local. The driver of a URL decides when a file is durable."""
     file.flush()
     try:
         number = file.fileno()
@@ -68,16 +72,17 @@ def sync(file: IO[bytes]) -> None:
 
 
 def read(path: str) -> bytes:
-    """Return the content of a file. Raises FileNotFoundError."""
+    """Return the content of a file. Raises FileNotFoundError if it does not exist."""
     with open_read(path) as file:
         return file.read()
 
 
 def write(path: str, data: bytes, staging_folder: str | None = None) -> None:
-    """Create or replace a file in one step: write under a temporary name, sync, rename.
+    """Create or replace a file in one step: write the data under a temporary name, sync the file, and rename it.
 
     Args:
-      staging_folder: holds the temporary name; None: the file's own folder. If another process removes that folder, the write fails.
+      staging_folder: the folder of the temporary file; None means the folder of `path`. If another process removes this folder, `write`
+        fails.
     """
     folder, name = path.rsplit("/", 1)
     unfinished = join(staging_folder or folder, f"{name}.{uuid.uuid4().hex[:8]}{TMP}")
@@ -93,7 +98,7 @@ def write(path: str, data: bytes, staging_folder: str | None = None) -> None:
 
 
 def rename(old: str, new: str) -> None:
-    """Move a file or folder in one step, replacing a file at `new`. Raises FileNotFoundError if `old` does not exist."""
+    """Move a file or folder in one step. Replace a file at `new`. Raises FileNotFoundError if `old` does not exist."""
     if "://" in old:
         files, name = _driver(old)
         files.mv(name, _driver(new)[1], recursive=files.isdir(name))
@@ -111,11 +116,11 @@ def _sync_folder(path: str) -> None:
 
 
 def list_names(folder: str, unfinished: bool = False) -> list[str]:
-    """Return the sorted names in a folder, or [] if it does not exist. Leaves out `.tmp` names, except with `unfinished`."""
+    """Return the sorted names in a folder, or [] if the folder does not exist. Without `unfinished`, leave out names that end in `.tmp`."""
     try:
         if "://" in folder:
             files, name = _driver(folder)
-            files.invalidate_cache()  # drivers remember listings, and other processes add files
+            files.invalidate_cache()  # drivers cache the names, and other processes add files
             found = [one.rstrip("/").rsplit("/", 1)[-1] for one in files.ls(name, detail=False)]
         else:
             found = os.listdir(folder)
@@ -134,7 +139,7 @@ def exists(path: str) -> bool:
 
 
 def make_folder(path: str) -> None:
-    """Create a folder and its parents; harmless if it exists."""
+    """Create a folder and its parents. Does nothing if the folder exists."""
     if "://" not in path:
         os.makedirs(path, exist_ok=True)
         return
@@ -143,7 +148,7 @@ def make_folder(path: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Delete a file. Raises FileNotFoundError."""
+    """Delete a file. Raises FileNotFoundError if it does not exist."""
     if "://" not in path:
         os.unlink(path)
         return
@@ -152,7 +157,7 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a folder with everything in it; harmless if it does not exist."""
+    """Delete a folder with everything in it. Does nothing if the folder does not exist."""
     if "://" not in path:
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -162,10 +167,9 @@ def remove_tree(path: str) -> None:
 
 
 def check_renames(path: str) -> None:
-    """Refuse a URL where a rename is a copy followed by a deletion, which other processes could see half done.
+    """Raise FailedPreconditionError if the file system of a URL has no atomic rename, as most object stores.
 
-    Raises:
-      FailedPreconditionError: the file system has no atomic rename, as most object stores.
+    There, a rename is a copy followed by a deletion, and other processes could see an incomplete copy.
     """
     if "://" not in path:
         return
@@ -180,7 +184,7 @@ def check_renames(path: str) -> None:
 
 
 def error_of(error: OSError, path: str) -> OpError:
-    """Return an OSError as one of this package's errors: ResourceExhaustedError for a full disk, else UnknownError."""
+    """Convert an OSError into an error of zmqdist: ResourceExhaustedError for a full disk, otherwise UnknownError."""
     text = f"{path}: {error.strerror or error}"
     return (ResourceExhaustedError if error.errno in _FULL else UnknownError)(text)
 
@@ -198,11 +202,11 @@ def _driver(path: str) -> tuple[Any, str]:
 
 
 _PIECE = 2**18
-"""Bytes of a compressed file that are read at a time."""
+"""The number of bytes of a compressed file that are read at a time."""
 
 
 class _ZlibWriter(io.RawIOBase):
-    """Writes one zlib stream; closing it leaves its file open."""
+    """Writes one zlib stream. Closing the writer does not close the file."""
 
     def __init__(self, file: IO[bytes], level: int) -> None:
         self._file = file
@@ -225,7 +229,7 @@ class _ZlibWriter(io.RawIOBase):
 
 
 class _ZlibReader(io.RawIOBase):
-    """Reads the content of consecutive zlib streams; closing it closes its file."""
+    """Reads the content of consecutive zlib streams. Closing the reader closes the file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._decompressor = file, zlib.decompressobj()
@@ -235,7 +239,7 @@ class _ZlibReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            if self._decompressor.eof:  # another stream may follow: ElementsFile appends one
+            if self._decompressor.eof:  # another stream may follow, which ElementsFile appended
                 data = self._decompressor.unused_data or self._file.read(_PIECE)
                 if not data:
                     return 0
@@ -255,7 +259,9 @@ class _ZlibReader(io.RawIOBase):
 
 
 def compressing(file: IO[bytes], compression: str) -> Any:
-    """Return a writer that compresses into an open file, or the file itself for "". Close the writer first; it leaves the file open."""
+    """Return a writer that compresses into an open file. For the compression "", return the file itself. Closing the writer does not close
+    the file, so close the writer first.
+    """
     if compression == "GZIP":
         return gzip.GzipFile("", "wb", 1, file, 0)
     if compression in ("ZLIB", "SNAPPY"):
@@ -264,7 +270,7 @@ def compressing(file: IO[bytes], compression: str) -> Any:
 
 
 class _GzipReader(gzip.GzipFile):
-    """A GzipFile that closes its file."""
+    """A GzipFile that also closes the file that it reads."""
 
     def close(self) -> None:
         file: Any = self.fileobj
@@ -275,7 +281,7 @@ class _GzipReader(gzip.GzipFile):
 
 
 def decompressing(file: IO[bytes], compression: str) -> IO[bytes]:
-    """Return a reader of the content of a compressed file; closing it closes the file."""
+    """Return a reader of the content of a compressed file. Closing the reader closes the file."""
     if compression == "GZIP":
         return _GzipReader(fileobj=file, mode="rb")  # type: ignore[return-value]
     if compression in ("ZLIB", "SNAPPY"):

@@ -1,18 +1,18 @@
-"""Elements: the values that flow through a pipeline, and the specs that describe them.
+"""Elements, which are the values in a pipeline, and the specs that describe them.
 
 Rules
-    An element is a structure of leaves. Tuples, namedtuples and dicts are structure; an object of an attrs class becomes the namedtuple
-    of its name and fields, which is the same in every process. Everything else is a leaf. Leaves are arrays, NumPy scalars, str and
-    bytes, or datasets (of `window`); a list is data and becomes an array. `element` converts the results of user functions and generators
-    to this form, so that operators get no other values and the safe codec accepts them.
+    An element is a structure of leaves. Tuples, namedtuples and dicts form the structure. An object of an attrs class is converted to a
+    namedtuple with the same name and fields, which is the same class in every process. Everything else is a leaf: arrays, NumPy scalars,
+    str, bytes, and datasets (of `window`). A list is data and is converted to an array. `element` converts the results of user functions
+    and generators to this form, so that operators get no other values, and the safe codec accepts all elements.
 
     A spec has the same structure, with a `TensorSpec` or `DatasetSpec` in place of each leaf. The dtypes of str and bytes have no length.
 
-    A str or bytes that ends in NUL is a valid element, but an array would cut the NUL off, so lists and batches of them are refused. So is
-    a list that mixes text with other values, because NumPy would convert all of them to text.
+    A str or bytes that ends in NUL is a valid element, but lists and batches of such values are refused, because an array would cut the NUL
+    off. A list that mixes text with other values is refused too, because NumPy would convert all values to text.
 
-    An operator that may yield the same element again (a cache, a source, a window) yields it through `read_only`: the reader can neither
-    write to its arrays nor change the kept dicts. All other elements belong to their reader alone.
+    An operator that may yield the same element again (a cache, a source, a window) yields `read_only(element)`. The reader then cannot
+    write to the element's arrays, and gets copies of the element's dicts. Every other element belongs to its reader alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SCALARS: tuple[Any, ...] = (np.bool_, np.int8, np.int16, np.int32, np.int64, np
 _SCALARS += (np.float16, np.float32, np.float64, np.complex64, np.complex128, np.datetime64, np.timedelta64)
 
 READY: Final[frozenset[type]] = frozenset({str, bytes, *_SCALARS})
-"""Types that are leaves as they are: `if type(x) not in READY: x = element(x)` is the cheap way to call `element`."""
+"""Types whose values are leaves without conversion. `if type(x) not in READY: x = element(x)` saves calls of `element`."""
 
 LEAVES: Final[frozenset[type]] = frozenset({np.ndarray, *READY})
 """The types of leaves."""
@@ -57,7 +57,7 @@ class _Unknown:
 
 
 UNKNOWN_SPEC: Final = _Unknown()
-"""Stands for a spec that is known only after an element was computed."""
+"""Stands for a spec that is unknown until an element is computed."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class DatasetSpec:
 
 
 class NoElements(FailedPreconditionError):
-    """The spec of a dataset can be learned only from its first element, and the dataset is empty."""
+    """The spec of a dataset is unknown, because only its first element would show the spec, and the dataset is empty."""
 
 
 def invalid(message: str) -> InvalidArgumentError:
@@ -77,7 +77,9 @@ def invalid(message: str) -> InvalidArgumentError:
 
 
 def checked_int(value: Any, argument: str) -> int:
-    """Return an argument that has to be an integer. Raises TypeError for anything else, 2.7 included, with the name of the `argument`."""
+    """Return `value` as an integer. Raises TypeError, which names the `argument`, if it is not an integer. A float such as 2.7 is not
+    rounded.
+    """
     try:
         return index(value)
     except TypeError:
@@ -111,7 +113,7 @@ def element(value: Any) -> Any:
     if isinstance(value, tuple):
         items = map(element, value)
         return cls(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, str):  # np.str_ and other subclasses
+    if isinstance(value, str):  # subclasses of str and bytes, such as np.str_
         return str(value)
     if isinstance(value, bytes):
         return bytes(value)
@@ -133,7 +135,7 @@ def without_attrs(structure: Any) -> Any:
 
 
 def map_items(change: Callable[[Any], Any], structure: Any) -> Any:
-    """Return a tuple, namedtuple or dict with `change` applied to each item; anything else unchanged."""
+    """Return a tuple, namedtuple or dict with `change` applied to each item. Return any other value unchanged."""
     if isinstance(structure, tuple):
         items = map(change, structure)
         return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
@@ -160,7 +162,7 @@ def _array(value: Any) -> Any:
 
 
 def _check_text(items: Any, kind: str) -> None:
-    """Raise InvalidArgumentError unless all items have NumPy's `kind` ("U" or "S"): NumPy would convert the others to text."""
+    """Raise InvalidArgumentError if an item does not have NumPy's `kind` ("U" or "S"), because NumPy would convert the item to text."""
     for item in items:
         if isinstance(item, (list, tuple)):
             _check_text(item, kind)
@@ -174,7 +176,7 @@ def _check_text(items: Any, kind: str) -> None:
 
 
 def check_end(text: Any) -> None:
-    """Raise InvalidArgumentError for str or bytes that end in NUL, which an array would cut off."""
+    """Raise InvalidArgumentError if str or bytes end in NUL, which an array would cut off."""
     if isinstance(text, (str, bytes)) and text[-1:] in ("\0", b"\0"):
         raise invalid(
             "text or bytes that end in NUL would lose it in an array: map them to another form before batching"
@@ -200,14 +202,14 @@ def plain_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
-    """Apply `change` to each TensorSpec and each composite of a spec; leave a DatasetSpec as it is."""
+    """Return a spec with `change` applied to each TensorSpec and each composite. A DatasetSpec is left unchanged."""
     if type(spec) in COMPOSITES or isinstance(spec, TensorSpec):
         return change(spec)
     return map_items(partial(map_specs, change), spec)
 
 
 def batched(spec: Any, size: int | None) -> Any:
-    """Return the spec of `size` elements stacked on a new first axis."""
+    """Return the spec of a batch, which is `size` elements stacked on a new first axis."""
 
     def more(one: Any) -> Any:
         if type(one) in COMPOSITES:
@@ -218,7 +220,7 @@ def batched(spec: Any, size: int | None) -> Any:
 
 
 def unbatched(spec: Any) -> Any:
-    """Return the spec of the slices along axis 0. Raises ValueError for a scalar."""
+    """Return the spec of an element's slices along axis 0. Raises ValueError for a scalar."""
 
     def rows(one: Any) -> Any:
         if type(one) in COMPOSITES:
@@ -231,7 +233,7 @@ def unbatched(spec: Any) -> Any:
 
 
 def common_spec(one: Any, two: Any) -> Any:
-    """Return the narrowest spec that elements of both specs fit.
+    """Return the narrowest spec that the elements of two specs fit.
 
     Raises:
       TypeError: the specs differ in structure or dtype.
@@ -253,7 +255,7 @@ def common_spec(one: Any, two: Any) -> Any:
 
 
 def problem_of(value: Any, spec: Any) -> str | None:
-    """Return why an element does not fit `spec`, or None if it does."""
+    """Return the reason why an element does not fit `spec`, or None if it fits."""
     problem = _dict_problem(spec, value)
     if problem is not None:
         return problem
@@ -275,7 +277,9 @@ def problem_of(value: Any, spec: Any) -> str | None:
 
 
 def _dict_problem(spec: Any, value: Any) -> str | None:
-    """Return why the dicts in an element do not fit `spec`, or None if they do. `nest.map_structure` does not compare keys."""
+    """Return the reason why the keys of dicts in an element do not fit `spec`, or None if they fit. `nest.map_structure` does not compare
+    keys.
+    """
     if isinstance(spec, dict) != isinstance(value, dict):
         return f"expected {type(spec).__name__}, given {type(value).__name__}"
     if isinstance(spec, dict):
@@ -299,10 +303,10 @@ class _Pair:
 
 
 def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
-    """Stack elements of one structure to one element, each leaf with a new axis 0.
+    """Stack elements of one structure to one element, in which each leaf has a new axis 0.
 
     Args:
-      join: makes one leaf of several; None: `stack_leaves`.
+      join: a function that joins several leaves to one leaf. None means `stack_leaves`.
 
     Raises:
       InvalidArgumentError: the structures, dtypes or shapes differ.
@@ -334,19 +338,19 @@ _DIFFERENT: Final = "cannot batch elements of different structures"
 
 
 def check_leaves(leaves: Sequence[Any]) -> None:
-    """Raise InvalidArgumentError if one of `leaves` is not a leaf: for example a tuple, which NumPy would convert to an array."""
+    """Raise InvalidArgumentError if a value in `leaves` is not a leaf, for example a tuple, which NumPy would convert to an array."""
     if not LEAVES.issuperset(map(type, leaves)):
         raise invalid(_DIFFERENT)
 
 
 def stack_leaves(leaves: Sequence[Any]) -> Any:
-    """Stack leaves of one dtype and shape on a new axis 0. Raises InvalidArgumentError if they differ."""
+    """Stack leaves of one dtype and shape on a new axis 0. Raises InvalidArgumentError if the dtypes or shapes differ."""
     first = leaves[0]
     cls = type(first)
     if cls is np.ndarray:
         shape, dtype = first.shape, first.dtype
         if all(type(leaf) is cls and leaf.shape == shape and leaf.dtype == dtype for leaf in leaves):
-            if shape:  # one call in C; np.stack takes a Python step for each array
+            if shape:  # this is one call in C, whereas np.stack takes a Python step for each array
                 return np.concatenate(leaves).reshape(len(leaves), *shape)
             return np.array(leaves)
     elif len(set(map(type, leaves))) == 1 and cls not in (str, bytes):
@@ -358,8 +362,8 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
 
 
 def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
-    """Stack leaves that the fast paths do not cover: strings of different lengths, and scalars mixed with arrays of rank 0. Refuse the
-    others.
+    """Stack strings of different lengths, or scalars mixed with arrays of rank 0, for which the fast paths do not work. Refuse all other
+    leaves.
     """
     first = arrays[0]
     for array, leaf in zip(arrays, leaves, strict=True):
@@ -377,7 +381,7 @@ def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
 
 
 def to_json(value: Any) -> list[str]:
-    """Encode a value by the safe codec, as text: base64 of its body and its frames."""
+    """Return a value as text: the safe codec encodes the value, and the body and frames are written in base64."""
     body, frames = safe.encode(value)
     return [base64.b64encode(part).decode() for part in (body, *map(_flat, frames))]
 
@@ -387,15 +391,15 @@ def _flat(frame: Any) -> Any:
 
 
 def from_json(parts: Sequence[str]) -> Any:
-    """Decode the text that `to_json` returned. Raises WireError for anything else."""
+    """Return the value from the text that `to_json` returned. Raises WireError for other texts."""
     body, *frames = (base64.b64decode(part) for part in parts)
     return safe.decode(body, [bytearray(frame) for frame in frames], "a saved state")
 
 
 def read_only(value: Any) -> Any:
-    """Return an element whose arrays cannot be written (they share memory with `value`) and whose dicts are copies.
+    """Return a copy of an element with read-only arrays, which share memory with the arrays of `value`, and with copies of its dicts.
 
-    Returns `value` itself if nothing in it has to change.
+    Returns `value` itself if it has only read-only leaves and no dicts.
     """
     cls = type(value)
     if cls is np.ndarray:
@@ -405,7 +409,7 @@ def read_only(value: Any) -> Any:
         return value
     if cls in READY:
         return value
-    if isinstance(value, dict):  # always a copy, because no dict is read-only
+    if isinstance(value, dict):  # always copy a dict, because no dict is read-only
         return {key: read_only(one) for key, one in value.items()}
     if isinstance(value, tuple):
         items = [read_only(one) for one in value]
@@ -416,7 +420,7 @@ def read_only(value: Any) -> Any:
 
 
 def copy_dicts(value: Any) -> Any:
-    """Return the element with copies of its dicts; its leaves are shared."""
+    """Return a copy of an element with copies of its dicts. The leaves are shared with the element."""
     if isinstance(value, dict):
         copy = value.copy()
         for key, one in value.items():
@@ -430,7 +434,7 @@ def copy_dicts(value: Any) -> Any:
 
 
 def leaves_of(structure: Any) -> Iterator[Any]:
-    """Yield the leaves of an element or a spec; a Ragged or Sparse is one leaf."""
+    """Yield the leaves of an element or a spec. A Ragged or Sparse counts as one leaf."""
     if type(structure) in COMPOSITES or not isinstance(structure, (tuple, dict)):
         yield structure
     else:
@@ -442,7 +446,7 @@ def length_of(value: Any) -> int:
     """Return the number of rows that `rows_of` yields: the length of all leaves along axis 0.
 
     Raises:
-      ValueError: a leaf is a scalar, the leaves differ in length, or there are none.
+      ValueError: a leaf is a scalar, the leaves differ in length, or the element has no leaves.
     """
     shapes = [one.shape() if type(one) in COMPOSITES else np.shape(one) for one in leaves_of(value)]
     if not shapes:
@@ -456,7 +460,7 @@ def length_of(value: Any) -> int:
 
 
 def rows_of(value: Any) -> Any:
-    """Return an iterator over the slices of every leaf along axis 0."""
+    """Return an iterator over the rows of an element, which are the slices of all its leaves along axis 0."""
     if type(value) is np.ndarray:
         return iter(value)
     if type(value) in COMPOSITES:

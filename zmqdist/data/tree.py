@@ -1,11 +1,11 @@
-"""A dataset as a tree of operators, and the facts about a pipeline that are known without running it.
+"""The class `Tree`: a dataset as a tree of operators, with the facts about the pipeline that are known without running it.
 
 Rules
-    A tree is immutable; operators return new trees, which share their common parts. These facts are computed without running anything:
-    cardinality, options, the spec where it is known, description, fingerprint. `rewrite` returns a changed copy.
+    A tree is immutable. Operators return new trees, which share their common parts, and `rewrite` returns a changed copy. The cardinality,
+    the options, the known spec, the description and the fingerprint are computed without running an operator.
 
-    A description is JSON: a list of nodes, inputs first, so that a dataset that is used twice stays one node. Only the functions in it
-    are opaque (ops/base.py).
+    A description is JSON. It is a list of nodes, inputs first, so that a dataset that is used twice is only one node. Everything in it is
+    readable except functions, which are pickles (ops/base.py).
 
 Not here: the operators (ops/), the methods that users chain (dataset.py).
 """
@@ -29,12 +29,12 @@ T = TypeVar("T", bound="Tree")
 
 
 class Tree:
-    """An operator with its inputs: the base of `Dataset`, the class that users see.
+    """An operator with its inputs. This is the base class of `Dataset`, which is the class that users see.
 
     Attributes:
       op: the operator.
       inputs: the datasets that it reads.
-      memory: the state that the iterators of this object share; see `Memory`.
+      memory: the state that the iterators of this object share (interfaces.py).
     """
 
     __slots__ = ("__weakref__", "_spec", "inputs", "memory", "op")
@@ -59,10 +59,10 @@ class Tree:
         return map(read_only, self)
 
     def __bool__(self) -> bool:
-        return True  # without this, bool() would call len(), which raises for most datasets
+        return True  # without `__bool__`, bool() would call len(), which raises for most datasets
 
     def __len__(self) -> int:
-        """Return the number of elements. Raises TypeError if it is infinite or unknown."""
+        """Return the number of elements. Raises TypeError if the number is infinite or unknown."""
         count = self.cardinality()
         if count == INFINITE_CARDINALITY:
             raise TypeError("the dataset is infinite")
@@ -71,19 +71,19 @@ class Tree:
         return count
 
     def cardinality(self) -> int:
-        """Return the number of elements, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY if only reading the dataset would show it."""
+        """Return the number of elements, INFINITE_CARDINALITY, or UNKNOWN_CARDINALITY if only reading the dataset would show the number."""
         return int(_fold(self, lambda dataset, counts: dataset.op.cardinality(counts)))
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements: their structure, with a TensorSpec for each leaf (a DatasetSpec for a window).
+        """The spec of the elements: their structure, with a TensorSpec for each leaf, or a DatasetSpec for a leaf that is a dataset.
 
-        It is known without computing elements, except after a function without `output_signature`. In that case the first use computes the
-        first element, once, and assumes its shapes for all elements. The function then runs in this process, even if it is meant to
-        run elsewhere.
+        The spec is known without computing elements, unless the pipeline has a function without `output_signature`. Then the first use of
+        this property computes the first element, once, and assumes that all elements have the shapes of the first. The function runs in
+        this process for that, even if the pipeline is meant to run elsewhere.
 
         Raises:
-          FailedPreconditionError: there is no first element.
+          FailedPreconditionError: the dataset is empty, and so has no first element.
         """
         if self._spec is None:
             known = self.op.element_spec(tuple(each.element_spec for each in self.inputs))
@@ -92,7 +92,7 @@ class Tree:
 
     @property
     def known_spec(self) -> Any:
-        """The `element_spec`, or UNKNOWN_SPEC if an element would have to be computed for it."""
+        """The `element_spec`, or UNKNOWN_SPEC if an element would have to be computed to learn it."""
         if self._spec is not None:
             return self._spec
         inputs = tuple(each.known_spec for each in self.inputs)
@@ -105,12 +105,12 @@ class Tree:
         return spec
 
     def probe(self) -> Iterator[Any]:
-        """Iterate without side effects: draw no seeds, write no caches, start no threads."""
+        """Return an iterator without side effects. It draws no seeds, writes no caches and starts no threads."""
         with DatasetIterator(self, Context(self.options(), probing=True)) as iterator:
             yield from iterator
 
     def options(self) -> Options:
-        """Return the options that `with_options` set in this dataset and those below it; all others are None."""
+        """Return the options that `with_options` has set in this dataset and in the datasets below it. All other options are None."""
         options = Options()
         for each in self.walk():
             if each.op.name == "options":
@@ -120,7 +120,7 @@ class Tree:
     # -- the tree --
 
     def walk(self) -> list[Tree]:
-        """Return every dataset in the tree once, inputs first, this one last."""
+        """Return every dataset in the tree once, inputs first and this dataset last."""
         found: dict[int, Tree] = {}
 
         def visit(dataset: Tree) -> None:
@@ -133,10 +133,10 @@ class Tree:
         return list(found.values())
 
     def rewrite(self: T, change: Callable[[Any], Any]) -> T:
-        """Return a copy in which `change` has replaced each dataset, inputs first; return `self` if nothing changed.
+        """Return a copy in which each dataset is replaced by the result of `change`, inputs first. Return `self` if no dataset was changed.
 
         Args:
-          change: gets a dataset whose inputs are rewritten already, and returns that dataset or another one.
+          change: a function that gets a dataset whose inputs are already rewritten, and returns this dataset or a replacement.
         """
         done: dict[int, Any] = {}
         for each in self.walk():
@@ -146,14 +146,14 @@ class Tree:
         return done[id(self)]  # type: ignore[no-any-return]
 
     def has_functions(self) -> bool:
-        """Return whether the description holds opaque pickles."""
+        """Return whether the description contains functions, which are pickles."""
         return '"pickle"' in self.serialize()
 
     def serialize(self) -> str:
         """Return the tree as JSON, for `deserialize`.
 
         Raises:
-          FailedPreconditionError: a function captures an object that cannot be pickled; the message names it.
+          FailedPreconditionError: a function captures an object that cannot be pickled. The error text names the object.
         """
         nodes = self.walk()
         numbers = {id(each): number for number, each in enumerate(nodes)}
@@ -167,11 +167,11 @@ class Tree:
         return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:
-        """Return a hash of the description, which determines the elements. Two hashes are equal only if the descriptions are equal."""
+        """Return a hash of the description. Two datasets with equal hashes have equal descriptions, which determine the elements."""
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:
-        """Return the pipeline as text: a line for each operator with its cardinality and spec, sources last."""
+        """Return the pipeline as text, with a line for each operator that has its cardinality and spec, sources last."""
         lines: list[str] = []
 
         def visit(dataset: Tree, depth: int) -> None:

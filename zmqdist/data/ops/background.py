@@ -1,17 +1,17 @@
-"""Reading ahead in a thread: the operator prefetch, and the limits and checks that parallel operators share. Their threads are in
-parallel.py.
+"""Reading ahead in a thread: the operator prefetch, and the limits and checks that parallel operators share. The threads of the parallel
+operators are in parallel.py.
 
 Rules
-    A thread belongs to one node and stops with its iterator: at the end of the data, or when the iterator is closed or dropped. Closing the
-    iterator waits for the user function that is running.
+    A thread belongs to one node. It stops with the node's iterator, at the end of the data or when the iterator is closed or dropped.
+    Closing the iterator waits until running user functions have returned.
 
-    Elements stay in order, unless `deterministic=False` lets them leave in the order in which they are ready. An error keeps its place
-    among the elements and costs only its own element.
+    Elements are yielded in order, unless `deterministic=False` allows to yield them in the order in which they are ready. An error takes
+    the place of its element, and only that element is lost.
 
-    A state contains the elements that were read ahead. For a parallel map these are its inputs, on which the function is called again after
-    a load.
+    A state contains the elements that were read ahead. The state of a parallel map contains inputs instead, and after a load the function
+    is called on them again.
 
-Python functions share one interpreter lock: threads help if a function waits, or computes in NumPy.
+All Python functions of a process share the interpreter lock, so threads help only if a function waits or computes in NumPy.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from zmqdist.data.structure import checked_int, invalid
 from zmqdist.errors import FailedPreconditionError
 
 PREFETCH_AUTOTUNE = 8
-"""The least number of elements that prefetch(AUTOTUNE) reads ahead."""
+"""The smallest number of elements that prefetch(AUTOTUNE) reads ahead."""
 
 AHEAD_MAX = 4096
-"""The most elements that are read ahead if the user has set no number and the elements are computed quickly."""
+"""The largest number of elements that are read ahead if the user has set no number."""
 
 AHEAD_SPLITS_MAX = 64
-"""The most elements that are read ahead if positions are dealt out. A position taken by one process is unavailable to others, and lost if
-the process crashes."""
+"""The largest number of elements that are read ahead if a dispatcher gives out the positions. It is small because a position that one
+process has taken is unavailable to other processes, and is lost if the process crashes."""
 
 SHORT_S = 0.001
-"""A run of elements that takes less time than this is too short to wake a thread for it."""
+"""Seconds. A run of elements that takes less time than this is too short to wake a thread for."""
 
 FORKED = "this iterator belongs to the parent of this forked process: create another iterator here"
 
@@ -53,13 +53,13 @@ _END = object()
 class ReadAheadLimit:
     """The number of elements that are read ahead, adapted to the time that they take to compute.
 
-    Waking a thread costs as much as twenty cheap elements, so elements are handed over in runs. A run shorter than SHORT_S doubles the
-    limit; a run longer than ten times that halves it. So some milliseconds of work are read ahead, and never fewer than `least` elements.
+    Waking a thread takes as much time as computing twenty cheap elements, so the threads pass elements in runs. A run shorter than SHORT_S
+    doubles the limit, and a run longer than ten times SHORT_S halves it. In this way some milliseconds of work are read ahead, and never
+    fewer than `least` elements.
 
     Attributes:
       size: the current limit.
-      low: the next run starts when no more than this many elements are left, so that a quarter of the limit, and at least one place, is
-        free.
+      low: the number of remaining elements at which the next run starts. Then a quarter of the limit, and at least one place, is free.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -71,7 +71,7 @@ class ReadAheadLimit:
         self._since = time.perf_counter()
 
     def run_finished(self) -> None:
-        """Adapt the limit to the time since the last run."""
+        """Note that a run has finished, and adapt the limit to the time that the run took."""
         now = time.perf_counter()
         took, self._since = now - self._since, now
         if took < SHORT_S:
@@ -85,11 +85,11 @@ class ReadAheadLimit:
 
 
 class ReadAhead:
-    """Takes the place of a node, and reads it in a thread: `least` elements ahead, or up to `most` if they are computed quickly.
+    """Replaces a node for its reader, and reads the node in a thread: `least` elements ahead, or up to `most` elements if they are computed
+    quickly.
 
-    The thread starts with the first read, or with `begin`. It reads in runs, holding `_run_lock`. A run ends when the limit is reached or
-    another thread waits: the reader for an element (`wake_requested`), or a thread that saves the state, for a moment between two elements
-    (`_state_pending`).
+    The thread starts with the first read, or with `begin`. It reads in runs, and holds `_run_lock` during a run. A run ends when the limit
+    is reached, when the reader waits for an element (`wake_requested`), or when another thread waits to save the state (`_state_pending`).
 
     No wake-up is lost, because a waiting thread sets its flag before it checks whether it has to wait, and the reading thread appends an
     element before it checks the flag.
@@ -98,10 +98,10 @@ class ReadAhead:
     def __init__(
         self, node: OperatorNode, least: int, most: int = 0, changed: threading.Condition | None = None
     ) -> None:
-        """Prepare to read `node`; the thread is not started yet.
+        """Prepare to read `node`. The thread is not started yet.
 
         Args:
-          changed: the condition that all candidates of one `wait_for_one` share; None: a condition of its own.
+          changed: a condition that all candidates of one `wait_for_one` must share. None creates a condition for this object alone.
         """
         self._node = node
         self._limit = ReadAheadLimit(least, most)
@@ -117,7 +117,7 @@ class ReadAhead:
         self._ended = False
 
     def stream(self) -> Iterator[Any]:
-        """Yield the elements that are left. Unlike `OperatorNode.stream`, each call creates a generator."""
+        """Yield the remaining elements. Unlike `OperatorNode.stream`, each call creates a generator."""
         buffer, limit = self._buffer, self._limit
         while buffer or self._wait():
             x = buffer.popleft()
@@ -133,13 +133,13 @@ class ReadAhead:
             self._start()
 
     def ready(self) -> bool:
-        """Return whether the next element, or the end, is available. Starts the thread."""
+        """Return whether the next element or the end is available without waiting. Starts the thread."""
         self.begin()
         return bool(self._buffer) or self._ended or self._stop
 
     @staticmethod
     def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
-        """Wait until one of the candidates is ready. All of them share one `changed`."""
+        """Wait until a candidate is ready. All candidates must share one `changed`."""
         for each in candidates:
             each.begin_checked()
         with candidates[0].changed:
@@ -150,14 +150,16 @@ class ReadAhead:
                     candidates[0].changed.wait()
 
     def begin_checked(self) -> None:
-        """Start the thread unless it runs. Raises FailedPreconditionError in the child of a fork, which does not have the thread."""
+        """Start the thread if it was not started. Raises FailedPreconditionError in the child of a fork, because the thread does not exist
+        there.
+        """
         if self._thread is None:
             self._start()
         elif self._pid != os.getpid():
             raise FailedPreconditionError(FORKED)
 
     def _wait(self) -> bool:
-        """Wait for an element; return False at the end."""
+        """Wait for an element. Return False at the end."""
         self.begin_checked()
         with self.changed:
             while not (self._buffer or self._ended or self._stop):
@@ -167,7 +169,7 @@ class ReadAhead:
         return bool(self._buffer)
 
     def _pause(self) -> None:
-        """Wait until there is room for another run. Called in the reading thread."""
+        """Wait until the buffer has room for another run. Called in the reading thread."""
         with self.changed:
             self._full = True
             while (self._state_pending or len(self._buffer) > self._limit.low) and not self._stop:
@@ -181,7 +183,7 @@ class ReadAhead:
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # `halt` in another thread must not join a thread that has not started
+        with self.changed:  # the lock prevents that `halt` in another thread joins a thread that has not started
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
@@ -195,7 +197,7 @@ class ReadAhead:
             with self._run_lock:
                 try:
                     self._run()
-                except BaseException as error:  # the reader waits for this thread and has to see any error
+                except BaseException as error:  # whatever the error is, the waiting reader has to get it
                     self._node.restart()
                     self._buffer.append(BufferedError(error))
             if self.wake_requested:
@@ -218,7 +220,7 @@ class ReadAhead:
             self._stop = True
             self._wake()
             thread, self._thread = self._thread, None
-        # A finalizer that closes the iterator may run in the reading thread itself.
+        # Do not join the current thread: a finalizer that closes the iterator may run in the reading thread itself.
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -229,13 +231,13 @@ class ReadAhead:
     def close(self) -> None:
         """Stop the thread and close the node."""
         self._stop = True
-        self._node.abandon()  # `halt` joins the thread, which may be blocked in the node
+        self._node.abandon()  # first interrupt the thread, which may be blocked in the node, because `halt` joins it
         self.halt()
         self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the elements read ahead, and the state of the node after them."""
-        self._state_pending = self.wake_requested = True  # the thread ends its run, and starts no other
+        """Return the elements that were read ahead, and the state of the node after these elements."""
+        self._state_pending = self.wake_requested = True  # make the thread end its run, and start no other run
         try:
             with self._run_lock:
                 ahead = save_elements(list(self._buffer))
@@ -282,7 +284,8 @@ class Prefetch(Op):
         """Return the size as an int.
 
         Raises:
-          InvalidArgumentError: the size is negative, and not AUTOTUNE. TypeError: it is not an integer.
+          InvalidArgumentError: the size is negative, and not AUTOTUNE.
+          TypeError: the size is not an integer.
         """
         count = checked_int(size, "buffer_size")
         if count < AUTOTUNE:
@@ -291,7 +294,7 @@ class Prefetch(Op):
 
 
 def threads_for(parallel: int, context: Context) -> int:
-    """Return the number of threads for an operator: as requested, bounded by `threading.private_threadpool_size`."""
+    """Return the number of threads for an operator: the requested number, but at most `threading.private_threadpool_size`."""
     requested = (os.cpu_count() or 1) if parallel == AUTOTUNE else parallel
     bound = context.options.threading.private_threadpool_size
     return min(requested, bound) if bound else requested
@@ -303,15 +306,18 @@ def ahead_max(context: Context) -> int:
 
 
 def in_order(deterministic: bool | None, context: Context) -> bool:
-    """Return whether elements keep their order: as the operator says, else as the options say, else yes."""
+    """Return whether elements must be yielded in order. The operator's `deterministic` decides. If it is None, the options decide, whose
+    default is True.
+    """
     return context.options.deterministic is not False if deterministic is None else deterministic
 
 
 def checked_parallel(calls: Any, argument: str = "num_parallel_calls") -> int:
-    """Return the number of parallel calls as an int; 0 stands for None.
+    """Return the number of parallel calls as an int. The result for None is 0.
 
     Raises:
-      ValueError: the number is neither positive nor AUTOTUNE. TypeError: it is not an integer.
+      ValueError: the number is neither positive nor AUTOTUNE.
+      TypeError: the number is not an integer.
     """
     if calls is None:
         return 0

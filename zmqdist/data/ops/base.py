@@ -1,14 +1,15 @@
 """`Op`: the description of an operator, and the facts that can be computed from it without running the operator.
 
 Rules
-    An operator is a frozen dataclass of plain arguments, values and functions; its inputs belong to the Dataset that holds it. It computes
-    cardinality and spec from its arguments and from those of its inputs. Only `open` creates something that runs.
+    An operator is a frozen dataclass of plain arguments, values and functions. Its inputs are in the Dataset, not in the operator. It
+    computes the cardinality and spec of its elements from its arguments and from the cardinalities and specs of the inputs. Only `open`
+    creates an object that runs.
 
-    `describe` returns its arguments as JSON: plain ones as they are, arrays and specs by the safe codec, a function or any other object
-    as an opaque pickle. A dispatcher reads such a description without unpickling anything: a function is unpickled when it is first
-    called.
+    `describe` returns the arguments as JSON types. Plain arguments are unchanged, arrays and specs are encoded by the safe codec, and a
+    function or any other object becomes an opaque pickle. A dispatcher reads such a description without unpickling anything, because a
+    function is unpickled only when it is first called.
 
-    State that must outlive an iterator (the number of the next iterator, a cache in memory) is kept in the Dataset's `memory`, not here.
+    State that must outlive an iterator, such as a cache in memory, is in the Dataset's `memory`, not in the operator.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _UNSET: Any = object()
 
 
 class PickledFunction:
-    """A user function, or another object that only pickle can encode: pickled when its `blob` is needed, unpickled when it is used."""
+    """A user function, or another object that only pickle can encode. It is pickled when `blob` is read, and unpickled when `value` is
+    read.
+    """
 
     __slots__ = ("_blob", "_value")
 
@@ -42,7 +45,9 @@ class PickledFunction:
 
     @property
     def value(self) -> Any:
-        """The function. If it came from a description, the first access unpickles it, which runs code that the sender has chosen."""
+        """The function. If it is from a description, the first access unpickles it, which runs code that the sender of the description has
+        chosen.
+        """
         if self._value is _UNSET:
             from zmqdist.wire.trusted import unpack
 
@@ -50,12 +55,14 @@ class PickledFunction:
         return self._value
 
     def marked(self, name: str) -> bool:
-        """Return whether the function has a true attribute `name`. Unpickles nothing: False for a function that is not unpickled yet."""
+        """Return whether the function has a true attribute `name`. Does not unpickle the function, and returns False if it is not unpickled
+        yet.
+        """
         return bool(getattr(self._value, name, False))
 
     @property
     def blob(self) -> bytes:
-        """The pickle of the function. Raises InvalidArgumentError if something in it cannot be pickled."""
+        """The pickle of the function. Raises InvalidArgumentError if an object in the function cannot be pickled."""
         if self._blob is None:
             from zmqdist.wire.trusted import pack_function
 
@@ -63,7 +70,7 @@ class PickledFunction:
         return self._blob
 
     def wraps(self, value: Any) -> bool:
-        """Return whether the function is `value` itself."""
+        """Return whether the wrapped function is the object `value`."""
         return self._value is value
 
     def __eq__(self, other: object) -> bool:
@@ -87,8 +94,8 @@ class Op:
       name: the name in the registry, in descriptions and in `explain`.
       node: the class that runs the operator.
       in_background: whether the operator reads its inputs in a thread.
-      is_reader: whether the operator reads the files that its input names; FILE sharding looks for this.
-      instead: the end of the error text if the operator cannot run on portions: the other thing that the user can do.
+      is_reader: whether the operator reads the files that its input names. FILE sharding looks for such operators.
+      instead: the end of the error text if the operator cannot run on portions, which says what the user can do instead.
     """
 
     name: ClassVar[str]
@@ -99,7 +106,7 @@ class Op:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other programs take elements from this operator, so that one pass may be empty and the next one not."""
+        """Whether other programs take elements from this operator too, so that a pass may be empty although a later pass has elements."""
         return False
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
@@ -107,15 +114,19 @@ class Op:
         return self.node(dataset, context)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
-        """Return the number of elements, given the cardinalities of the inputs; by default, that of the first input."""
+        """Return the number of elements for these cardinalities of the inputs. By default, this is the cardinality of the first input."""
         return inputs[0]
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        """Return the spec of the elements, or UNKNOWN_SPEC if only running the pipeline shows it; by default, that of the first input."""
+        """Return the spec of the elements, or UNKNOWN_SPEC if only running the pipeline shows the spec. By default, this is the spec of the
+        first input.
+        """
         return inputs[0]
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Compute the first element of `dataset`, whose operator this is, and return its spec; UNKNOWN_SPEC if there is no element."""
+        """Compute the first element of `dataset`, which has this operator, and return the element's spec. Return UNKNOWN_SPEC if `dataset`
+        is empty.
+        """
         for first in dataset.probe():
             return spec_of(first)
         return UNKNOWN_SPEC
@@ -130,15 +141,16 @@ class Op:
         return 1
 
     def split_count(self) -> int:
-        """Return the number of positions of a source. Raises UnimplementedError if it cannot be split."""
+        """Return the number of positions of a source. Raises UnimplementedError if the source cannot be split."""
         raise UnimplementedError(f"Splitting is not implemented for {self.one_line()}: it has no positions")
 
     def per_split(self) -> Fraction | None:
-        """Return how many elements the operator makes of one input element (of one position, for a source); None if that varies.
+        """Return how many elements the operator yields for one input element, or a source for one position. Return None if this number
+        varies.
 
         Raises:
-          UnimplementedError: the operator does not look at one element at a time, so that running it on consecutive portions of the input
-            gives other elements than running it on the whole input.
+          UnimplementedError: the operator does not look at one element at a time, so that it would yield other elements for consecutive
+            portions of the input than for the whole input.
         """
         raise UnimplementedError(
             f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, as exactly-once"
@@ -146,7 +158,9 @@ class Op:
         )
 
     def stateful(self) -> bool:
-        """Return whether its elements depend on something outside its description, so that each process may compute other elements."""
+        """Return whether the operator's elements depend on state outside its description, so that another process may compute other
+        elements.
+        """
         return False
 
     def describe(self) -> dict[str, Any]:
@@ -163,7 +177,7 @@ class Op:
         parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) not in _PLAIN or value != field.default:  # `!=` of an array gives no bool
+            if type(value) not in _PLAIN or value != field.default:  # `!=` of an array returns no bool
                 text = repr(value)
                 parts.append(f"{field.name}={text if len(text) <= 60 else type(value).__name__}")
         return f"{self.name}({', '.join(parts)})"
@@ -176,7 +190,7 @@ def _described(value: Any) -> Any:
         return {"pickle": base64.b64encode(value.blob).decode()}
     try:
         return {"value": to_json(value)}
-    except InvalidArgumentError:  # the safe codec refuses objects, and namedtuples of user classes with methods
+    except InvalidArgumentError:  # the safe codec has refused an object, or a namedtuple of a user class with methods
         return {"pickle": base64.b64encode(PickledFunction(value).blob).decode()}
 
 
@@ -194,7 +208,9 @@ def finite(count: int) -> bool:
 
 
 def all_of(counts: tuple[int, ...], combine: Callable[[list[int]], int]) -> int:
-    """Return `combine` of the finite counts; UNKNOWN_CARDINALITY if one is unknown, INFINITE_CARDINALITY if all are infinite."""
+    """Return `combine` of the finite counts. Return UNKNOWN_CARDINALITY if a count is unknown, and INFINITE_CARDINALITY if all counts are
+    infinite.
+    """
     if UNKNOWN_CARDINALITY in counts:
         return UNKNOWN_CARDINALITY
     known = [count for count in counts if count != INFINITE_CARDINALITY]

@@ -1,4 +1,4 @@
-"""batch, unbatch and rebatch: operators that join several elements to one, or split them again."""
+"""batch, unbatch and rebatch: operators that join several elements to one element, or split elements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from zmqdist.specs import TensorSpec
 
 
 class GatheringNode(OperatorNode):
-    """Collects elements in `held`, and joins them when there are enough.
+    """Collects elements in `held`, and joins them when `held` has enough elements.
 
     An error of the input leaves `held` unchanged, so that only the failed element is lost.
     """
@@ -39,19 +39,19 @@ class GatheringNode(OperatorNode):
         self.held: list[Any] = []
 
     def join(self, elements: list[Any]) -> Any:
-        """Join several elements to one."""
+        """Join several elements to one element."""
         return stack(elements)
 
     def run(self) -> Iterator[Any]:
         size = self.op.size
         source = self.source()
         while True:
-            # `extend` keeps the elements that came before an error.
+            # If the input raises, `extend` has already added the elements before the error.
             self.held.extend(islice(source, size - len(self.held)))
             held = self.held
             if len(held) < size:
                 break
-            self.held = []  # emptied before `join`, so that a batch for which `join` raises is lost, not repeated
+            self.held = []  # empty `held` before `join`, so that a batch for which `join` raises is not joined again
             yield self.join(held)
         if held and not self.op.drop_remainder:
             self.held = []
@@ -66,14 +66,14 @@ class GatheringNode(OperatorNode):
 
 @dataclass(frozen=True)
 class Gathering(Op):
-    """Joins each `size` elements to one."""
+    """Joins each `size` consecutive elements to one element."""
 
     size: int
     drop_remainder: bool = False
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """Return the size as an int. Raises InvalidArgumentError if it is not positive, TypeError if it is not an integer."""
+        """Return the batch size as an int. Raises InvalidArgumentError if it is not positive, and TypeError if it is not an integer."""
         count = checked_int(size, "batch_size")
         if count < 1:
             raise invalid(f"batch_size must be greater than zero, not {size}")
@@ -92,7 +92,7 @@ class Gathering(Op):
 
 
 class _ParallelBatchNode(ParallelNode):
-    """Collects elements in `held`; threads stack the full batches."""
+    """Collects elements in `held`, and has threads stack the full batches."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -122,7 +122,7 @@ class _ParallelBatchNode(ParallelNode):
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class BatchOp(Gathering):
-    """Stacks elements of one shape, in `parallel` threads; 0: in the thread that reads."""
+    """Stacks elements of one shape, in `parallel` threads. With 0, the thread that reads the dataset stacks them."""
 
     parallel: int = 0
     deterministic: bool | None = None
@@ -184,7 +184,9 @@ class Unbatch(Op):
 
 
 def rows_in(spec: Any) -> int | None:
-    """Return the length along axis 0 that a spec promises for all leaves, or None. Raises ValueError for scalars and different lengths."""
+    """Return the length along axis 0 that a spec states for all leaves, or None if it states none. Raises ValueError for scalars and
+    different lengths.
+    """
     sizes: set[int | None] = set()
     for one in leaves_of(spec):
         if type(one) in COMPOSITES:
@@ -200,7 +202,7 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Collects rows of batches in `held`, and stacks them again; `turn` counts the batches, and selects the size of the next one."""
+    """Collects the rows of batches in `held`, and stacks them again. `turn` counts the batches, and selects the size of the next batch."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -233,7 +235,7 @@ class _RebatchNode(_UnbatchNode):
 @operator("rebatch", _RebatchNode)
 @dataclass(frozen=True)
 class Rebatch(Op):
-    """Batches of other sizes, which are used cyclically."""
+    """Stacks the rows of batches to batches of other sizes. The sizes are used in turn."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool = False

@@ -1,17 +1,17 @@
-"""cache: elements that are computed once and kept, in memory or in a file.
+"""cache: elements that are computed once, and recorded in memory or in a file.
 
 Rules
-    The first complete pass is recorded; a pass that ends early leaves nothing. An iterator that finds a record when it is opened reads the
-    record; an iterator that finds none records its pass.
+    The record of the first complete pass is kept, and the record of a pass that ends early is dropped. An iterator that finds a record when
+    it is opened reads the record. An iterator that finds no record records its own pass.
 
-    The record in memory belongs to the Dataset object. A record in a file (chunks.py) is shared by all pipelines that name the file. It
-    is written as `<filename>.data.part` and renamed at the end of the pass. If the file with that name exists already, another iterator is
-    writing it, and this one raises AlreadyExistsError.
+    The record in memory belongs to the Dataset object. All pipelines that name the same file share the record in the file (chunks.py). An
+    iterator writes the record as `<filename>.data.part`, and renames it at the end of the pass. If `<filename>.data.part` exists already,
+    another iterator is writing it, and the second iterator raises AlreadyExistsError.
 
-    A state contains the elements recorded so far, or the whole record in memory, so that another process can continue.
+    A state contains the elements that were recorded so far, or the whole record if it is in memory, so that another process can continue.
 
-    Kept elements are yielded read-only, also while they are being recorded; otherwise a reader that changed one would find the change in
-    the next pass.
+    Recorded elements are yielded read-only, also in the pass that records them. Otherwise a reader that changed an element would find the
+    change in the next pass.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from zmqdist.files import open_regular
 
 
 class _CacheNode(OperatorNode):
-    """Keeps a cache in memory.
+    """Runs a cache in memory.
 
     Attributes:
       position: how many elements of the record were yielded.
-      reading: the record, or None while this pass records.
-      recorded: the elements of this pass so far.
-      dicts: whether the elements hold dicts, which have to be copied for each reader.
+      reading: the record from which this pass reads, or None while this pass records.
+      recorded: the elements that this pass has recorded so far.
+      dicts: whether the elements contain dicts, which have to be copied for each reader.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -63,12 +63,12 @@ class _CacheNode(OperatorNode):
                 yield x
             else:
                 yield self._record(x)
-        if not self.context.probing:  # a probe leaves nothing behind
+        if not self.context.probing:  # a probe must not leave a record
             self.dataset.memory.values["cache has dicts"] = self.dicts
             self.dataset.memory.values["cache"] = self.recorded
 
     def _record(self, x: Any) -> Any:
-        """Record an element, and return it in the form that the reader gets."""
+        """Record an element. Return the element in the form that the reader gets."""
         stored = read_only(x)
         self.recorded.append(stored)
         output = read_only(stored)
@@ -89,16 +89,16 @@ class _CacheNode(OperatorNode):
 @operator("cache", _CacheNode)
 @dataclass(frozen=True)
 class Cache(Op):
-    """Keeps elements in memory, from the first complete pass on."""
+    """Records the elements of the first complete pass in memory, and yields them in later passes."""
 
 
 class _FileCacheNode(OperatorNode):
-    """Keeps a cache in a file.
+    """Runs a cache in a file.
 
     Attributes:
       position: how many elements were yielded.
-      reading: whether the elements come from the file.
-      carried: elements from a loaded state, to be written first.
+      reading: whether this pass reads the elements from the file.
+      carried: the elements from a loaded state, which have to be written first.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -119,14 +119,14 @@ class _FileCacheNode(OperatorNode):
             for x in self.source():
                 part.write(x)
                 self.position += 1
-                yield read_only(x)  # read-only, because the arrays are written later, with the rest of their block
+                yield read_only(x)  # read-only, because the arrays are written later, with their block
             part.close()
             storage.rename(self.path + ".part", self.path)
             self.part, self.reading = None, True
 
     def _opened(self) -> ElementsFile:
         if self.part is None:
-            # Exclusive creation decides between iterators that start to record at the same time.
+            # Create the file exclusively, so that of several iterators that begin to record at the same time only one succeeds.
             with contextlib.suppress(FileExistsError), open(self.path + ".part", "xb"):
                 self.part = ElementsFile(self.path + ".part", "")
             if self.part is None:
@@ -160,7 +160,7 @@ class _FileCacheNode(OperatorNode):
         if self.part is None:
             held = save_elements(self.carried)
         else:
-            # The state carries the elements themselves, because `close` deletes the file.
+            # The state contains the elements themselves, because `close` deletes the file.
             self.part.flush()
             with open(self.path + ".part", "rb") as file:
                 held = save_elements(read_elements(file, self.path))
@@ -175,6 +175,6 @@ class _FileCacheNode(OperatorNode):
 @operator("cache_file", _FileCacheNode)
 @dataclass(frozen=True)
 class FileCache(Op):
-    """Keeps elements in a file, from the first complete pass on; later processes read it."""
+    """Records the elements of the first complete pass in a file, from which later passes and other processes read them."""
 
     filename: str = ""

@@ -1,4 +1,6 @@
-"""zip, concatenate, repeat, flat_map, interleave, choose and sample: several datasets as one, or one several times."""
+"""zip, concatenate, repeat, flat_map, interleave, choose and sample: operators that join several datasets, or that read a dataset several
+times.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from zmqdist.random import is_seeded
 
 
 class _ZipNode(OperatorNode):
-    """Runs `zip`. `ended`: an input has ended, and the other inputs have been read up to the same row."""
+    """Runs `zip`. `ended` is set when an input has ended and the other inputs have been read up to the same row."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -44,8 +46,8 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. If positions
-                # are dealt out, do not read them, because another process needs the elements that this one would discard.
+                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. With splits
+                # do not, because another process needs the elements that this process would discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -61,7 +63,7 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """After an error or the end of one input, read the inputs after it up to the same row, so that rows stay together."""
+        """Read the inputs after one that raised or ended up to the same row, so that the following rows still have matching elements."""
         for child in self.children[failed + 1 :]:
             try:
                 next(child.stream(), None)
@@ -78,7 +80,7 @@ class _ZipNode(OperatorNode):
 @operator("zip", _ZipNode)
 @dataclass(frozen=True)
 class Zip(Op):
-    """Rows of one element of each input. The rows end with the shortest input."""
+    """Yields rows, each with one element of each input. The rows end with the shortest input."""
 
     form: Any
     """The structure of a row, with any values as leaves."""
@@ -113,7 +115,7 @@ class _ConcatenateNode(OperatorNode):
 @operator("concatenate", _ConcatenateNode)
 @dataclass(frozen=True)
 class Concatenate(Op):
-    """One input after another."""
+    """Yields the elements of one input after another."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if INFINITE_CARDINALITY in inputs:
@@ -129,7 +131,7 @@ class _RepeatNode(OperatorNode):
 
     Attributes:
       epoch: the number of completed passes.
-      empty: the current pass has yielded no element yet.
+      empty: whether the current pass has yielded no element yet.
       first_source: the number of the first source of the input.
     """
 
@@ -149,15 +151,15 @@ class _RepeatNode(OperatorNode):
                 return
             self.epoch += 1
             if self.epoch != count:
-                # Open a new node, so that a shuffle draws its next order, and a cache reads the elements that the first pass has recorded.
+                # Open a new node for each pass, so that a shuffle draws its next order, and a cache reads the record of the first pass.
                 self.children[0].close()
                 self.children[0] = self.context.reopen(self.dataset.inputs[0], self.first_source)
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether to end after an empty pass, because later passes would be empty, too, or because their number has no end.
+        """Return whether to end after an empty pass, because later passes would be empty too, or because there would be passes without end.
 
-        If the elements are shared with other processes, these may have taken all elements of this pass, and a later pass may have some.
+        If other processes take elements too, they may have taken all elements of this pass, and a later pass may have elements.
         """
         below = self.dataset.inputs[0]
         if below.cardinality() == 0:
@@ -175,7 +177,7 @@ class _RepeatNode(OperatorNode):
 @operator("repeat", _RepeatNode)
 @dataclass(frozen=True)
 class Repeat(Op):
-    """The input `count` times, each time opened anew; without end if `count` is negative."""
+    """Yields the elements of the input `count` times, or without end if `count` is negative. The input is opened again each time."""
 
     count: int
 
@@ -207,16 +209,16 @@ def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
 class InterleaveNode(OperatorNode):
     """Runs `interleave`, `flat_map`, and readers of several files at once.
 
-    A slot whose dataset has ended is filled with the next input when its turn comes again. With threads the slot is filled at once, which
-    gives the same order, because slots become free in the order of their next turns. So all datasets are opened at the same time, and a
-    thread reads each from its beginning. An input that failed waits in its slot, as (BufferedError, None), until its turn.
+    Without threads, a slot whose dataset has ended is filled with the dataset of the next input when it is the slot's turn again. With
+    threads, the slot is filled at once, so that a thread can read the dataset ahead. Both give the same order of elements, because slots
+    become free in the order of their next turns. If the input raised an error, (BufferedError, None) is in the slot until the slot's turn.
 
     Attributes:
-      slots: (input element, node of its dataset) each, or None for an empty slot.
-      turn: the current slot.
+      slots: for each slot (input element, node of its dataset), or None if the slot is empty.
+      turn: the number of the current slot.
       taken: the number of elements of the current block that were yielded.
-      threads: how many slots are read by threads; 0: none.
-      last_opened: the event of the newest dataset, which is set when that dataset is open. The next dataset waits for it.
+      threads: the number of slots that threads read.
+      last_opened: the event that is set when the newest dataset is open. The next dataset waits for this event.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -256,7 +258,7 @@ class InterleaveNode(OperatorNode):
                 if self.taken < block:
                     yield x
                 else:
-                    self._advance()  # advance before the yield, because the fields have to be correct there
+                    self._advance()  # advance first, because the fields have to be correct at the yield
                     yield x
                     break
             else:
@@ -268,7 +270,7 @@ class InterleaveNode(OperatorNode):
                     self._fill_all()
 
     def _turn_to_ready(self) -> None:
-        """Move `turn` to the next slot that has an element ready; wait until there is one."""
+        """Move `turn` to the next slot with an element that is ready. Wait until a slot has an element."""
         while True:
             for step in range(len(self.slots)):
                 slot = self.slots[(self.turn + step) % len(self.slots)]
@@ -276,7 +278,7 @@ class InterleaveNode(OperatorNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            # All nodes are ReadAheads here, because any other node counts as ready.
+            # All nodes are ReadAheads at this point, because any other node counts as ready.
             ReadAhead.wait_for_one(self._nodes())
 
     def _fill_all(self) -> None:
@@ -287,21 +289,21 @@ class InterleaveNode(OperatorNode):
                 return
 
     def _fill(self, number: int) -> bool:
-        """Open the dataset of the next input in a slot. Return False if there is no input left."""
+        """Open the dataset of the next input element in a slot. Return False if the input has no more elements."""
         if self.ended or self.abandoned.is_set():
             return False
         try:
             for x in self.source():
                 node = self._open_inner(number, x)
                 self.slots[number] = (x, node)
-                if self.abandoned.is_set():  # another thread closes the iterator, and has not seen this slot
+                if self.abandoned.is_set():  # another thread is closing the iterator, and has not seen this slot
                     node.abandon()
                     node.close()
                 return True
         except Exception as error:
             if not self.threads:
                 raise
-            # With threads, slots are filled ahead of their turn, and the error waits for it.
+            # With threads, slots are filled before their turn, so keep the error in the slot until then.
             self.slots[number] = (BufferedError(error), None)
             self.children[0].restart()
             return True
@@ -309,9 +311,9 @@ class InterleaveNode(OperatorNode):
         return False
 
     def _open_inner(self, number: int, x: Any, state: Any = None) -> Any:
-        """Return the node of the dataset that the function returns for `x`, in `state` if that is given.
+        """Open the dataset that the function returns for `x`, and return its node. With `state`, load this state.
 
-        The function gets the element read-only, because a state contains it, and a load calls the function on it again.
+        The function gets `x` read-only, because a state contains `x`, and a load calls the function on it again.
         """
         if self.threads:
             return self._open_ahead(number, x, state)
@@ -322,8 +324,8 @@ class InterleaveNode(OperatorNode):
 
     def _open_ahead(self, number: int, x: Any, state: Any) -> Any:
         make_dataset = partial(self.op.dataset_of, read_only(x))
-        # With a global seed, operators get their seeds in the order in which they are defined, so the function is called here, not in
-        # a thread.
+        # With a global seed, operators get their seeds in the order in which they are created. Therefore call the function here, in order,
+        # and not in a thread.
         if self.ordered and is_seeded():
             dataset = make_dataset()
             make_dataset = partial(_itself, dataset)
@@ -392,7 +394,7 @@ def _itself(dataset: DatasetLike) -> DatasetLike:
 
 
 def default_cycle_length(parallel: int | None) -> int:
-    """Return how many datasets interleave keeps open by default."""
+    """Return how many datasets interleave has open by default."""
     cpus = os.cpu_count() or 1
     if parallel is None:
         return cpus
@@ -402,7 +404,9 @@ def default_cycle_length(parallel: int | None) -> int:
 @operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
-    """Blocks of the datasets that a function returns for the elements, in turn; flat_map is interleave with one dataset at a time."""
+    """Yields blocks of elements of the datasets that a function returns for the input elements, in turn. flat_map is interleave with one
+    dataset at a time.
+    """
 
     function: PickledFunction
     cycle_length: int = 1
@@ -422,12 +426,12 @@ class Interleave(Op):
 
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
-            with contextlib.suppress(NoElements):  # the dataset of the next element may have elements
+            with contextlib.suppress(NoElements):  # the dataset for the next input element may have elements
                 return self.dataset_of(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
     def dataset_of(self, x: Any) -> DatasetLike:
-        """Return the dataset of an element. Raises TypeError if the function returns anything else."""
+        """Return the dataset that the function returns for an element. Raises TypeError if the function returns no dataset."""
         fn = self.function.value
         return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
 
@@ -440,7 +444,7 @@ class _ChooseNode(OperatorNode):
 
     Attributes:
       ended: the inputs that have ended.
-      stopped: no more elements will be chosen.
+      stopped: whether no more elements will be chosen.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -464,7 +468,7 @@ class _ChooseNode(OperatorNode):
                 self.stopped = self.op.stop_on_empty_dataset or len(self.ended) == len(inputs)
 
     def choose(self, count: int) -> int | None:
-        """Return the index of the next input to read, or None if there are no more choices."""
+        """Return the index of the next input to read, or None after the last choice."""
         for choice in self.children[0].stream():
             chosen = checked_int(choice, "choice_dataset")
             if not 0 <= chosen < count:
@@ -496,17 +500,17 @@ class _Selecting(Op):
         return spec
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        return tuple(range(1, count))  # each worker has the selector for itself
+        return tuple(range(1, count))  # each worker reads the whole selector
 
 
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Takes each element from one of the inputs after the first one; the first input gives the indices of these inputs."""
+    """Yields each element from an input after the first input. The elements of the first input are the indices of these inputs."""
 
 
 class _SelectorNode(OperatorNode):
-    """Draws indices of inputs by weight. The weights come from the input, if there is one."""
+    """Draws indices of inputs by weight. If the node has an input, it yields the weights."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -535,7 +539,7 @@ class _SelectorNode(OperatorNode):
 @operator("selector", _SelectorNode)
 @dataclass(frozen=True)
 class Selector(Op):
-    """Random indices by weight: the first input of `choose_from_datasets` in `sample_from_datasets`."""
+    """Yields random indices by weight. `sample_from_datasets` is `choose_from_datasets` with this as the first input."""
 
     weights: tuple[float, ...] | None
     seed: tuple[int, int] | None

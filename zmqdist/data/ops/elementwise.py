@@ -1,4 +1,4 @@
-"""map, scan, enumerate and options: one element in, one element out."""
+"""map, scan, enumerate and options: operators that yield one element for each input element."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _MapNode(OperatorNode):
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """Applies a function to each element, in `parallel` threads; 0: in the thread that reads."""
+    """Applies a function to each element, in `parallel` threads. With 0, the thread that reads the dataset calls the function."""
 
     function: PickledFunction
     output_signature: Any = None
@@ -37,7 +37,7 @@ class Map(Op):
     deterministic: bool | None = None
 
     def fitting(self) -> PickledFunction:
-        """Return the function, wrapped so that its results fit the signature."""
+        """Return the function with a wrapper that makes its results fit the signature."""
         spec = self.output_signature
         return self.function if spec is None else PickledFunction(CheckedFunction(self.function.value, spec, "map"))
 
@@ -53,7 +53,7 @@ class Map(Op):
 
 
 class _ScanNode(OperatorNode):
-    """Runs `scan`. The state that the function gets and the output that the reader gets are read-only: they may be the same array."""
+    """Runs `scan`. The function gets the state read-only, and the reader gets the output read-only, because they may be the same array."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -69,7 +69,7 @@ class _ScanNode(OperatorNode):
             carried = element(result[0])
             check_state(carried, self.spec, "scan")
             out = element(result[1])
-            self.carried = carried  # assigned only now, so that an error above leaves the state as it was
+            self.carried = carried  # assign the state only now, so that an error above leaves it unchanged
             yield out if type(out) in READY else read_only(out)
 
     def state(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class _ScanNode(OperatorNode):
 
 
 def check_state(value: Any, spec: Any, operator_name: str) -> None:
-    """Raise TypeError if a new state differs from the first in structure, dtype or shape."""
+    """Raise TypeError if a new state differs from the first state in structure, dtype or shape."""
     problem = problem_of(value, spec)
     if problem is not None:
         raise TypeError(f"the state of {operator_name} must keep its structure, dtype and shape: {problem}")
@@ -89,7 +89,7 @@ def check_state(value: Any, spec: Any, operator_name: str) -> None:
 @operator("scan", _ScanNode)
 @dataclass(frozen=True)
 class Scan(Op):
-    """Applies a function to a state and each element; the function returns the next state and an output element."""
+    """Applies a function to a state and each element. The function returns the next state and an output element."""
 
     initial: Any
     function: PickledFunction
@@ -135,7 +135,7 @@ class _PassNode(OperatorNode):
 @operator("options", _PassNode)
 @dataclass(frozen=True)
 class WithOptions(Op):
-    """Yields the elements unchanged; `Tree.options` reads its options."""
+    """Yields the elements unchanged. `Tree.options` reads the options of this operator."""
 
     options: Any
 
@@ -144,7 +144,7 @@ class WithOptions(Op):
 
 
 def truth(value: Any, operator_name: str) -> bool:
-    """Return the result of a predicate as a bool. Raises TypeError unless it is a single bool."""
+    """Return the result of a predicate as a bool. Raises TypeError if the result is not a single bool."""
     if value is True or value is False:
         return bool(value)
     if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool):

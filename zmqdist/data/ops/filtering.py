@@ -63,8 +63,8 @@ class _TakeNode(_CountingNode):
     """Runs `take`.
 
     Attributes:
-      end_checked: whether the node, after its last element, has asked its input for one more. A cache in the input is complete only
-        when it has met the end of its own input.
+      end_checked: whether the node has requested one more element from its input after the last element that it yields. It does so because
+        a cache in the input is complete only after the cache has reached the end of its own input.
     """
 
     end_checked = False
@@ -91,7 +91,7 @@ class _TakeNode(_CountingNode):
 @operator("take", _TakeNode)
 @dataclass(frozen=True)
 class Take(Op):
-    """Keeps the first elements; all of them if the count is negative."""
+    """Keeps the first `count` elements, or all elements if `count` is negative."""
 
     count: int
 
@@ -119,7 +119,7 @@ class _SkipNode(_CountingNode):
 @operator("skip", _SkipNode)
 @dataclass(frozen=True)
 class Skip(Op):
-    """Drops the first elements; all of them if the count is negative."""
+    """Drops the first `count` elements, or all elements if `count` is negative."""
 
     count: int
 
@@ -148,11 +148,12 @@ class _ShardNode(_CountingNode):
 
 
 class _FullShardNode(_ShardNode):
-    """Reads the first element of every shard before it yields its own, so that each shard notices if there are too few elements.
+    """Reads the first element of every shard before it yields the elements of its own shard, so that each shard notices if the input has
+    too few elements.
 
     Attributes:
       first: the shard's own first element, until it is yielded.
-      phase: 0: the node reads the first elements; 1: it reads the others; 2: it has raised the error.
+      phase: 0 while the node reads the first element of every shard, 1 while it reads its own shard, 2 after it has raised the error.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -168,7 +169,7 @@ class _FullShardNode(_ShardNode):
                     self.first = [x]
                 self.position += 1
             if 0 < self.position < count:
-                # Raise the error only once, so that an ignore_errors() after this operator comes to its end.
+                # Raise the error only once, so that an ignore_errors() after this operator reaches the end.
                 self.phase = 2
                 raise invalid(
                     f"Could not apply sharding: the dataset only has {self.position} file(s) or element(s), which is not enough"
@@ -192,7 +193,9 @@ class _FullShardNode(_ShardNode):
 @operator("shard", _ShardNode)
 @dataclass(frozen=True)
 class ShardOp(Op):
-    """Keeps every `count`-th element. If `full` (set for a data service), too few elements for all shards are an error."""
+    """Keeps every `count`-th element, beginning at position `index`. With `full`, which a data service sets, an input with too few elements
+    for all shards raises an error.
+    """
 
     count: int
     index: int
@@ -203,7 +206,7 @@ class ShardOp(Op):
 
     @classmethod
     def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
-        """Return the operator for checked arguments. Raises InvalidArgumentError if they are invalid."""
+        """Check the arguments, and return the operator. Raises InvalidArgumentError if an argument is invalid."""
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")
@@ -218,7 +221,7 @@ class ShardOp(Op):
 
 
 class _TakeWhileNode(_CountingNode):
-    """Runs `take_while`. `position` is 1 once the function has returned False."""
+    """Runs `take_while`. `position` is 1 after the function has returned False, and 0 before."""
 
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
@@ -234,7 +237,7 @@ class _TakeWhileNode(_CountingNode):
 @operator("take_while", _TakeWhileNode)
 @dataclass(frozen=True)
 class TakeWhile(_Unknown):
-    """Keeps the elements before the first for which the function returns False."""
+    """Keeps the elements before the first element for which the function returns False."""
 
     function: PickledFunction
 
@@ -284,7 +287,7 @@ class _IgnoreErrorsNode(OperatorNode):
 @operator("ignore_errors", _IgnoreErrorsNode)
 @dataclass(frozen=True)
 class IgnoreErrors(_Unknown):
-    """Leaves out the elements whose computation raises."""
+    """Leaves out elements whose computation raises an error."""
 
     log_warning: bool = False
 

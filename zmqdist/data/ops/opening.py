@@ -1,8 +1,8 @@
-"""A dataset of interleave that is created and opened by the thread that reads it, while other threads open theirs.
+"""A dataset of interleave that its reading thread creates and opens, while other threads create and open other datasets.
 
 Rules
-    The user functions run concurrently. If elements keep their order, the nodes are opened in the order of the inputs: the n-th iterator
-    over a dataset object has the n-th order of its shuffle, and which iterator is the n-th must not depend on threads.
+    The user functions run concurrently. If elements must be in order, the nodes are opened in the order of the inputs, because the n-th
+    iterator over a dataset object has the n-th order of its shuffle, and threads must not change which iterator is the n-th.
 
     A dataset that cannot be opened raises its error once, and then ends.
 """
@@ -19,20 +19,20 @@ from zmqdist.errors import CancelledError
 
 
 class DeferredNode:
-    """Takes the place of a node, and creates it at the first read.
+    """Replaces a node for its reader, and creates the node at the first read.
 
     Attributes:
-      opened: set once the node has been opened, or never will be.
+      opened: an event that is set when the node has been opened, or when it is certain that the node will never be opened.
     """
 
     def __init__(
         self, make_dataset: Callable[[], DatasetLike], context: Context, previous: threading.Event | None
     ) -> None:
-        """Prepare to open a node; nothing is called yet.
+        """Prepare to open a node. `make_dataset` is not called yet.
 
         Args:
-          make_dataset: returns the dataset.
-          previous: the event `opened` of the node that has to be opened before this one; None: any order.
+          make_dataset: a function that returns the dataset.
+          previous: the event `opened` of the node that has to be opened before this node. None means that the order does not matter.
         """
         self._make_dataset = make_dataset
         self._context = context
@@ -51,10 +51,11 @@ class DeferredNode:
         return self.open().stream()
 
     def open(self) -> OperatorNode:
-        """Return the node; the first call opens it.
+        """Return the node. The first call opens it.
 
         Raises:
-          CancelledError: the iterator is being closed. Any error of the function, or of opening its dataset.
+          CancelledError: the iterator is being closed.
+          Exception: any error of the function, or of opening the dataset.
         """
         if self._node is None:
             try:
@@ -67,7 +68,7 @@ class DeferredNode:
                 self.opened.set()
             with self._lock:
                 abandoned = self._abandoned
-            if abandoned:  # `abandon` was called before the node existed
+            if abandoned:  # `abandon` was called before the node was created
                 self._node.abandon()
         return self._node
 
@@ -88,7 +89,7 @@ class DeferredNode:
             self._node.restart()
 
     def abandon(self) -> None:
-        """See `OperatorNode.abandon`. Nodes that are to be opened after this one no longer wait for it."""
+        """See `OperatorNode.abandon`. Nodes that have to be opened after this node no longer wait."""
         with self._lock:
             self._abandoned = True
             node = self._node
@@ -102,11 +103,11 @@ class DeferredNode:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the node, or None for a node that is not opened yet."""
+        """Return the state of the node, which is None if the node is not opened yet, and whether opening it has failed."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Open the node and continue from a state that `state_dict` returned."""
+        """Continue from a state that `state_dict` returned. Opens the node, unless opening it failed before."""
         self._failed, self._saved = state["over"], state["node"]
         if self._failed:
             self.opened.set()

@@ -35,7 +35,8 @@ def _default_padding(dtype: np.dtype[Any]) -> Any:
 
 
 def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
-    """Stack leaves of one rank on a new axis 0, each padded at its ends to `shape` (None: the largest size).
+    """Stack leaves of one rank on a new axis 0. Each leaf is padded at the end of each axis to `shape`, in which None means the largest
+    size.
 
     Raises:
       InvalidArgumentError: the ranks or dtypes differ. DataLossError: a leaf is larger than `shape`.
@@ -47,7 +48,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
         for leaf in leaves:
             check_end(leaf)
         strings = [array for array in arrays if array.dtype.kind == dtype.kind]
-        # The longest string, which may be the padding value, determines the dtype.
+        # The longest string determines the dtype, and it may be the padding value.
         dtype = np.result_type(*strings, *([] if value is None else [np.asarray(value)]))
     for array in arrays:
         if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
@@ -66,7 +67,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
 
 
 class _LeafColumn:
-    """The leaves at one place of all elements, treated as one leaf."""
+    """The leaves of several elements at one place in their structure, treated as one leaf."""
 
     __slots__ = ("leaves",)
 
@@ -87,7 +88,7 @@ class _PaddedNode(GatheringNode):
 
 
 def _check_arrays(spec: Any) -> None:
-    """Raise TypeError if a spec has leaves that cannot be padded: Ragged, Sparse, or datasets."""
+    """Raise TypeError if a spec has leaves that cannot be padded, which are Ragged, Sparse and datasets."""
     for one in leaves_of(spec):
         if not isinstance(one, TensorSpec):
             raise TypeError(
@@ -97,7 +98,9 @@ def _check_arrays(spec: Any) -> None:
 
 
 def _shapes(shapes: Any, spec: Any) -> list[Any]:
-    """Return a shape for each leaf of the spec. Raises ValueError if `shapes` has another structure, or the rank of a leaf is unknown."""
+    """Return a padded shape for each leaf of the spec. Raises ValueError if `shapes` has another structure, or if the rank of a leaf is
+    unknown.
+    """
     leaves = nest.flatten(spec)
     if shapes is None:
         found: list[Any] = [None] * len(leaves)
@@ -124,7 +127,9 @@ def _shape(shape: Any) -> Any:
 
 
 def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
-    """Return a padding value for each leaf; None stands for the default. Raises TypeError if a value has another type than its leaf."""
+    """Return a padding value for each leaf. None in `values` stands for the default. Raises TypeError if a value has another type than its
+    leaf.
+    """
     found = nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
     if len(found) != len(leaves):
         raise ValueError(f"{len(found)} padding_values for {len(leaves)} leaves")
@@ -187,7 +192,7 @@ class _RaggedNode(GatheringNode):
 @operator("ragged_batch", _RaggedNode)
 @dataclass(frozen=True)
 class RaggedBatch(Gathering):
-    """Concatenates elements as rows of a Ragged, which also holds the position at which each row begins."""
+    """Joins elements to a Ragged, in which each element is a row."""
 
     row_splits_dtype: str = "<i8"
 
@@ -233,8 +238,8 @@ class BucketBatch:
     """A picklable function that returns the batch of a bucket's elements.
 
     Attributes:
-      boundaries: one for each bucket but the last; the batch is padded to the boundary minus 1. None: pad to the longest element of the
-        batch.
+      boundaries: a boundary for each bucket except the last. The batch is padded to the boundary minus 1. With None it is padded to the
+        longest element of the batch.
     """
 
     def __init__(
@@ -257,7 +262,9 @@ class BucketBatch:
 
 
 def _to_boundary(target: int, shapes: Any, spec: Any) -> Any:
-    """Return the shapes with `target` in place of None; without shapes, `target` for the first axis of each leaf that has one."""
+    """Return the shapes with `target` in place of None. Without shapes, return shapes with `target` for the first axis of each leaf that
+    has an axis.
+    """
     _check_arrays(spec)
     if shapes is None:
         filled = [(target, *(None,) * (len(shape) - 1)) if shape else () for shape in _shapes(None, spec)]

@@ -1,14 +1,15 @@
-"""User functions in several threads: parallel map and parallel batch.
+"""Functions that run in several threads, for parallel map and parallel batch.
 
 Theory
-    The reading thread keeps `pending`: calls in the order of the input. Worker threads take these calls one by one from a common queue, so
-    that all threads are busy whichever of the calls takes long. Only sleeping threads are woken: a worker thread sleeps only when the queue
-    is empty, the reading thread only when the call that it needs is not done. With cheap functions this gives long runs without a thread
-    switch.
+    The reading thread has `pending`, a queue of calls in the order of the input. Worker threads take the calls one by one from a common
+    queue, so that no thread is idle while another thread has a long call. A worker thread sleeps only when the queue is empty, and the
+    reading thread only when the call that it needs is not done. Only sleeping threads are woken. With cheap functions there are therefore
+    long runs without a thread switch.
 
 Rules
-    Elements stay in order, unless `deterministic=False` lets them leave in the order in which they are ready. An error costs only its
-    own element. The state is the inputs of the pending calls; after a load, the function is called on them again.
+    Elements are yielded in order, unless `deterministic=False` allows to yield them in the order in which they are ready. If a call raises,
+    only its element is lost. The state contains the inputs of the pending calls. After a load, the function is called on these inputs
+    again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class MapCall:
 
     Attributes:
       x: the input.
-      y: the output, or a BufferedError; valid once `done`.
+      y: the output, or a BufferedError. It is valid when `done` is True.
     """
 
     __slots__ = ("done", "x", "y")
@@ -44,10 +45,11 @@ class MapCall:
 
 
 class MapThreads:
-    """Threads that run the calls in a queue. They refer only to the queue and the function, so that they keep no iterator alive.
+    """Threads that run the calls in a queue. They have no reference to the iterator, so that they do not keep it alive.
 
-    No wake-up is lost: a thread announces that it will sleep before it checks the queue a last time, and `add` appends to the queue before
-    it checks whether a thread sleeps. `wait` and the end of a call do the same with `_awaited` and `done`.
+    No wake-up is lost, because a thread announces that it will sleep before it checks the queue a last time, and `add` appends to the queue
+    before it checks whether a thread sleeps. In the same way, `wait` sets `_awaited` before it checks `done`, and a worker thread sets
+    `done` before it checks `_awaited`.
     """
 
     def __init__(self, size: int, function: Callable[[Any], Any]) -> None:
@@ -61,11 +63,11 @@ class MapThreads:
         self._awaited: Any = None
 
     def add(self, call: MapCall) -> None:
-        """Queue a call. Wakes an idle thread, or starts one if there are fewer than `size`."""
+        """Add a call to the queue. Wakes an idle thread, or starts a thread if fewer than `size` threads exist."""
         self._todo.append(call)
         if self._idle:
             with self._work:
-                if self._idle:  # count the woken thread as busy at once, so that the next call wakes another one
+                if self._idle:  # count the woken thread as busy at once, so that the next call wakes another thread
                     self._idle -= 1
                     self._work.notify()
         elif len(self._threads) < self._size:
@@ -74,7 +76,7 @@ class MapThreads:
             thread.start()
 
     def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
-        """Wait for the first of the calls, or, unless `ordered`, for any of them. Return the call that is done."""
+        """Wait until the first of the calls is done. If not `ordered`, wait until any call is done. Return that call."""
         with self._done:
             self._awaited = calls[0] if ordered else _ANY
             try:
@@ -93,13 +95,13 @@ class MapThreads:
         self._todo.clear()
 
     def close(self) -> None:
-        """Stop the threads; wait for the calls that are running."""
+        """Stop the threads, and wait for the running calls."""
         self._todo.clear()
         with self._work:
             self._stop = True
             self._work.notify_all()
         for thread in self._threads:
-            # A finalizer that closes the iterator may run in one of these threads.
+            # Do not join the current thread: a finalizer that closes the iterator may run in one of these threads.
             if thread is not threading.current_thread():
                 thread.join()
 
@@ -118,7 +120,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # the reading thread raises it
+            except BaseException as error:  # the reading thread raises the error
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:
@@ -139,7 +141,7 @@ class ParallelNode(OperatorNode):
         context.interrupts.close_blocks = True
 
     def feed(self) -> Iterator[Any]:
-        """Yield the inputs of the function that are left."""
+        """Yield the remaining inputs of the function."""
         return self.source()
 
     def function(self) -> Callable[[Any], Any]:
@@ -174,7 +176,7 @@ class ParallelNode(OperatorNode):
             except Exception as error:
                 self.children[0].restart()
                 feed = self.feed()
-                x = BufferedError(error)  # the error keeps the place of the failed input
+                x = BufferedError(error)  # the error takes the place of the failed input
             if x is _END:
                 return
             self._add(x)
@@ -207,14 +209,14 @@ class ParallelNode(OperatorNode):
 
 
 class ParallelMapNode(ParallelNode):
-    """Parallel map."""
+    """Runs a parallel `map`."""
 
     def function(self) -> Callable[[Any], Any]:
         return _Call(self.op.fitting().value)
 
 
 class _Call:
-    """A function that applies a user function to an element."""
+    """A callable that applies a user function to an element."""
 
     __slots__ = ("_function",)
 

@@ -1,12 +1,12 @@
 """Rows of Parquet files, read by pyarrow (extra `parquet`).
 
 Rules
-    The input names row groups as (path, number), or whole files. A row group is read at once, and it is the position that a data service
-    deals out. A state is a row group, and how many of its elements were yielded.
+    The elements of the input are row groups, as (path, number), or paths of whole files. A row group is read as a whole, and is one
+    position for a data service. A state is a row group, and the number of its elements that were yielded.
 
-    An element is a row as a dict of columns, or a dict of arrays of `batch` rows; such a batch never crosses the end of a row group.
-    Columns of numbers, bools and times are converted without a Python step per row. A missing value is an error, because no array
-    can hold one.
+    An element is a row as a dict of columns, or a batch as a dict of arrays of `batch` rows. A batch never has rows of two row groups.
+    Columns of numbers, bools and times are converted without a Python step per row. A missing value is an error, because an array cannot
+    contain it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _pyarrow() -> Any:
 
 
 def opened(path: str) -> Any:
-    """Open a pyarrow ParquetFile. Raises NotFoundError if it does not exist, DataLossError if it is another kind of file."""
+    """Open a file as a pyarrow ParquetFile. Raises NotFoundError if it does not exist, DataLossError if it is no Parquet file."""
     arrow = _pyarrow()
     try:
         return arrow.parquet.ParquetFile(path)
@@ -51,8 +51,8 @@ class _ParquetNode(OperatorNode):
     """Reads row groups.
 
     Attributes:
-      current: (path, row group) that is being read; None between two row groups.
-      done: how many of its elements were yielded.
+      current: the (path, row group) that is being read; None between two row groups.
+      done: how many elements of the current row group were yielded.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -88,12 +88,12 @@ class _ParquetNode(OperatorNode):
 @operator("parquet", _ParquetNode)
 @dataclass(frozen=True)
 class Parquet(Op):
-    """Rows, or batches of rows, of the row groups that the input names.
+    """Yields rows, or batches of rows, of the row groups that the input names.
 
     Attributes:
-      batch: the number of rows in an element; 0: an element is a single row, without an axis for rows.
-      spec: the spec of the elements; None if the schema does not determine it.
-      groups, count: the number of row groups in the input when the dataset was made, and of the elements in them; 0: unknown.
+      batch: the number of rows in an element. With 0 an element is a single row, without an axis for rows.
+      spec: the spec of the elements; None if the schema does not determine the spec.
+      groups, count: the number of row groups in the input when the dataset was created, and the number of elements in them; 0 if unknown.
     """
 
     is_reader: ClassVar[bool] = True
@@ -117,11 +117,11 @@ class Parquet(Op):
         spec = super().infer(dataset)
         if not self.batch or spec is UNKNOWN_SPEC:
             return spec
-        # The last batch of a row group may be shorter.
+        # The number of rows is None, because the last batch of a row group may be shorter.
         return map_specs(lambda one: TensorSpec((None, *one.shape[1:]), one.dtype), spec)
 
     def elements(self, path: str, group: int) -> Iterator[Any]:
-        """Yield the elements of a row group; of the whole file if `group` is negative."""
+        """Yield the elements of a row group, or of the whole file if `group` is negative."""
         with opened(path) as file:
             names = checked_columns(file, self.columns, path)
             for number in range(file.num_row_groups) if group < 0 else (group,):
@@ -140,7 +140,7 @@ class Parquet(Op):
 
 
 def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list[str]:
-    """Return the columns to read. Raises InvalidArgumentError if one does not exist."""
+    """Return the columns to read. Raises InvalidArgumentError if a column does not exist."""
     available = file.schema_arrow.names
     missing = [name for name in columns or () if name not in available]
     if missing:
@@ -149,7 +149,7 @@ def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list
 
 
 def _values(column: Any, name: str, path: str) -> Any:
-    """Return a column as an array; as a list of elements if it is not numeric."""
+    """Return a numeric column as an array, and any other column as a list of elements."""
     if column.null_count:
         raise invalid(f"{path}: column {name!r} lacks {column.null_count} values: leave it out, or fill them in")
     types = _pyarrow().types
@@ -166,7 +166,7 @@ def _values(column: Any, name: str, path: str) -> Any:
 
 
 def spec_of_schema(schema: Any, names: Sequence[str], batch: int) -> Any:
-    """Return the spec of elements of these columns; None if their types do not determine it."""
+    """Return the spec of elements of these columns; None if the types of the columns do not determine the spec."""
     types = _pyarrow().types
     spec = {}
     for name in names:

@@ -1,12 +1,12 @@
-"""Readers of the files that an input names: lines, records of one length, TFRecord files, saved elements.
+"""Operators that read the files that their input names: lines, records of one length, TFRecord files, saved elements.
 
 Rules
-    A reader takes names from its input, one after another, and reads each file to its end. With `parallel`, that many files are open,
-    each read by a thread, and give one record each in turn. FILE sharding of a data service looks for `is_reader` and divides the
-    names below it.
+    A reader takes names from its input, one after another, and reads each file to its end. With `parallel`, this number of files is open at
+    the same time, a thread reads each of them, and they yield one record each in turn. FILE sharding of a data service looks for an
+    operator with `is_reader`, and divides the file names in its input.
 
-    A state is the current file and how many of its records were read. A load reads and discards that many, so that compressed files need
-    no seek. A damaged record ends its file; reading then continues with the next file.
+    A state is the current file, and the number of its records that were read. A load reads and discards this number of records, because
+    compressed files have no seek. After a damaged record, reading continues with the next file.
 
 Lines are str (UTF-8; invalid bytes are kept as surrogates), records are bytes.
 """
@@ -39,7 +39,7 @@ COMPRESSIONS = ("", "GZIP", "ZLIB")
 
 
 def checked_compression(compression: Any) -> str:
-    """Return the name of a compression, "" for None. Raises ValueError for an unknown one."""
+    """Return the name of a compression, or "" for None. Raises ValueError for an unknown name."""
     name = compression or ""
     if name not in COMPRESSIONS:
         raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)} or None.")
@@ -47,7 +47,7 @@ def checked_compression(compression: Any) -> str:
 
 
 def open_file(path: str, compression: str) -> IO[bytes]:
-    """Open a file for reading, decompressed. Raises NotFoundError if it does not exist."""
+    """Open a file for reading, and decompress its content. Raises NotFoundError if the file does not exist."""
     try:
         return storage.decompressing(storage.open_read(path), compression)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ class ReaderNode(OperatorNode):
 
     Attributes:
       path: the file that is being read; "" between two files.
-      done: how many of its records were yielded.
+      done: how many records of this file were yielded.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -104,7 +104,7 @@ class FileReader(Op):
 
     compression: str = ""
     parallel: int = field(default=0, kw_only=True)
-    """Files that are read at the same time, one record of each in turn; 0: one file after another."""
+    """The number of files that are read at the same time, one record of each in turn. With 0 one file is read after another."""
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         return InterleaveNode(dataset, context) if self.parallel else ReaderNode(dataset, context)
@@ -135,7 +135,7 @@ class FileReader(Op):
 @operator("text_lines", ReaderNode)
 @dataclass(frozen=True)
 class TextLines(FileReader):
-    """Lines without their line endings."""
+    """Yields the lines of text files, without line endings."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         return (line.rstrip(b"\r\n").decode("utf-8", "surrogateescape") for line in file)
@@ -147,7 +147,7 @@ class TextLines(FileReader):
 @operator("fixed_length_records", ReaderNode)
 @dataclass(frozen=True)
 class FixedLengthRecords(FileReader):
-    """Records of `record_bytes`, between a header and a footer that are skipped."""
+    """Yields records of `record_bytes` bytes. The header and the footer of each file are skipped."""
 
     record_bytes: int = 1
     header_bytes: int = 0
@@ -169,7 +169,9 @@ class FixedLengthRecords(FileReader):
 
 
 def crc32c() -> Callable[[bytes], int]:
-    """Return the function that computes CRC-32C, the checksum of TFRecord files. Raises ImportError, which names the extra."""
+    """Return the function that computes CRC-32C, the checksum of TFRecord files. Raises ImportError, which names the extra, if the package
+    is missing.
+    """
     try:
         import google_crc32c
     except ImportError as error:
@@ -178,7 +180,7 @@ def crc32c() -> Callable[[bytes], int]:
 
 
 def masked(crc: int) -> int:
-    """Return a checksum in the form that TFRecord files hold."""
+    """Return a checksum in the form that TFRecord files contain."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -189,7 +191,7 @@ _TAIL = struct.Struct("<I")
 @operator("tf_records", ReaderNode)
 @dataclass(frozen=True)
 class TFRecords(FileReader):
-    """Records of TFRecord files; both checksums of each record are verified."""
+    """Yields the records of TFRecord files. Both checksums of each record are verified."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         checksum_of = crc32c()

@@ -1,7 +1,7 @@
-"""rejection_resample: leave out elements, so that the classes have given proportions.
+"""rejection_resample: leave out elements, so that the classes occur in given proportions.
 
-An element of class c is kept with a probability proportional to target[c] / initial[c]. The class with the largest ratio is kept whole.
-Without an initial distribution, the counts of the classes seen so far take its place.
+An element of class c is kept with a probability proportional to target[c] / initial[c]. All elements of the class with the largest ratio
+are kept. Without an initial distribution, the counts of the classes so far are used instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zmqdist.specs import TensorSpec
 
 
 class _ResampleNode(OperatorNode):
-    """Runs `rejection_resample`; `seen` counts the elements of each class."""
+    """Runs `rejection_resample`. `seen` counts the elements of each class so far."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -58,7 +58,7 @@ class _ResampleNode(OperatorNode):
 @operator("rejection_resample", _ResampleNode)
 @dataclass(frozen=True)
 class RejectionResample(Op):
-    """Yields (class, element), leaving out some elements."""
+    """Yields (class, element) for some elements, and leaves out the other elements."""
 
     function: PickledFunction
     target: tuple[float, ...]

@@ -4,7 +4,7 @@ Layout
     path/dataset.json           the newest run: its folder, number of elements, spec, compression, files; replaced by a rename at the end
     path/<run>/shard_00000      elements as in chunks.py
 
-    Saving again writes another run beside the old one, so that readers of the old one can continue.
+    Saving again writes another run and does not change the old run, so that readers of the old run can continue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError
 from zmqdist.files import open_regular
 
 WAIT_S = 5.0
-"""The most seconds between two attempts of `load(wait=True)`."""
+"""The longest time between two attempts of `load(wait=True)`, in seconds."""
 
 _METADATA = "dataset.json"
 _SHARD = "shard_"
@@ -44,15 +44,15 @@ _RUN_NAME = re.compile(r"[0-9a-f]{16}")
 _FILE_NAME = re.compile(rf"{_SHARD}-?\d{{1,20}}")
 
 CHECKPOINT_ELEMENTS = 1000
-"""Elements between two checkpoints of a save, by default."""
+"""The default number of elements between two checkpoints of a save."""
 
 
 class RunWriter:
-    """Writes a run into a folder; readers do not see it before `finish`.
+    """Writes a run into a folder. Readers do not see the run before `finish`.
 
-    Between two elements, `pause` returns a place from which a later writer can continue; that writer cuts off the elements that were
-    written after it. In a compressed file each pause ends a compressed stream, and the next element begins another; readers read the
-    streams as one.
+    Between two elements, `pause` returns a place from which a later writer can continue. The later writer cuts off the elements that were
+    written after this place. In a compressed file, each pause ends a compressed stream, and the next element begins another stream. Readers
+    join the streams.
 
     Attributes:
       count: the number of elements written.
@@ -83,7 +83,7 @@ class RunWriter:
                 self._shards.add(int(name.removeprefix(_SHARD)))
 
     def pause(self) -> dict[str, Any]:
-        """Write all elements so far to disk; return the place, as JSON types."""
+        """Write all elements so far to the disk. Return the place after them, as JSON types."""
         self._close()
         sizes = {}
         for shard in self._shards:
@@ -96,7 +96,7 @@ class RunWriter:
         return os.path.join(self._path, self._run, f"{_SHARD}{shard:05}")
 
     def write(self, x: Any) -> None:
-        """Append an element to its file. Raises ValueError if `shard_func` does not return an integer."""
+        """Append an element to the file that `shard_func` selects. Raises ValueError if `shard_func` does not return an integer."""
         shard = 0
         if self._shard_func is not None:
             shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
@@ -134,9 +134,9 @@ class RunWriter:
 
 
 def _run_name(name: Any) -> str:
-    """Return `name`, which was read from a file, if it is the name of a run's folder. Raises ValueError for anything else.
+    """Return `name`, which was read from a file, if it is a valid name of a run's folder. Raises ValueError otherwise.
 
-    A path to another folder must not be accepted, because a save that is continued deletes files in the folder.
+    A path to another folder must not be accepted, because a save that continues a run deletes files in the run's folder.
     """
     if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
         raise ValueError(f"{name!r:.100} is not the name of a run of a saved dataset")
@@ -150,7 +150,7 @@ def save(
     shard_func: Callable[..., Any] | None,
     checkpoints: Checkpoints | None = None,
 ) -> None:
-    """Write a run. Raises InvalidArgumentError for an infinite dataset."""
+    """Write the elements of a dataset as a run. Raises InvalidArgumentError if the dataset is infinite."""
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise invalid("Saving an infinite dataset is not allowed")
     if checkpoints is not None:
@@ -168,14 +168,14 @@ def save(
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The folder of a save's checkpoint, and the number of elements after which the save writes one."""
+    """The folder of a save's checkpoint, and the number of elements between two checkpoints."""
 
     directory: str
     interval: int
 
     @classmethod
     def of(cls, args: Any) -> Checkpoints | None:
-        """Return the checkpoints that `checkpoint_args` describe, None for None. Raises ValueError for invalid ones."""
+        """Return the Checkpoints for the argument `checkpoint_args`, or None for None. Raises ValueError if the argument is invalid."""
         if args is None:
             return None
         unknown = set(args) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
@@ -211,10 +211,10 @@ class Checkpoints:
 def _save_with_checkpoints(
     checkpoints: Checkpoints, dataset: DatasetLike, path: str, compression: str, shard_func: Callable[..., Any] | None
 ) -> None:
-    """Write a run, or the rest of one; if this fails, the elements written so far stay for the next call.
+    """Write a run, or the rest of an interrupted run. If this fails, the elements up to the last checkpoint stay for the next call.
 
     Raises:
-      FailedPreconditionError: the checkpoint belongs to another save.
+      FailedPreconditionError: the checkpoint belongs to a save of another dataset or to another folder.
     """
     identity = {"fingerprint": dataset.fingerprint(), "path": os.path.abspath(path), "compression": compression}
     saved = checkpoints.read_place()
@@ -244,11 +244,12 @@ def _save_with_checkpoints(
 def load(
     path: str, element_spec: Any, compression: str | None, reader_func: Callable[..., Any] | None, wait: bool
 ) -> Any:
-    """Return the newest run in a folder, or the distributed snapshot in it, complete or not.
+    """Return a dataset of the newest run in a folder, or of the distributed snapshot in the folder, which may be incomplete.
 
     Raises:
-      NotFoundError: there is neither, and `wait` is False. ValueError: the run or snapshot has another spec, or the snapshot failed or has
-        another compression. DataLossError: a run has another compression.
+      NotFoundError: the folder has no run and no snapshot, and `wait` is False.
+      ValueError: the run or snapshot has another spec, or the snapshot has failed or has another compression.
+      DataLossError: the run has another compression.
     """
     kind, metadata = _metadata(path, wait)
     spec = spec_from_json(metadata["spec"])
@@ -301,9 +302,9 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
 
 
 class _SnapshotNode(OperatorNode):
-    """Reads the run that is in `folder` when the node is opened; if there is none, writes one while its input is read.
+    """Reads the run that is in `folder` when the node is opened. If `folder` has no run, the node writes a run while its input is read.
 
-    A node that continues from the state of a writing pass writes nothing, because the first part of that run has been deleted.
+    A node that continues from the state of a writing pass writes no run, because the first part of that pass's run was deleted.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -331,7 +332,7 @@ class _SnapshotNode(OperatorNode):
                 function = self.op.shard_func
                 self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
             self.writer.write(x)
-            yield read_only(x)  # read-only, because the arrays are written later, with the rest of their block
+            yield read_only(x)  # read-only, because the arrays are written later, with their block
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)
             self.writer, self.writes = None, False
@@ -363,7 +364,7 @@ class _SnapshotNode(OperatorNode):
 @operator("snapshot", _SnapshotNode)
 @dataclass(frozen=True)
 class Snapshot(Op):
-    """Keeps the elements of a complete pass in a folder that belongs to exactly this pipeline."""
+    """Stores the elements of a complete pass in a folder that is only for this pipeline."""
 
     folder: str
     compression: str

@@ -24,7 +24,7 @@ class _ShuffleNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         buffer, uniform = self.buffer, self.draws.uniform
-        # `shuffle(UNKNOWN_CARDINALITY)` of an infinite input fills the memory, as the user has requested.
+        # `shuffle(UNKNOWN_CARDINALITY)` of an infinite input fills the memory, because the user has requested this.
         size = sys.maxsize if self.op.size == UNKNOWN_CARDINALITY else self.op.size
         for x in self.source():
             buffer.append(x)
@@ -52,7 +52,9 @@ class _ShuffleNode(OperatorNode):
 @operator("shuffle", _ShuffleNode)
 @dataclass(frozen=True)
 class Shuffle(Op):
-    """Keeps a buffer of `size` elements; each new element replaces one that is drawn at random and yielded. -2: buffers all elements."""
+    """Yields random elements of a buffer of `size` elements. The next input element replaces each yielded element. With -2 it buffers all
+    elements.
+    """
 
     size: int
     seed: tuple[int, int] | None
@@ -61,7 +63,9 @@ class Shuffle(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """Return the buffer size as an int. Raises InvalidArgumentError unless it is positive or -2, TypeError if it is not an integer."""
+        """Return the buffer size as an int. Raises InvalidArgumentError if it is neither positive nor -2, and TypeError if it is not an
+        integer.
+        """
         count = checked_int(size, "buffer_size")
         if count < 1 and count != UNKNOWN_CARDINALITY:
             raise invalid(f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}")

@@ -1,4 +1,4 @@
-"""Elements in files: those of a saved run, and the chunks of a distributed snapshot, which may still be growing.
+"""Operators that read the elements of a saved run, and the chunks of a distributed snapshot, which may be incomplete.
 
 Rules
     A snapshot's chunks are read in the order (index, stream). While the snapshot is being written, the chunks that exist are read before
@@ -7,9 +7,9 @@ Rules
     A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
     the writer's error, with its code.
 
-    If the snapshot is split, one chunk is one position. If splitting begins before the snapshot is complete, the number of chunks is
-    unknown: positions are dealt out without end, and a process that gets a position without a chunk has reached the end. Each process waits
-      until the snapshot is complete, because only then do all processes number the chunks alike.
+    If the dataset is split, one chunk is one position. If splitting begins before the snapshot is complete, the number of chunks is
+    unknown. Positions are then given out without end, and a process that gets a position without a chunk has reached the end. Each process
+    waits until the snapshot is complete, because only then do all processes number the chunks in the same way.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ from zmqdist.errors import CancelledError, DataLossError, UnimplementedError
 from zmqdist.specs import TensorSpec
 
 POLL_S = (0.02, 1.0)
-"""Seconds between two looks for new chunks: at first, and at most."""
+"""The first and the longest pause between two checks for new chunks, in seconds."""
 
 COMPRESSIONS = {"AUTO": "SNAPPY", "GZIP": "GZIP", "SNAPPY": "SNAPPY", "ZLIB": "ZLIB", None: "", "": ""}
-"""User names of compressions, and their names in the metadata. SNAPPY is a zlib stream of level 1, which is fast and needs no library."""
+"""Maps a user's name of a compression to the name in the metadata. SNAPPY is a zlib stream of level 1, which is fast and needs no further
+package."""
 
 
 def checked_compression(compression: Any) -> str:
-    """Return the name that the metadata of a snapshot has for a user's compression name. Raises InvalidArgumentError for an unknown
-    compression.
-    """
+    """Return the name in the metadata of a snapshot for a user's name of a compression. Raises InvalidArgumentError for an unknown name."""
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
         raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
@@ -56,10 +55,10 @@ def checked_compression(compression: Any) -> str:
 @operator("saved", ReaderNode)
 @dataclass(frozen=True)
 class SavedFiles(FileReader):
-    """Elements of files, one file after another.
+    """Yields the elements of files, one file after another.
 
     Attributes:
-      files, count: the number of files, and of the elements in them; -1: unknown.
+      files, count: the number of files, and the number of elements in them; -1 if unknown.
     """
 
     spec: Any = None
@@ -77,7 +76,7 @@ class SavedFiles(FileReader):
 
 
 class OpenFile:
-    """A picklable function that returns the dataset of one file. `reader_func` gets a dataset of such datasets."""
+    """A picklable function that returns the dataset of one file. `reader_func` of `load` gets a dataset of such datasets."""
 
     def __init__(self, spec: Any, compression: str) -> None:
         self.spec, self.compression = spec, compression
@@ -87,7 +86,7 @@ class OpenFile:
 
 
 class _ChunkFilesNode(OperatorNode):
-    """Yields the paths of a snapshot's chunks; `emitted` counts those of each stream."""
+    """Yields the paths of a snapshot's chunks. `emitted` counts the yielded chunks of each stream."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -104,7 +103,8 @@ class _ChunkFilesNode(OperatorNode):
             return
         delay = POLL_S[0]
         while True:
-            done = self._is_done()  # check before the listing, so that no chunk committed in between is missed
+            # Check before listing the chunks, so that no chunk is missed that is committed in between.
+            done = self._is_done()
             for chunk in snapshot_layout.committed_chunks(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
                 if chunk.index == expected:
@@ -135,7 +135,9 @@ class _ChunkFilesNode(OperatorNode):
             yield self._path(chunks[position])
 
     def _is_done(self) -> bool:
-        """Return whether all chunks exist. Call it before listing them, because the writer may commit chunks in between."""
+        """Return whether the snapshot is complete. Raises the error of a snapshot that has failed. Call this before listing the chunks,
+        because the writers may commit chunks in between.
+        """
         if storage.exists(snapshot_layout.snapshot_done_path(self.op.path)):
             return True
         error = snapshot_layout.read_error(self.op.path)
@@ -165,7 +167,7 @@ class _ChunkFilesNode(OperatorNode):
 @operator("chunk_files", _ChunkFilesNode)
 @dataclass(frozen=True)
 class ChunkFiles(Op):
-    """The paths of a snapshot's chunks."""
+    """Yields the paths of a snapshot's chunks."""
 
     path: str
 
@@ -194,7 +196,7 @@ class ChunkFiles(Op):
 @operator("chunks", InterleaveNode)
 @dataclass(frozen=True)
 class Chunks(Op):
-    """Elements of files, of which `cycle_length` are open and give one element each in turn."""
+    """Yields the elements of files. `cycle_length` files are open at the same time, and yield one element each in turn."""
 
     is_reader: ClassVar[bool] = True
     instead: ClassVar[str] = ", or load with reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)"
@@ -220,10 +222,10 @@ class Chunks(Op):
 
 
 def load(path: str, spec: Any, compression: str, requested: str | None, reader_func: Callable[..., Any] | None) -> Any:
-    """Return the elements of a distributed snapshot.
+    """Return a dataset of the elements of a distributed snapshot.
 
-    By default, as many chunks are open as there are processors, and give one element each in turn. If the snapshot is still being written,
-    chunks are read one after another, because waiting for one of several would delay the elements of the others.
+    By default, as many chunks are open as there are processors, and they yield one element each in turn. While the snapshot is incomplete,
+    one chunk is read after another, because waiting for a new chunk would delay the elements of the open chunks.
 
     Raises:
       InvalidArgumentError: writing the snapshot failed, or its compression is not `requested`.

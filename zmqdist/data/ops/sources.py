@@ -1,10 +1,10 @@
 """Sources: numbers, arrays, generators, objects with items by position, and lists of files.
 
 Rules
-    A source whose elements have positions is `Indexed`: it returns the element at any position, so that it can be split by positions.
-    `random` can be split as well, without end; a position is the number of a draw. A generator cannot be split.
+    An `Indexed` source returns the element at any position, so that it can be split by positions. `random` can be split too, without end; a
+    position is then the number of a draw. A generator cannot be split.
 
-    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` yield read-only views of the caller's memory. The items
+    `from_tensors`, `from_tensor_slices` and `from_source` do not copy arrays, and yield read-only views of the caller's memory. The items
     that a generator yields belong to the reader.
 """
 
@@ -36,15 +36,15 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
 
 _CHUNK = 1024
-"""The most numbers or views that a source creates at once."""
+"""The largest number of numbers or views that a source creates at a time."""
 
 
 @dataclass(frozen=True)
 class Indexed(Op):
-    """A source with positions 0, 1, ... count - 1."""
+    """A source with the positions 0, 1, ... count - 1."""
 
     def count(self) -> int:
-        """Return the number of positions; INFINITE_CARDINALITY without end."""
+        """Return the number of positions; INFINITE_CARDINALITY if there is no end."""
         raise NotImplementedError
 
     def at(self, position: int) -> Any:
@@ -52,7 +52,9 @@ class Indexed(Op):
         raise NotImplementedError
 
     def chunk(self, start: int) -> Sequence[Any]:
-        """Return elements from position `start` on, as many as are cheap to create at once; at least one unless `start` is the end."""
+        """Return elements from position `start` on, as many as are cheap to create at a time. Return at least one element, or none if
+        `start` is the end.
+        """
         return (self.at(start),)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -88,7 +90,7 @@ class _IndexedNode(OperatorNode):
         op, stop = self.op, self.op.count()
         yield from self.chunk
         while self.position != stop:
-            self.position += 1  # advance before reading: if the item raises, only that item is lost
+            self.position += 1  # advance before reading, so that only one item is lost if reading it raises
             chunk = op.chunk(self.position - 1)
             self.position += len(chunk) - 1
             self.chunk = iter(chunk)
@@ -109,7 +111,7 @@ class _IndexedNode(OperatorNode):
 @operator("range", _IndexedNode)
 @dataclass(frozen=True)
 class Range(Indexed):
-    """The numbers of Python's range, in any numeric dtype."""
+    """Yields the numbers of Python's range, in any numeric dtype."""
 
     start: int | float
     stop: int | float
@@ -118,8 +120,8 @@ class Range(Indexed):
 
     @classmethod
     def build(cls, start: int | float, stop: int | float, step: int | float, dtype: Any) -> Range:
-        """Return the operator for checked arguments. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot
-        hold.
+        """Check the arguments, and return the operator. Raises InvalidArgumentError for a step of 0, and for numbers that the dtype cannot
+        represent.
         """
         if step == 0:
             raise invalid("step must not be zero")
@@ -136,7 +138,7 @@ class Range(Indexed):
         return made
 
     def ends(self) -> tuple[int | float, int | float]:
-        """Return the first number and the last."""
+        """Return the first and the last number."""
         return self.start, self.start + (self.count() - 1) * self.step
 
     def count(self) -> int:
@@ -149,7 +151,7 @@ class Range(Indexed):
 
     def chunk(self, start: int) -> Sequence[Any]:
         stop = min(start + _CHUNK, self.count())
-        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # int64 might wrap around in the computation
+        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # compute with Python's int, because int64 could overflow
             return list(map(self.at, range(start, stop)))
         return list((self.start + np.arange(start, stop) * self.step).astype(self.dtype))
 
@@ -160,7 +162,7 @@ class Range(Indexed):
 @operator("counter", _IndexedNode)
 @dataclass(frozen=True)
 class Counter(Indexed):
-    """start, start + step, ... without end."""
+    """Yields start, start + step, ... without end."""
 
     start: int | float
     step: int | float
@@ -184,7 +186,7 @@ class Tensors(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        # Done here, so that the value is read-only after deserialization, too.
+        # Make the value read-only here, so that it is read-only after deserialization too.
         object.__setattr__(self, "value", read_only(self.value))
 
     @classmethod
@@ -204,18 +206,16 @@ class Tensors(Indexed):
 @operator("from_tensor_slices", _IndexedNode)
 @dataclass(frozen=True)
 class Slices(Indexed):
-    """The slices of every leaf along axis 0."""
+    """Yields the slices of every leaf along axis 0."""
 
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # done here, as in Tensors
+        object.__setattr__(self, "value", read_only(self.value))  # for the reason given in Tensors
 
     @classmethod
     def build(cls, value: Any) -> Slices:
-        """Return the operator for a checked argument. Raises ValueError for scalars, for leaves of different lengths, and for
-        composites.
-        """
+        """Check the argument, and return the operator. Raises ValueError for scalars, leaves of different lengths, and composites."""
         converted = element(value)
         if any(type(one) in COMPOSITES for one in structure.leaves_of(converted)):
             raise ValueError("from_tensor_slices does not split Ragged and Sparse: use from_tensors(...).unbatch()")
@@ -244,7 +244,7 @@ def _plain(leaf: Any) -> Any:
 @operator("elements", _IndexedNode)
 @dataclass(frozen=True)
 class Elements(Indexed):
-    """Elements that an operator has collected: the content of a window."""
+    """Yields elements that an operator has collected, which are the content of a window."""
 
     elements: tuple[Any, ...]
     spec: Any
@@ -272,7 +272,7 @@ def _fitting(item: Any, spec: Any, origin: str) -> Any:
 @operator("from_source", _IndexedNode)
 @dataclass(frozen=True)
 class Source(Indexed):
-    """An object with a length and an item at each position: a torch or Hugging Face dataset, a Grain source, a list."""
+    """Yields the items of an object with a length and an item at each position: a torch or Hugging Face dataset, a Grain source, a list."""
 
     source: PickledFunction
     length: int
@@ -290,14 +290,15 @@ class Source(Indexed):
 
 
 _STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
-"""Methods of iterators that can save their position and restore it: Grain's, and those of stateful loaders for torch."""
+"""The names of the methods by which iterators save and restore their position, in Grain and in stateful loaders for torch."""
 
 
 class _GeneratorNode(OperatorNode):
-    """Reads the iterator that a function returns.
+    """Reads the iterator that a user's function returns.
 
-    A state is the number of items read, and the iterator's own state if it has one that the safe codec accepts. A load calls the function
-    again and restores the iterator's own state; without one, it skips the items that were read.
+    A state is the number of items that were read, and the iterator's own state if the iterator has a state that the safe codec accepts. A
+    load calls the function again and restores the iterator's own state. If the iterator has no own state, the load skips the items that
+    were read.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -309,7 +310,7 @@ class _GeneratorNode(OperatorNode):
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
-            # The arguments are read-only, because every iterator passes the same objects.
+            # Pass the arguments read-only, because every iterator passes the same objects.
             self._items = iter(self.op.function.value(*map(read_only, self.op.args)))
             _, set_state = _state_methods(self._items)
             if self.iterator_state is not None and set_state is not None:
@@ -327,7 +328,7 @@ class _GeneratorNode(OperatorNode):
             self.read += 1
             x = element(item) if spec is UNKNOWN_SPEC or spec is None else _fitting(item, spec, "the generator")
             yield read_only(x) if self.op.kept else x
-        self.ended = True  # the user's iterator may not stay at its end
+        self.ended = True  # do not call the user's iterator again, because it may not stay at its end
 
     def close(self) -> None:
         super().close()
@@ -340,12 +341,12 @@ class _GeneratorNode(OperatorNode):
         except ValueError as error:
             if str(error) != "generator already executing":
                 raise
-            # Another thread is running the generator while this one closes the iterator; that thread will drop it.
+            # Another thread is running the generator while this thread closes the iterator. The other thread will drop the generator.
 
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            # The safe codec refuses the state, so a load will skip items.
+            # The safe codec refuses the iterator's own state, so a load will skip items instead.
             with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}
@@ -366,13 +367,13 @@ def _state_methods(items: Any) -> tuple[Any, Any]:
 @operator("from_generator", _GeneratorNode)
 @dataclass(frozen=True)
 class Generator(Op):
-    """The items that a function yields; each iterator calls the function."""
+    """Yields the items that a user's function yields. Each iterator calls the function."""
 
     function: PickledFunction
     args: tuple[Any, ...]
     spec: Any = field(default=None)
     kept: bool = False
-    """Whether the items belong to an object that keeps them, as with `from_source`; they are then yielded read-only."""
+    """Whether the items belong to an object that keeps them, as with `from_source`. Then they are yielded read-only."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
@@ -405,7 +406,7 @@ class _RandomNode(OperatorNode):
 @operator("random", _RandomNode)
 @dataclass(frozen=True)
 class Random(Op):
-    """Random int64 numbers in [0, 2**32), without end."""
+    """Yields random int64 numbers in [0, 2**32), without end."""
 
     seed: tuple[int, int] | None
     rerandomize: bool = False
@@ -424,7 +425,7 @@ class Random(Op):
 
 
 def files_matching(patterns: Any) -> list[str]:
-    """Return the files that match any of the patterns, sorted.
+    """Return the sorted paths of the files that match any of the patterns.
 
     Raises:
       InvalidArgumentError: no file matches.
@@ -437,7 +438,9 @@ def files_matching(patterns: Any) -> list[str]:
 
 
 def spec_from(types: Any, shapes: Any) -> Any:
-    """Return the spec for `output_types` and `output_shapes`: dtypes, and shapes in the same structure (None: unknown)."""
+    """Return the spec for `output_types` and `output_shapes`. These are dtypes, and shapes in the same structure. A shape of None is
+    unknown.
+    """
     dtypes = nest.flatten(types)
     if isinstance(types, (tuple, dict)) and shapes is not None:
         parts = shapes.values() if isinstance(shapes, dict) else shapes

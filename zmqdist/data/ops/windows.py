@@ -1,6 +1,6 @@
 """window and group_by_window: elements grouped by position or by key.
 
-A window is a dataset of elements that are collected already: reading it reads nothing from the input.
+A window is a dataset of elements that were collected before, so that reading the window does not read from the input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, checke
 
 
 def dataset_of_elements(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
-    """Return elements as a dataset. Its spec is `spec`, or that of the first element."""
+    """Return a dataset of these elements. Its spec is `spec` or, without `spec`, the spec of the first element."""
     return make(Elements(tuple(elements), spec_of(elements[0]) if spec is UNKNOWN_SPEC else spec))
 
 
@@ -39,8 +39,8 @@ class _WindowNode(OperatorNode):
     """Collects windows.
 
     Attributes:
-      held: elements from the start of the next window on.
-      gap: number of input elements to drop before the next window.
+      held: the elements from the start of the next window on.
+      gap: the number of input elements to drop before the next window.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -81,7 +81,7 @@ class _WindowNode(OperatorNode):
 @operator("window", _WindowNode)
 @dataclass(frozen=True)
 class Window(Op):
-    """Datasets of `size` elements, each `stride` elements apart; a new one starts every `shift` elements."""
+    """Yields windows of `size` elements, which are `stride` elements apart in the input. A new window starts every `shift` elements."""
 
     size: int
     shift: int
@@ -90,8 +90,8 @@ class Window(Op):
 
     @classmethod
     def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
-        """Return the operator for checked arguments. Raises InvalidArgumentError for a number that is not positive, TypeError for one that
-        is not an integer.
+        """Check the arguments, and return the operator. Raises InvalidArgumentError if a number is not positive, and TypeError if it is not
+        an integer.
         """
         arguments = {"size": size, "shift": size if shift is None else shift, "stride": stride}
         numbers = {argument: checked_int(number, argument) for argument, number in arguments.items()}
@@ -117,9 +117,9 @@ class _GroupNode(OperatorNode):
     """Groups elements by key.
 
     Attributes:
-      groups: for each key, the elements that do not fill a window yet, in the order in which the keys appeared.
+      groups: for each key, in the order in which the keys appeared, the elements that do not fill a window yet.
       inner: the node of the dataset that `reduce_func` returned and that is being read, or None.
-      made_of: key and elements of the window that `inner` was made of, for the state.
+      made_of: the key and the elements of the window from which `inner` was created, for the state.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -191,7 +191,7 @@ class _GroupNode(OperatorNode):
 
 
 def int_scalar(value: Any, argument: str) -> int:
-    """Return the result of a user function as an int. Raises ValueError for anything but an integer scalar."""
+    """Return the result of a user function as an int. Raises ValueError if the result is not an integer scalar."""
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "iu":
         raise ValueError(f"`{argument}` must return a single int64, not {array.dtype} of shape {array.shape}")
@@ -201,8 +201,8 @@ def int_scalar(value: Any, argument: str) -> int:
 @operator("group_by_window", _GroupNode)
 @dataclass(frozen=True)
 class GroupByWindow(Op):
-    """Collects elements of one key in a window, has a function turn each window into a dataset, and yields the elements of these
-    datasets.
+    """Collects the elements of each key in windows, calls a function that returns a dataset for each window, and yields the elements of
+    these datasets.
     """
 
     key_function: PickledFunction
@@ -221,11 +221,13 @@ class GroupByWindow(Op):
             key = self.key_function.value(*x) if type(x) is tuple else self.key_function.value(x)
             try:
                 return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
-            except NoElements:  # the function returns an empty dataset for a window of one element
+            except NoElements:  # the function returned an empty dataset for a window of one element
                 return super().infer(dataset)
         return UNKNOWN_SPEC
 
     def reduced(self, key: int, elements: list[Any], dataset: DatasetLike) -> DatasetLike:
-        """Return the dataset that the function makes of a window of `dataset`'s input. Raises TypeError if it returns anything else."""
+        """Return the dataset that the function returns for a window of elements of `dataset`'s input. Raises TypeError if it returns no
+        dataset.
+        """
         window = dataset_of_elements(elements, dataset.inputs[0].known_spec)
         return returned_dataset(self.reduce_function.value(np.int64(key), window), "reduce_func")

@@ -1,11 +1,12 @@
-"""Compression of batches of elements: the worker's last step, and the reader's first.
+"""Compression of batches of elements. A worker compresses a batch just before it sends the batch, and a reader decompresses the batch just
+after it has received it.
 
-A compressed batch is the tuple (codec, bytes of the body, body, parts), and each part is (bytes, content). The safe codec encodes the
-structure of the batch into the body, and each large array into a part. A body or part that compression does not shrink is sent as it is,
-with 0 as its number of bytes. A batch without compression is the value itself.
+A compressed batch is the tuple (name of the codec, number of bytes of the body, body, parts), and each part is (number of bytes, content).
+The safe codec encodes the structure of the batch into the body, and each large array into a part. A body or part that compression does not
+shrink is sent unchanged, with 0 as its number of bytes. A batch without compression is the value itself.
 
-"AUTO" stands for no compression if the reader is on the same host, where compression costs more time than it saves, and otherwise for the
-built-in fast codec.
+"AUTO" means no compression if the reader is on the worker's host, because compression then takes more time than it saves. Otherwise it
+means the built-in fast codec.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from zmqdist.wire import safe
 
 AUTO_CODEC: Final = "SNAPPY"
 BYTES_MAX: Final = 1 << 36
-"""The most bytes of a decompressed part. A receiver refuses to decompress a larger one."""
+"""The largest number of bytes of a decompressed part. A receiver refuses to decompress a larger part."""
 
 
 def codec_for(compression: str, *, near: bool) -> str:
-    """Return the name of the codec for a reader; "" for none. `near`: the reader is on this host."""
+    """Return the name of the codec for a reader; "" means no compression. `near` tells whether the reader is on this host."""
     if compression == "AUTO":
         return "" if near else AUTO_CODEC
     return compression
 
 
 def compress_batch(value: Any, name: str) -> Any:
-    """Return a value of `elements.pack`, compressed with the codec `name`; "": unchanged.
+    """Compress a value of `elements.pack` with the codec `name`, and return the result. If `name` is "", return the value unchanged.
 
     Raises:
       FailedPreconditionError: the codec's package is not installed.
@@ -46,7 +47,7 @@ def compress_batch(value: Any, name: str) -> Any:
 
 
 def _compressed(codec: Any, buffer: memoryview) -> tuple[int, Any]:
-    """Return (number of bytes, compressed bytes), or (0, the bytes themselves) if compression does not pay off."""
+    """Return (number of bytes before compression, compressed bytes), or (0, the unchanged bytes) if compression does not pay off."""
     compressed = codec.compress(buffer)
     if compressed is None:
         return 0, np.frombuffer(buffer, np.uint8)
@@ -54,7 +55,7 @@ def _compressed(codec: Any, buffer: memoryview) -> tuple[int, Any]:
 
 
 def decompress_batch(value: Any, peer: str) -> Any:
-    """Return the value that `compress_batch` was given. Raises WireError, which names the peer, for a malformed value."""
+    """Return the value that was passed to `compress_batch`. Raises WireError, which names the peer, if `value` is malformed."""
     if not (isinstance(value, tuple) and len(value) == 4 and value[0] in NAMES):
         return value
     codec = codec_of(value[0])

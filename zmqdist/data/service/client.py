@@ -1,7 +1,8 @@
-"""`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that runs on the workers of a data service, as a dataset in this program.
+"""`distribute`, `register_dataset` and `from_dataset_id`, with which this program reads a pipeline that runs on the workers of a data
+service.
 
-Each function checks its arguments at once. `distribute` registers a dataset when it is applied to that dataset. Elements are requested when
-an iterator is made. Error texts are those of tf.data service where programs depend on them.
+Each function checks its arguments at once. `distribute` registers a dataset when it is applied to that dataset. Elements are requested only
+after an iterator was created. Error texts are those of tf.data service where programs depend on them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from zmqdist.errors import FailedPreconditionError, NotFoundError
 from zmqdist.rpc.client import ZmqClient
 
 REGISTER_S = 3600.0
-"""How long registration waits for a dispatcher, in seconds, as in tf.data service."""
+"""Seconds that registration waits for a dispatcher, as in tf.data service."""
 
 COMPRESSIONS = ("AUTO", None, "SNAPPY", "ZSTD", "LZ4", "GZIP")
 DELIVERIES = (AT_MOST_ONCE, EXACTLY_ONCE)
@@ -53,24 +54,26 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """Return a transformation for `Dataset.apply`: the operators before it run on the service's workers, those after it in this program.
+    """Return a transformation for `Dataset.apply`. The operators before it run on the service's workers, and the operators after it in this
+    program.
 
-    Use it when one program cannot compute elements fast enough. Applying it registers the dataset, and blocks until a dispatcher replies,
-    up to an hour. The other arguments are as in tf.data service: see docs/data_service.md.
+    Use it when one program cannot compute elements fast enough. Applying the transformation registers the dataset, and blocks until a
+    dispatcher replies, for up to an hour. docs/data_service.md explains the arguments that are not listed here, which are as in tf.data
+    service.
 
     Args:
       processing_mode: a ShardingPolicy, "parallel_epochs" (OFF) or "distributed_epoch" (DYNAMIC).
-      service: the dispatcher: "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
-      delivery: "at_most_once": the elements that a worker holds when it dies are lost. "exactly_once": other workers compute them, and the
-        iterator has a state.
-      ordered: the elements come in the pipeline's own order, and exactly once. This and "exactly_once" are for "distributed_epoch": see
-        docs/delivery.md.
+      service: the dispatcher, as "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
+      delivery: with "at_most_once", the elements that a worker holds when it dies are lost. With "exactly_once", other workers compute
+        these elements again, and the iterator has a state.
+      ordered: if True, the elements are delivered exactly once, in the pipeline's own order. This and "exactly_once" require
+        "distributed_epoch" (docs/delivery.md).
 
     Raises (when it is called):
-      ValueError, InvalidArgumentError: an argument is invalid, or does not go with another one.
+      ValueError, InvalidArgumentError: an argument is invalid, or two arguments exclude each other.
     Raises (when it is applied):
       TypeError: the argument of `apply` is not a Dataset.
-      UnimplementedError: the pipeline cannot be run in portions.
+      UnimplementedError: "exactly_once" or `ordered` was requested, and the pipeline cannot be cut into portions.
     """
     read = _checked(
         processing_mode,
@@ -89,7 +92,7 @@ def distribute(
     def apply(dataset: Dataset) -> Dataset:
         _check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
-            portion_rules(dataset)  # `portion_rules` raises here for a pipeline that cannot be cut into portions
+            portion_rules(dataset)  # raises if the pipeline cannot be cut into portions
         id = register_dataset(service, dataset, compression)
         made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -106,15 +109,15 @@ def register_dataset(
     *,
     on_conflict: str = "keep",
 ) -> str:
-    """Register a dataset with the service. Return its id, for `from_dataset_id` in this program or another one.
+    """Register a dataset with the service. Return the dataset's id, for `from_dataset_id` in this program or another program.
 
-    Use it when several programs read one pipeline, and only one of them has its code. Blocks until a dispatcher replies, up to an hour.
-    No element is computed.
+    Use this when several programs read one pipeline, and only one of these programs has the pipeline's code. Blocks until a dispatcher
+    replies, for up to an hour. No element is computed.
 
     Args:
-      dataset_id: the id to register under; None: the dispatcher chooses a new one.
-      on_conflict: what to do if another pipeline with elements of the same structure has this id: "keep" that one, "replace" it, or
-        "error".
+      dataset_id: the id to register. With None the dispatcher chooses a new id.
+      on_conflict: what to do if another pipeline with elements of the same structure has this id: "keep" the other pipeline, "replace" it
+        by this dataset, or raise an "error".
 
     Raises:
       InvalidArgumentError: a dataset of another structure, compression or length has this id.
@@ -156,16 +159,18 @@ def from_dataset_id(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Dataset:
-    """Return a dataset of the elements of a registered pipeline. The other arguments are those of `distribute`.
+    """Return a dataset of the elements of a registered pipeline. `distribute` explains the arguments that are not listed here.
 
-    Asks the dispatcher for the dataset's metadata, and blocks until it replies, up to an hour.
+    Requests the dataset's metadata from the dispatcher, and blocks until the dispatcher replies, for up to an hour.
 
     Args:
       dataset_id: the id that `register_dataset` returned or was given.
-      element_spec: the spec of the elements; None: the one that the dataset was registered with. Iterating compares the elements with it.
+      element_spec: the spec of the elements. None means the spec with which the dataset was registered. Iterators compare the elements with
+        this spec.
 
     Raises:
-      ValueError: there is no such dataset, and `element_spec` is None. NotFoundError: there is none, and `element_spec` is given.
+      ValueError: no dataset with this id is registered, and `element_spec` is None.
+      NotFoundError: no dataset with this id is registered, and `element_spec` is passed.
     """
     read = _checked(
         processing_mode,
@@ -197,7 +202,7 @@ def from_dataset_id(
 
 
 def id_of(dataset_id: Any) -> str:
-    """Return a dataset id as text. A user may give str, bytes, int, or one of these in a NumPy array of rank 0. Raises ValueError."""
+    """Return a dataset id as text. Accepts str, bytes, int, or one of these in a NumPy array of rank 0. Otherwise raises ValueError."""
     value = dataset_id.item() if hasattr(dataset_id, "item") else dataset_id
     if not isinstance(value, (str, bytes, int)):
         raise ValueError(f"`dataset_id` is {dataset_id!r}, wants the string that `register_dataset` returns")
@@ -216,7 +221,7 @@ def _checked(
     delivery: str,
     ordered: bool,
 ) -> dict[str, Any]:
-    """Return the fields of the operator for these arguments. Raises ValueError or InvalidArgumentError for invalid ones."""
+    """Return the fields of the operator for these arguments. Raises ValueError or InvalidArgumentError if an argument is invalid."""
     mode = policy_of(processing_mode)
     if job_name is not None and not isinstance(job_name, str):
         raise ValueError(f"`job_name` must be a string, but `job_name` was of type {type(job_name)}.")
@@ -266,7 +271,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return an argument that must be an integer (also one of NumPy) or None. Raises ValueError for anything else."""
+    """Return `value` if it is an integer, which may be one of NumPy, or None. Raises ValueError otherwise."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:
@@ -311,7 +316,9 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
 
 
 def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S) -> Any:
-    """Call a method of a dispatcher until it replies, also across its restarts. Raises DeadlineExceededError if none replies in time."""
+    """Call a method of a dispatcher, and repeat the call across restarts of the dispatcher until it replies. Raises DeadlineExceededError
+    if no dispatcher replies in time.
+    """
     due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
     with ZmqClient(service.address, "data client", security=security) as client:
@@ -323,13 +330,15 @@ def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout
 def _distribute(
     *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """For tests, do the same as `distribute`, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader."""
+    """Return the transformation of `distribute`, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader.
+    For tests.
+    """
     apply = distribute(*args, **options)
     return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
 
 
 def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
-    """For tests, do the same as `from_dataset_id`, with a pause as for `_distribute`."""
+    """Return the dataset of `from_dataset_id`, with the pause between watch requests of `_distribute`. For tests."""
     return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
 
 

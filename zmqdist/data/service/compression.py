@@ -1,15 +1,16 @@
-"""Codecs that compress the bytes of elements on their way from a worker to a reader, by name.
+"""The codecs, by name, with which workers compress the bytes of elements for readers.
 
     None                no compression
     "SNAPPY"            the built-in fast codec (zlib at level 1); the name is TensorFlow's
     "ZLIB", "GZIP"      zlib at its default level
     "LZ4", "ZSTD"       the packages of the extra `compression`
 
-A buffer that does not shrink by a tenth is sent as it is, because it is not worth the receiver's time. A codec tries samples of a large
-buffer first, so that incompressible data (pictures, noise) cost little.
+A buffer that does not shrink by a tenth is sent uncompressed, because decompressing it would take the receiver more time than it saves. A
+codec first compresses samples of a large buffer, so that incompressible data such as pictures cost little time.
 
-Not here: which codec a dataset has; how a batch marks its compressed buffers with their numbers of bytes (batch_compression.py). The
-receiver checks that number against its own bound before it calls `decompress`, which never returns more bytes than that.
+`decompress` never returns more bytes than the number that is passed to it. A receiver checks this number against a bound before the call.
+
+Not here: which codec a dataset has; how a batch states the number of bytes of each compressed buffer (batch_compression.py).
 """
 
 from __future__ import annotations
@@ -27,22 +28,24 @@ NAMES: Final = ("SNAPPY", "ZLIB", "GZIP", "LZ4", "ZSTD")
 
 _SAMPLES: Final = 4
 _SAMPLE_BYTES: Final = 8192
-"""The number of samples, which lie at even distances, and their length, with which a codec shows its ratio."""
+"""The number of samples of a large buffer, which are at equal distances, and the length of each sample. They show how much the buffer
+shrinks."""
 
 _SAMPLED_BYTES_MIN: Final = 16 * _SAMPLES * _SAMPLE_BYTES
-"""A buffer of this size or more is sampled first, because a failed attempt with samples costs a sixteenth of a full one."""
+"""A buffer of at least this size is sampled first, because compressing the samples in vain costs only a sixteenth of compressing the buffer
+in vain."""
 
 _LZ4_BYTES_MAX: Final = 0x7E000000
-"""LZ4's own bound for a block. Larger buffers are sent as they are."""
+"""LZ4's bound for the size of a block. Larger buffers are sent uncompressed."""
 
 
 class Codec(NamedTuple):
-    """A codec. Any thread may use it.
+    """A codec. Any thread may call its methods.
 
     Attributes:
       name: one of NAMES.
-      compress_batch: compresses a buffer.
-      unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of `failures` for damaged data.
+      compress_batch: a function that compresses a buffer.
+      unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of `failures` if the data are damaged.
     """
 
     name: str
@@ -64,10 +67,10 @@ class Codec(NamedTuple):
         return packed if _worth(packed, view.nbytes) else None
 
     def decompress(self, data: Buffer, nbytes: int, peer: str = "sender") -> bytearray:
-        """Return the `nbytes` bytes that were compressed; the caller owns them.
+        """Return the `nbytes` bytes that were compressed. The caller owns them.
 
         Raises:
-          WireError: the data are damaged, or decompress to another number of bytes; the text names the peer.
+          WireError: the data are damaged, or do not decompress to `nbytes` bytes. The error text names the peer.
         """
         try:
             made = self.unfold(data, nbytes)
@@ -83,7 +86,7 @@ def codec_of(name: str | None) -> Codec | None:
 
     Raises:
       ValueError: there is no such codec.
-      FailedPreconditionError: its package is not installed; the text names the extra.
+      FailedPreconditionError: the codec's package is not installed. The error text names the extra that installs it.
     """
     if name is None:
         return None
@@ -108,7 +111,7 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
     def unfold(data: Any, nbytes: int) -> bytes:
         unpacking = zlib.decompressobj(wbits)
-        # One byte more than expected, so that the end of the data is reached.
+        # Allow one byte more than expected, so that the decompressor reaches the end of the data.
         made = unpacking.decompress(data, nbytes + 1)
         if len(made) == nbytes and (not unpacking.eof or unpacking.unused_data):
             raise zlib.error("the stream is truncated, or bytes follow it")
@@ -118,14 +121,14 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
 
 def _lz4() -> Codec:
-    block: Any = importlib.import_module("lz4.block")  # the package's type stubs do not export its functions
+    block: Any = importlib.import_module("lz4.block")  # the type stubs of the package do not export its functions
 
     def compress_batch(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))
 
     def unfold(data: Any, nbytes: int) -> bytearray:
         if not nbytes:
-            raise ValueError("an empty buffer is never sent compressed")  # `compress` returns None for an empty buffer
+            raise ValueError("an empty buffer is never sent compressed")  # `compress` never compresses an empty buffer
         made: bytearray = block.decompress(data, uncompressed_size=nbytes, return_bytearray=True)
         return made
 
@@ -140,7 +143,8 @@ def _zstd() -> Codec:
         return bytes(zstandard.ZstdCompressor().compress(buffer))
 
     def unfold(data: Any, nbytes: int) -> bytes:
-        if zstandard.frame_content_size(data) != nbytes:  # the package allocates as many bytes as the header says
+        # Check the header first, because the package allocates as many bytes as the header states.
+        if zstandard.frame_content_size(data) != nbytes:
             raise zstandard.ZstdError("the header has another number of bytes")
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
 

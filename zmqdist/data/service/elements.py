@@ -1,29 +1,32 @@
-"""Pack many elements of a pipeline by columns into one value of an RPC reply, and unpack them.
+"""Pack many elements of a pipeline, column by column, into one value for an RPC reply, and unpack the elements again.
 
 Form
-    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list, because no element has a list as
-    structure:
-        [SCALARS, array]         NumPy scalars of one type: one array of rank 1
-        [ROWS, array]            arrays of one dtype and shape, of at most ROW_BYTES_MAX each: stacked on a new axis 0
-        [TEXTS, kind, ...]       str (kind 1) or bytes (0), if some are large: arrays of bytes
-        [EACH, one, two, ...]    anything else, unchanged: large arrays, str, bytes, and entries that differ in dtype, shape or structure
-    All columns have an entry for each element. Parts that differ in structure form one column of structures, also if the whole elements
-    differ. The value of no elements is an empty column.
+    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list, which tells it apart from the
+    structure, because the structure of an element never contains a list:
+        [SCALARS, array]         NumPy scalars of one type, as one array of rank 1
+        [ROWS, array]            arrays of one dtype and shape, of at most ROW_BYTES_MAX each, stacked on a new axis 0
+        [TEXTS, kind, ...]       str (kind 1) or bytes (kind 0) of which some are large, as arrays of bytes
+        [EACH, one, two, ...]    everything else, unchanged: large arrays, str, bytes, and entries that differ in dtype, shape or structure
+    Each column has an entry for each element. Where the structures of elements differ, a single EACH column has the differing parts, or
+    the whole elements if these differ. The value of no elements is an empty column.
 
 Rules
-    Elements arrive with the types with which they were sent: NumPy scalars and arrays of rank 0 stay what they are, and dtypes keep their
-    byte order. Exceptions: a namedtuple becomes a generic one with the same name and fields, and an array in Fortran order may arrive in C
-    order.
+    Elements arrive with the types with which they were sent. NumPy scalars stay scalars, arrays of rank 0 stay arrays, and dtypes keep
+    their byte order. There are two exceptions: a namedtuple becomes an instance of a new class with the same name and fields, and an array
+    in Fortran order may arrive in C order.
 
-    A large array travels in a frame of its own, and this module never copies it. A small array is copied into its column and out of it, so
-    that the receiver owns each array, may write to it, and keeps no other memory alive with it. (Views would save half a microsecond a row,
-    but then one row in a shuffle buffer would keep a whole column.) A frozen array that is an entry of its own stays frozen.
+    A large array is sent in a frame of its own, and this module never copies it. A small array is copied into its column by the sender and
+    out of the column by the receiver, so that the receiver owns each array, may write to it, and keeps no other memory alive with it. Views
+    would save half a microsecond per row, but one row in a shuffle buffer would then keep a whole column in memory. A frozen array in an
+    EACH column stays frozen.
 
-    `unpack` returns elements or raises WireError, for any value. The elements take about as much memory as the value, except that an entry
-    of one byte becomes an object of about 100 bytes.
+    For any value, `unpack` either returns elements or raises WireError. The elements take about as much memory as the value, except that an
+    entry of one byte becomes an object of about 100 bytes.
 
-Not here: the bytes (wire/safe.py), and when a batch is full. The safe codec accepts values of up to 7 MiB beside their large arrays, and up
-to a thousand large arrays.
+The safe codec accepts values of up to 7 MiB, without their large arrays, and up to a thousand large arrays. `fits` keeps a batch below
+these bounds.
+
+Not here: the encoding into bytes (wire/safe.py).
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from zmqdist.specs import TensorSpec
 SCALARS, ROWS, EACH, TEXTS = range(4)
 
 ROW_BYTES_MAX: Final = INLINE_BYTES_MAX
-"""An array of more bytes than this travels in a frame of its own, so that it is not copied on the way."""
+"""An array of more bytes than this is sent in a frame of its own, so that it is not copied."""
 
 _SCALAR_TYPES: Final = LEAVES - {np.ndarray, str, bytes}
 _TIMES: Final = frozenset({np.datetime64, np.timedelta64})
@@ -56,7 +59,8 @@ _shape_of = attrgetter("shape")
 
 
 def pack(elements: Sequence[Any]) -> Any:
-    """Return elements as one value for the safe codec. It refers to their large arrays, which must not change before it is encoded.
+    """Return elements as one value for the safe codec. The value refers to the elements' large arrays, which must not change before the
+    value is encoded.
 
     Raises:
       UnimplementedError: a leaf is a dataset.
@@ -84,7 +88,9 @@ def _column(items: Sequence[Any]) -> Any:
 
 
 def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
-    """Return whether all dicts have the same strings as keys, in the same order. Other keys may be equal and differ, as 1 and True."""
+    """Return whether all dicts have equal strings as keys, in the same order. Keys of other types do not count, because keys such as 1 and
+    True are equal but differ.
+    """
     keys = list(map(tuple, items))
     return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
 
@@ -97,7 +103,8 @@ def _scalars(items: Sequence[Any]) -> Any:
     dtype = items[0].dtype
     if type(items[0]) not in _TIMES:
         return [SCALARS, np.fromiter(items, dtype, len(items))]
-    if _alike(items, _dtype_of):  # entries of different units stay apart: NumPy would convert them to one unit
+    # Entries of different units form an EACH column, because NumPy would convert them to one unit.
+    if _alike(items, _dtype_of):
         return [SCALARS, np.array(items, dtype)]
     return [EACH, *items]
 
@@ -112,12 +119,12 @@ def _texts(cls: type, items: Sequence[Any]) -> Any:
 def _arrays(items: Sequence[Any]) -> Any:
     first = items[0]
     dtype, shape, nbytes = first.dtype, first.shape, first.nbytes
-    # Empty arrays are sent one by one: a column of no bytes could claim any number of rows. So are arrays of structured dtypes, because
-    # their fields may have gaps.
+    # Send empty arrays one by one, because a received column of no bytes could claim any number of rows. Send arrays of structured dtypes
+    # one by one too, because their fields may have gaps.
     fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject
     if not (fits and _alike(items, _shape_of) and _alike(items, _dtype_of)):
         return [EACH, *map(_single, items)]
-    column = np.empty((len(items), *shape), dtype)  # np.stack would convert to the byte order of this host
+    column = np.empty((len(items), *shape), dtype)  # np.stack would convert the arrays to the byte order of this host
     if shape:
         np.concatenate(items, out=column.reshape(-1, *shape[1:]))
     else:
@@ -138,7 +145,7 @@ def _single(value: Any) -> Any:
     if isinstance(value, tuple):
         return _like(value, map(_single, value))
     if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return value  # for example a row of an array of strings, or of a structured dtype
+        return value  # for example an item of an array of strings, or of a structured dtype
     if is_dataset(value):
         raise UnimplementedError(
             "elements that hold datasets (of window) cannot be sent to a reader: apply batch() or flat_map() to them"
@@ -154,14 +161,15 @@ class _Malformed(Exception):
 
 
 def unpack(value: Any, peer: str) -> list[Any]:
-    """Return the elements in a received value of `pack`. The caller owns their arrays, which are writable, unless they were sent frozen.
+    """Return the elements in a received value of `pack`. The caller owns the elements' arrays. They are writable unless they were sent
+    frozen.
 
     Args:
-      value: owned by this function: the elements take over its large arrays.
-      peer: the sender, for errors.
+      value: the caller must not use it afterwards, because the elements take over its large arrays.
+      peer: the sender, for error texts.
 
     Raises:
-      WireError: `pack` makes no such value.
+      WireError: the value is not one that `pack` returns.
     """
     try:
         return _entries(value)
@@ -233,16 +241,17 @@ def _malformed(why: str) -> NoReturn:
 # -- sizes and specs of elements --------------------------------------------------------------------------------------
 
 _OBJECT_BYTES: Final = 64
-"""The approximate bytes that an object takes beside its content."""
+"""The approximate bytes that an object takes in addition to its content."""
 
 
 INLINE_BYTES: Final = 4 << 20
 ARRAYS_MAX: Final = 500
-"""The most bytes of a batch beside its large arrays, and the most large arrays. Both are well below the bounds of the codec."""
+"""The largest number of bytes of a batch without its large arrays, and the largest number of large arrays. Both are well below the bounds
+of the safe codec."""
 
 
 def fits(elements: Iterable[Any], bytes_max: int) -> int:
-    """Return how many of the elements make a batch of about `bytes_max` bytes that the codec accepts; at least one."""
+    """Return how many of the elements form a batch of about `bytes_max` bytes that the safe codec accepts. The result is at least 1."""
     inline = large = arrays = count = 0
     for value in elements:
         for nbytes in _sizes(value):
@@ -291,10 +300,10 @@ def weigh(value: Any) -> int:
 
 
 def check_spec(elements: Sequence[Any], spec: Any) -> None:
-    """Check elements against the spec of their pipeline: one of them if all are alike, otherwise each.
+    """Check elements against the spec of their pipeline. Check only the first element if all elements are alike, otherwise each element.
 
     Raises:
-      InvalidArgumentError: an element has another structure, dtype or shape; the text names the leaf.
+      InvalidArgumentError: an element has another structure, dtype or shape. The error text names the leaf.
     """
     if elements and spec is not UNKNOWN_SPEC:
         for value in elements[:1] if _all_alike(elements) else elements:
@@ -302,7 +311,7 @@ def check_spec(elements: Sequence[Any], spec: Any) -> None:
 
 
 def _all_alike(items: Sequence[Any]) -> bool:
-    """Return whether all elements have the same structure, and the same dtype and shape at each leaf of it."""
+    """Return whether all elements have the same structure, and the same dtype and shape at each leaf."""
     first = items[0]
     cls = type(first)
     if len(set(map(type, items))) > 1:

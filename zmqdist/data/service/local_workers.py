@@ -15,18 +15,18 @@ class LocalWorker(Protocol):
     """A worker whose tasks are threads of this process.
 
     Attributes:
-      dispatcher: the dispatcher's address that the worker was started with.
-      state: number of the dispatcher's state that its tasks belong to.
+      dispatcher: the dispatcher's address with which the worker was started.
+      state: number of the dispatcher's state to which the worker's tasks belong.
     """
 
     dispatcher: str
     state: int
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Have a task reply to a reader. May be called from any thread."""
+        """Have a task reply to a reader's request. Any thread may call this."""
 
     def delete(self, number: int) -> None:
-        """Delete a task on behalf of its only reader. May be called from any thread."""
+        """Delete a task for its only reader. Any thread may call this."""
 
 
 _workers: dict[int, LocalWorker] = {}
@@ -40,7 +40,7 @@ def add(incarnation: int, worker: LocalWorker) -> None:
 
 
 def remove(incarnation: int) -> None:
-    """Remove a worker; harmless if it is not here."""
+    """Remove a worker. Does nothing if the worker was not added."""
     with _lock:
         _workers.pop(incarnation, None)
 
@@ -52,7 +52,7 @@ def find(incarnation: int) -> LocalWorker | None:
 
 
 def has_worker_of(dispatcher: str, state: int = 0) -> bool:
-    """Return whether a worker of this process was started with a dispatcher's address, or has tasks of the dispatcher's state."""
+    """Return whether this process has a worker that was started with the dispatcher's address or has tasks of the dispatcher's state."""
     with _lock:
         workers = list(_workers.values())
     return any(split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers)

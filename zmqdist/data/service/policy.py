@@ -11,10 +11,10 @@ from zmqdist.data.structure import invalid
 class ShardingPolicy(IntEnum):
     """Which part of the data each worker computes.
 
-    OFF: every worker computes the whole dataset. DYNAMIC: the dispatcher gives out the positions of the sources, each once, first come,
-    first served. The static policies give each worker a fixed shard, by its index in the dispatcher's `worker_addresses`. FILE: a shard of
-    the files. DATA: a shard of the elements. FILE_OR_DATA: of the files if the pipeline reads files, otherwise of the elements. HINT: a
-    shard at the place of `shard(SHARD_HINT, SHARD_HINT)` in the pipeline.
+    With OFF, every worker computes the whole dataset. With DYNAMIC, the dispatcher gives each position of the sources to one worker, first
+    come, first served. All other policies are static: they give each worker a fixed shard, by the worker's index in the dispatcher's
+    `worker_addresses`. FILE takes a shard of the files, and DATA a shard of the elements. FILE_OR_DATA takes a shard of the files if the
+    pipeline reads files, otherwise of the elements. HINT takes the shard at the place of `shard(SHARD_HINT, SHARD_HINT)` in the pipeline.
     """
 
     OFF = 0
@@ -31,7 +31,9 @@ _POLICY_NAMES = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": Sha
 
 
 def policy_of(processing_mode: Any) -> ShardingPolicy:
-    """Return the policy that a user has named, or passed. Raises ValueError for anything else, including a number."""
+    """Return the policy for a `processing_mode`, which is a ShardingPolicy or a name. Raises ValueError for anything else, including a
+    number.
+    """
     if isinstance(processing_mode, ShardingPolicy):
         return processing_mode
     if isinstance(processing_mode, str) and processing_mode in _POLICY_NAMES:
@@ -43,13 +45,13 @@ def policy_of(processing_mode: Any) -> ShardingPolicy:
 
 
 class CrossTrainerCache:
-    """An argument of `distribute` for several trainers that read the same elements, each computed once.
+    """An argument of `distribute` for several trainers that read the same elements, so that each element is computed only once.
 
-    Use it when trainers, as in a hyperparameter search, have the same pipeline, and its cost matters. Each worker keeps a window of the
-    latest elements, and all trainers of a job read from it. No trainer gets an element twice, but a trainer that is too slow misses some.
+    Use it when several trainers have the same expensive pipeline, as in a hyperparameter search. Each worker has a window of the latest
+    elements, from which all trainers of a job read. No trainer gets an element twice, but a trainer that is too slow misses elements.
 
     Args:
-      trainer_id: names this trainer; not empty.
+      trainer_id: a name for this trainer, not empty.
 
     Raises:
       ValueError: the id is empty.
@@ -62,7 +64,7 @@ class CrossTrainerCache:
 
 
 def check_shared(job_name: str | None, repetition: int, num_consumers: int) -> None:
-    """Raise InvalidArgumentError for an iterator that cannot read from a cross-trainer cache."""
+    """Raise InvalidArgumentError if an iterator with these arguments cannot read from a cross-trainer cache."""
     if not job_name:
         raise invalid("Cross-trainer caching requires named jobs. Got empty `job_name`.")
     if repetition > 1:

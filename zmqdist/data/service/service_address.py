@@ -1,4 +1,4 @@
-"""The `service` argument of `distribute` and similar functions: the address of a dispatcher, and the secret for it."""
+"""The `service` argument of `distribute` and similar functions: the address of a dispatcher, and the secret for that dispatcher."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from zmqdist.transport.credentials import Credentials
 
 @dataclass(frozen=True)
 class Service:
-    """A dispatcher's address, and the paths of the secret for it.
+    """A dispatcher's address, and the paths of the files with the secret for this dispatcher.
 
     Attributes:
       address: "host:port".
-      token_file, keys_dir, insecure: as in Credentials; paths, never secrets, because a pipeline that is sent elsewhere contains them.
+      token_file, keys_dir, insecure: as in Credentials. They are paths and never secrets, because a pipeline contains them and is sent to
+        other hosts.
     """
 
     address: str
@@ -27,8 +28,8 @@ class Service:
 
     @property
     def credentials(self) -> Credentials:
-        """The secrets from the paths. A path that does not exist on this host, to which the pipeline was sent, is replaced by the
-        default one.
+        """The secrets from the files. If a path does not exist on this host, because the pipeline was sent to this host, the default path
+        is used.
         """
         there = {
             name: path
@@ -39,10 +40,10 @@ class Service:
 
 
 def service_of(service: Any) -> Service:
-    """Return the dispatcher that a `service` argument means: an address, or an object with a `target`, and perhaps `credentials`.
+    """Return the dispatcher for a `service` argument, which is an address, or an object with a `target` and perhaps `credentials`.
 
     Raises:
-      ValueError: the argument is neither.
+      ValueError: the argument is neither an address nor such an object.
       NotFoundError: the address has an unknown protocol.
     """
     address = getattr(service, "target", service)
@@ -54,7 +55,7 @@ def service_of(service: Any) -> Service:
 
 
 def _address(service: Any) -> str:
-    """Return the "host:port" of an address as a user writes it."""
+    """Return the "host:port" of an address in any form that a user may write."""
     if isinstance(service, tuple) and len(service) == 2:
         protocol, service = service
         service = f"{protocol}://{service}"

@@ -45,7 +45,7 @@ class _ReadingNode(OperatorNode):
 
 
 class _PortionsNode(OperatorNode):
-    """Reads a dataset in portions. It opens its reader at the first element, so that a state can be loaded before the iteration begins."""
+    """Reads a dataset in portions. The reader is opened at the first element, so that a state can be loaded before the iteration begins."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -86,7 +86,7 @@ class _PortionsNode(OperatorNode):
 
 
 def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
-    """Return the request of an iterator over the operator, for its `repetition`-th pass."""
+    """Return the ReadRequest for an iterator that reads the `repetition`-th pass of the operator."""
     terms = Terms(op.dataset, op.mode, op.num_consumers, op.target_workers, bool(op.trainer), op.delivery, op.ordered)
     return ReadRequest(
         op.service,
@@ -106,7 +106,7 @@ def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
 @operator("distribute", _ReadingNode)
 @dataclass(frozen=True)
 class Distributed(Op):
-    """A registered dataset, computed by the workers of a service. The fields are the arguments of `distribute`."""
+    """The operator for a registered dataset whose elements the workers of a service compute. The fields are those of `distribute`."""
 
     service: str
     dataset: str
@@ -148,7 +148,9 @@ class Distributed(Op):
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Return the spec of the pipeline that was distributed in this process. Reading an element instead would begin an iteration."""
+        """Return the spec of the pipeline that was distributed in this process. The spec is not inferred from an element, because that
+        would begin an iteration.
+        """
         upstream = self.__dict__.get("upstream")
         if upstream is None:
             text = (

@@ -1,7 +1,7 @@
-"""A task's requests to the dispatcher: for positions, for portions, and for the definition of its pipeline.
+"""The requests of a task to the dispatcher, for positions, for portions, and for the definition of the task's pipeline.
 
-Each request blocks, and is repeated while the dispatcher is away. A repeated request has the same number, so that the dispatcher gives no
-positions twice.
+Each request blocks, and is repeated while the dispatcher is away. A repeated request has the same number as before, so that the dispatcher
+does not give out other positions for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096
 QUICK_S: Final = 0.02
-"""A run of positions that is used up in less than this many seconds doubles the size of the next one, up to RUN_MAX."""
+"""Seconds. If a run of positions is used up in less time, the next run is twice as long, up to RUN_MAX."""
 
 
 def call_until_answered(
@@ -43,14 +43,14 @@ def call_until_answered(
 ) -> Any:
     """Call a method of the dispatcher until it replies with success or a permanent error.
 
-    Blocks. Logs every WAIT_LOG_S why it repeats the call.
+    Blocks. Logs the reason why it repeats the call every WAIT_LOG_S.
 
     Args:
       method: the part of the method's name after "zmqdist.data.".
-      timeout_s: how long failed calls are repeated, in seconds; `inf`: for ever.
+      timeout_s: seconds for which a failed call is repeated; `inf` means for ever.
       due: the deadline of each call, as for `internal_client.start`.
-      stopped: setting it ends the wait with CancelledError.
-      what: names the call in the log and in errors.
+      stopped: an event that ends the wait with CancelledError when it is set.
+      what: a phrase that names the call in the log and in error texts.
       again: the codes after which the call is repeated.
 
     Raises:
@@ -76,18 +76,20 @@ def call_until_answered(
 
 
 class PositionsUnavailable(UnavailableError):
-    """The dispatcher gave no positions, and the pipeline is not at fault. Readers learn from the dispatcher whether the task continues."""
+    """The dispatcher gave no positions, which is not an error of the pipeline. Readers learn from the dispatcher whether the task
+    continues.
+    """
 
 
 class WorkerDrained(CancelledError):
-    """The worker is leaving and takes no more positions. The error ends a pipeline that would otherwise repeat its sources for ever."""
+    """The worker is leaving and takes no more positions. This error ends a pipeline that would otherwise repeat its sources for ever."""
 
 
 class SplitClient:
-    """Requests positions for one task. Threads of the pipeline call `ask`, in any order.
+    """Requests positions for one task. Any thread of the pipeline may call `ask`.
 
     Attributes:
-      stopped: set when the task is over, which ends pending requests.
+      stopped: an event that is set when the task has ended. It ends pending requests.
     """
 
     def __init__(
@@ -112,15 +114,15 @@ class SplitClient:
         """Return the next position of a source; None at the end of this repetition. Blocks while a request is pending.
 
         Raises:
-          PositionsUnavailable: the dispatcher refuses, or does not reply in time.
-          WorkerDrained: the worker is leaving, and the pipeline asks for yet another repetition.
+          PositionsUnavailable: the dispatcher refuses the request, or does not reply in time.
+          WorkerDrained: the worker is leaving, and the pipeline asks for a repetition after the one that has ended because of this.
         """
         with self._lock:
             run = self._runs.setdefault(source, _Run())
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
-                # The current repetition ends; a pipeline that begins another repetition after that would never end by itself.
+                # End the current repetition. Raise if the pipeline begins another one, because such a pipeline would never end by itself.
                 if repetition > run.drained_in >= 0:
                     raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
@@ -144,13 +146,13 @@ class SplitClient:
         except (
             NotFoundError,
             UnavailableError,
-        ) as error:  # another worker has the task now, or the dispatcher is away
+        ) as error:  # another worker has the task, or the dispatcher is away
             raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:
-        """Give the pipeline no more positions, and return to the dispatcher those that it has not used. Blocks until the dispatcher
-        confirms.
+        """Give the pipeline no more positions, and return unused positions to the dispatcher. Blocks until the dispatcher has confirmed
+        this.
 
         Raises:
           OpError: the dispatcher has refused the positions.
@@ -168,8 +170,8 @@ class SplitClient:
         self._call("hand_back", *self._task, source, secrets.randbits(62), run.repetition, runs)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
-        """Return the next portions for a reader. Block until there is one; return an empty list when no more will come or the reader is
-        gone.
+        """Return the next portions for a reader. Blocks until the dispatcher has a portion. Return an empty list if no more portions will
+        come or the reader has gone.
         """
         try:
             return [tuple(each) for each in self._call("portions", *self._task, client, secrets.randbits(62), count)]
@@ -192,7 +194,7 @@ class SplitClient:
 
 
 class _Run:
-    """The positions of one source that the task has received and not used: `next` to `stop` - 1."""
+    """The positions of one source that the task has received and not used, from `next` to `stop` - 1."""
 
     def __init__(self) -> None:
         self.repetition = -1

@@ -1,8 +1,8 @@
-"""The errors that readers get when a pipeline fails: they name the operator, the dataset and the task.
+"""The errors that readers get when a pipeline fails. Each error names the operator, the dataset and the task.
 
-An OpError of user code keeps its code. Any other error gets a code by its class (rpc/handler_errors.py), and the text holds its class and
-traceback. A code after which readers would try again becomes UNKNOWN, because the pipeline would fail again. Errors of the dispatcher,
-which gives out the positions, stay unchanged.
+An OpError of user code keeps its code. Any other error gets a code by its class (rpc/handler_errors.py), and its text contains the class
+and the traceback. A code after which readers would try again is replaced by UNKNOWN, because the pipeline would fail again. The errors of
+requests for positions, which come from the dispatcher, stay unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TaskFailure:
 
     Attributes:
       error: the error for readers.
-      for_good: the task has failed for good, and every request gets the error. Otherwise one request gets it.
+      for_good: whether the task has failed for good, so that every request gets the error. Otherwise only one request gets it.
     """
 
     error: OpError
@@ -57,7 +57,7 @@ def process_death_error(exit_code: int, tail: str, progress: Sequence[int], wher
 
     Args:
       tail: the last lines of the process's standard error.
-      goes_on: a sentence for the error text that says whether the task continues.
+      goes_on: a sentence that tells the reader of the error text whether the task continues.
     """
     at = (
         f"position {progress[POSITION]} of source {progress[SOURCE] - 1} was the last that it got, and "
@@ -72,7 +72,7 @@ def process_death_error(exit_code: int, tail: str, progress: Sequence[int], wher
 
 
 def describe_exit(code: int) -> str:
-    """Return how a process ended, as the predicate of a sentence: "was killed by SIGKILL"."""
+    """Return how a process with this exit code ended, as the predicate of a sentence: "was killed by SIGKILL"."""
     if code >= 0:
         return f"ended itself with exit code {code}"
     try:

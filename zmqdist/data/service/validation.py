@@ -1,7 +1,7 @@
-"""The arguments of calls, checked before a method uses them.
+"""A check of the arguments of RPC calls, before a method uses them.
 
-Arguments of a peer may get into the journal, and a journal that cannot be read again would end the dispatcher. So each method declares its
-arguments by annotations, and a caller that sends anything else gets an error.
+The dispatcher may write arguments of a peer into the journal, and a journal that cannot be read again would prevent the dispatcher from
+starting. Therefore each method declares the types of its arguments by annotations, and a caller that sends other arguments gets an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from zmqdist.errors import InvalidArgumentError
 
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
-"""A count, or an identifying number, that a peer sends; -1: none, or no end."""
+"""A count or an identifying number that a peer sends. -1 means no number or no end."""
 
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
@@ -23,7 +23,7 @@ Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 def checked(name: str, fn: Callable[..., None]) -> Callable[..., None]:
     """Return a function that calls `fn(call, *args)` after it has checked the arguments against the annotations of `fn`.
 
-    The function raises InvalidArgumentError for arguments that do not fit; `name` names the method in the error.
+    The returned function raises InvalidArgumentError if arguments do not fit. `name` names the method in the error text.
     """
     hints = get_type_hints(fn, include_extras=True)
     fields = [

@@ -1,4 +1,4 @@
-"""Which workers a reader reads from: the rules of `target_workers` and of tags."""
+"""The rules by which a reader chooses the workers from which it reads: `target_workers` and tags."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from zmqdist.data.structure import invalid
 COLOCATED: Final = "COLOCATED"
 
 LOCAL_PROTOCOL: Final = "local"
-"""The protocol within one process: elements pass by reference."""
+"""The protocol within one process, which passes elements by reference."""
 
 PROTOCOLS: Final = ("zmq", "tcp")
-"""Names of the protocol between processes, of which there is one."""
+"""The names of the protocol between processes. All of them mean the same protocol."""
 
 
 def target_of(terms: Terms, deployment_mode: str) -> str:
-    """Return the target with "AUTO" resolved as far as the job's terms allow; `reads_from` decides the rest for each worker.
+    """Return the target of a reader. "AUTO" is replaced if the job's terms decide the target; otherwise `reads_from` decides for each
+    worker.
 
     Raises:
-      InvalidArgumentError: a coordinated read may not read from the workers of this process alone.
+      InvalidArgumentError: the target of a coordinated read is "LOCAL", the workers of this process only.
     """
     policy, target = ShardingPolicy(terms.mode), terms.target_workers
     if target == "AUTO" and policy in STATIC and deployment_mode == COLOCATED:
@@ -36,10 +37,10 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
 
 
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
-    """Check that this process has a worker of a dispatcher, for reads from local workers. Raises InvalidArgumentError.
+    """Raise InvalidArgumentError if this process has no worker of the dispatcher, which a read from local workers needs.
 
     Args:
-      state: the number of the dispatcher's state. With it, a worker is found that knows the dispatcher by another address.
+      state: the number of the dispatcher's state, by which a worker is found that knows the dispatcher by another address.
     """
     policy = ShardingPolicy(terms.mode)
     if local_workers.has_worker_of(dispatcher, state):

@@ -1,21 +1,23 @@
-"""The dispatcher's journal: acknowledged records are on the disk, in order, and survive kill -9 and a loss of power.
+"""The dispatcher's journal. Acknowledged records are on the disk, in order, and survive kill -9 and a loss of power.
 
 Promises
  1. The journal calls `done(None)` when the records are synchronised to the disk (SQLite's write-ahead log, synchronous=FULL), never before.
- 2. Records that are appended while a commit runs form the next commit, one transaction: all of them or none. After `done(error)` none of
-    them is in the journal, which continues from the state before.
+ 2. Records that are appended while a commit runs form the next commit. A commit is one transaction, so that either all of its records are
+    written or none. After `done(error)` the journal has none of them, and continues from its earlier content.
  3. `load` returns exactly the acknowledged records, or raises DataLossError; it never returns fewer of them, nor an empty state instead.
- 4. One process at a time has a journal: it holds a lock of the kernel on `journal.lock`, which ends with the process, however it dies.
+ 4. Only one process at a time uses a journal. That process holds a lock on `journal.lock`, and the kernel releases the lock
+ when the process ends, however it ends.
 
-How the journal detects a loss: records are numbered without gaps, for ever, and each has a checksum over its number and bytes.
-`journal.lock` holds the number of the last acknowledged record. The journal writes it after each commit and does not synchronise it, so
-that it never names a record that is not on the disk. With this number the journal detects damage that SQLite alone takes for the end of the
-log: a write-ahead log that was removed, cut or damaged, and a database that was removed, emptied or replaced by an older copy. (After a
-loss of power the file may have an older number. Then damage to the records after that number is not detected.)
+The journal detects a loss as follows. Records are numbered without gaps, and no number is used twice. Each record has a checksum over its
+number and bytes. `journal.lock` contains the number of the last acknowledged record. The journal writes this number after each commit, so
+that the file never names a record that is not on the disk. With this number the journal detects damage that SQLite alone takes for the end
+of the log: a write-ahead log that was removed, cut or damaged, and a database that was removed, emptied or replaced by an older copy. The
+number is not synchronised to the disk. After a loss of power `journal.lock` may therefore have an older number, and damage to the records
+after that number is not detected.
 
-The database never shrinks; it reuses the pages of records that a snapshot has replaced.
+The database file never shrinks, but SQLite reuses the pages of records that a snapshot has replaced.
 
-Not here: the meaning of records, and a bound of the pending records, because the caller waits for `done`.
+Not here: the meaning of records. The number of pending records has no bound here, because the caller waits for `done`.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ log = logging.getLogger("zmqdist.data.service")
 Done: TypeAlias = Callable[["OpError | None"], None]
 
 FORMAT: Final = 1
-"""Version of the tables. Increase it when an older zmqdist would read new tables wrongly."""
+"""Version of the database's tables. Increase it when an older zmqdist would misread new tables."""
 
 _APPLICATION: Final = 0x7A6D7164
 """SQLite's application id of zmqdist's files: "zmqd"."""
 
 _LOCK_LINE: Final = b"%20d %20d\n"
-"""The content of `journal.lock`: the process that has the journal, and the number of the last acknowledged record."""
+"""The content of `journal.lock`: the id of the process that uses the journal, and the number of the last acknowledged record."""
 
 _TABLES: Final = """
     CREATE TABLE snapshot (number INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, body BLOB NOT NULL);
@@ -67,7 +69,7 @@ os.register_at_fork(after_in_child=_close_locks)
 
 
 class _Waiting(NamedTuple):
-    """One call of `append`, or of `compact` if it has a snapshot."""
+    """The arguments of one call of `append`, or of `compact` if there is a snapshot."""
 
     records: Sequence[bytes]
     snapshot: bytes | None
@@ -75,14 +77,14 @@ class _Waiting(NamedTuple):
 
 
 class Journal:
-    """Records in a folder, in the order in which they were appended. Any thread may use it.
+    """A journal of records in a folder, in the order in which they were appended. Any thread may call its methods.
 
     Args:
       folder: created if it is missing. A new folder is an empty journal.
 
     Raises:
-      FailedPreconditionError: another process has this journal, a newer zmqdist wrote it, or the folder cannot be used.
-      DataLossError: "corrupted record": the folder holds fewer records than were acknowledged, or files that are no journal.
+      FailedPreconditionError: another process uses this journal, a newer zmqdist wrote it, or the folder cannot be used.
+      DataLossError: "corrupted record": the folder has fewer records than were acknowledged, or its files are no journal.
     """
 
     def __init__(self, folder: str) -> None:
@@ -111,12 +113,13 @@ class Journal:
         self._thread.start()
 
     def load(self) -> tuple[bytes | None, list[bytes]]:
-        """Return (the last snapshot, or None; the records that were committed after it, in order).
+        """Return the last snapshot, or None, and the records that were committed after that snapshot, in order.
 
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
         """
-        acknowledged = self._acknowledged()  # read before the records, because more records may be committed meanwhile
+        # Read the acknowledged number before the records, because more records may be committed in between.
+        acknowledged = self._acknowledged()
         try:
             with closing(self._connect("ro")) as database:
                 database.execute("BEGIN")
@@ -136,12 +139,13 @@ class Journal:
         return (snapshots[0][2] if snapshots else None), [body for _, _, body in rows]
 
     def append(self, records: Sequence[bytes], done: Done) -> None:
-        """Write records after those that were appended before. Does not block.
+        """Have the journal's thread write records after those that were appended before. Does not block.
 
         Args:
-          records: neither they nor the sequence may change afterwards.
-          done: called in the journal's thread, with None once all records are on the disk, or with an error if none is:
-            ResourceExhaustedError (no room or no permission: try again later) or DataLossError. It must not block, nor call `close`.
+          records: the caller must not change the records or the sequence afterwards.
+          done: the journal calls it in the journal's thread, with None when all records are on the disk, or with an error when no record
+            is. The error is ResourceExhaustedError if there is no room or no permission, and then a later attempt may succeed; otherwise it
+            is DataLossError. `done` must not block, and must not call `close`.
 
         Raises:
           FailedPreconditionError: the journal is closed.
@@ -149,18 +153,19 @@ class Journal:
         self._put(_Waiting(records, None, done))
 
     def compact(self, snapshot: bytes, done: Done) -> None:
-        """Replace all records so far by a snapshot, in one transaction. Does not block; `done` is called as by `append`."""
+        """Replace all earlier records by a snapshot, in one transaction. Does not block; `append` says how `done` is called."""
         self._put(_Waiting((), snapshot, done))
 
     def close(self) -> None:
-        """Write all appended records, call every `done`, and free the journal for another process. Blocks; a second call does nothing."""
+        """Write all appended records, call every `done`, and release the lock. Blocks meanwhile. A second call does nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join()
         with self._changed:
             if self._lock in _locks:
-                self._database.close()  # SQLite moves the content of the log into the database, and removes the log
+                # Closing makes SQLite move the content of the log into the database, and remove the log.
+                self._database.close()
                 self._free_lock()
                 self._lock = -1
 
@@ -178,16 +183,18 @@ class Journal:
             failed: OpError | None = None
             try:
                 self._commit(group)
-            except BaseException as error:  # any error has to reach the waiting callers
+            except BaseException as error:  # whatever the error is, the waiting callers have to get it
                 failed = self._roll_back(error)
             for waiting in group:
                 try:
                     waiting.done(failed)
                 except BaseException:
-                    log.exception("a function that waited for the journal raised")
+                    log.exception("an error in a function that waited for the journal")
 
     def _next_group(self) -> list[_Waiting]:
-        """Return all waiting calls; block until there is one. Return an empty list when the journal is closed and no call waits."""
+        """Wait for calls of `append` and `compact`, and return all that wait. Return an empty list when the journal is closed and no call
+        waits.
+        """
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
@@ -210,7 +217,8 @@ class Journal:
                 number += len(rows)
         execute("COMMIT")
         self._last = number
-        with suppress(OSError):  # the records are durable; with the old number the journal only detects fewer losses
+        # The records are durable without the new number. With the old number the journal would only detect fewer losses.
+        with suppress(OSError):
             self._write_lock()
 
     def _roll_back(self, error: BaseException) -> OpError:
@@ -218,7 +226,7 @@ class Journal:
         with suppress(sqlite3.Error):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            # A commit that was written and not synchronised must not come back after a crash: remove it from the log.
+            # Remove the commit from the log: it was written and not synchronised, and must not reappear after a crash.
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         log.warning("%s: a commit failed: %s", self.path, error)
         if _is_damage(error):
@@ -233,7 +241,7 @@ class Journal:
     # -- the files ------------------------------------------------------------------------------------------------
 
     def _connect(self, mode: str, path: str | None = None) -> sqlite3.Connection:
-        """Open the database. `mode` is SQLite's: "ro", "rw" or "rwc". A connection with "ro" leaves a damaged log unchanged."""
+        """Open the database in a mode of SQLite: "ro", "rw" or "rwc". A connection in mode "ro" leaves a damaged log unchanged."""
         name = quote(self.path if path is None else path)
         database = sqlite3.connect(f"file:{name}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False)
         try:
@@ -245,7 +253,9 @@ class Journal:
         return database
 
     def _create(self) -> None:
-        """Create an empty journal by a rename, so that it exists as a whole or not at all. So an empty file always means damage."""
+        """Create an empty journal by a rename, so that it exists as a whole or not at all. An empty database file therefore always means
+        damage.
+        """
         if os.path.exists(self.path + "-wal"):
             raise self._damaged("the database is missing, and its log exists")
         new = self.path + ".new"
@@ -261,8 +271,8 @@ class Journal:
         synchronise(self._folder)
 
     def _read_last(self) -> int:
-        """Return the number of the last record. First check that the files are a journal of zmqdist, and that it ends with the last
-        acknowledged record or a later one.
+        """Return the number of the last record. First check that the files are a journal of zmqdist, and that no acknowledged record is
+        missing at its end.
         """
         acknowledged = self._acknowledged()
         if not os.path.exists(self.path):
@@ -286,7 +296,7 @@ class Journal:
         return last
 
     def _acknowledged(self) -> int:
-        """Return the number of the last acknowledged record, as `journal.lock` has it."""
+        """Return the number of the last acknowledged record, read from `journal.lock`."""
         return _read_lock(self._lock)[1]
 
     def _write_lock(self) -> None:
@@ -317,8 +327,8 @@ def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Return whether an error means damage. SQLite's "malformed" and "not a database" have no class of their own, and a missing table
-    comes from a lost page.
+    """Return whether an error of SQLite means damage. The errors "malformed" and "not a database" have no class of their own, so their
+    texts are compared. A missing table counts as damage, because it is the result of a lost page.
     """
     return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
 
@@ -354,7 +364,7 @@ def _take_lock(folder: str) -> int:
 
 
 def _read_lock(lock: int) -> tuple[int, int]:
-    """Return (process, number of the last acknowledged record), as in the lock's file; zeros if the file is new or unreadable."""
+    """Return (process id, number of the last acknowledged record) from `journal.lock`; zeros if the file is new or unreadable."""
     try:
         process, number = map(int, os.pread(lock, 64, 0).split())
     except ValueError:

@@ -1,11 +1,13 @@
-"""The runtime of a data service's dispatcher: it serves the methods behind the dispatcher's port, and carries out the machine's effects.
+"""The runtime of a data service's dispatcher. The runtime serves the data service's methods on the dispatcher's port, and carries out the
+machine's effects.
 
 Rules
-    Everything except the writing of files runs in the loop. No thread waits for a reply, because the machine holds each pending call as a
-    token. Callers need the role `worker` or `submit`.
+    Everything except the writing of files runs in the loop thread. No thread waits until a reply can be sent, because the machine keeps a
+    token for each pending call. Callers need the role `worker` or `submit`.
 
-Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state). A reply of None means: send the request again.
-    register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
+Methods. Each name has the prefix "zmqdist.data.". The argument `state` is the number of the dispatcher's state. Where "or None" stands, a
+reply of None asks the caller to send the request again.
+    register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline keeps this id)
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
@@ -84,23 +86,23 @@ SAVED: TypeAlias = tuple[
     tuple[tuple[Number, Number], ...],
     tuple[tuple[Number, Number], ...],
 ]
-"""A client's saved state, as a request carries it: the fields of `events.SavedRequest`."""
+"""A client's saved state as it is in a request, with the fields of `events.SavedRequest`."""
 
 
 class DataDispatcher:
-    """The data service of a dispatcher; the module's docstring lists its methods."""
+    """The data service of a dispatcher. The docstring of the module lists its methods."""
 
     def __init__(
         self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None, snapshots_max: int = 3
     ) -> None:
-        """Register the methods, which must happen before the service is attached. With fault tolerance, continue from the journal in
+        """Register the methods on `service`, which must not be attached to a server yet. With fault tolerance, continue from the journal in
         `work_dir`.
 
         Args:
-          snapshots_max: the most distributed snapshots that one worker writes at once.
+          snapshots_max: the largest number of distributed snapshots that one worker writes at the same time.
 
         Raises:
-          DataLossError, FailedPreconditionError, ResourceExhaustedError: see journal.py.
+          DataLossError, FailedPreconditionError, ResourceExhaustedError: the journal cannot be used; journal.py gives the reasons.
         """
         self._loop = loop
         self._rules = rules
@@ -115,7 +117,7 @@ class DataDispatcher:
         self._journal: Journal | None = None
         self._journaled = 0
         self._held_events: list[ev.Event] | None = None
-        """The arrivals and losses of workers that wait until the journal can be read again; None while it can be read and written."""
+        """The events WorkerJoined and WorkerGone that wait until the journal can be read again; None while the journal works."""
         if rules.fault_tolerant:
             assert work_dir is not None
             self._journal = Journal(work_dir)
@@ -137,7 +139,9 @@ class DataDispatcher:
     # -- the journal ----------------------------------------------------------------------------------------------------------
 
     def _recover(self, journal: Journal) -> None:
-        """Take the state of the journal. Write the new state into an empty journal, because the state's number has to survive a restart."""
+        """Load the machine's state from the journal. If the journal is empty, write the new state to it, because the state's number has to
+        survive a restart.
+        """
         if self._read(journal):
             log.info("recovered from %s: %d jobs", journal.path, len(self.machine.state.jobs))
             self._set_timer()
@@ -149,7 +153,7 @@ class DataDispatcher:
             raise error
 
     def _read(self, journal: Journal) -> bool:
-        """Take the state from the journal. Return False if the journal is empty."""
+        """Load the machine's state from the journal. Return False if the journal is empty."""
         snapshot, records = journal.load()
         self._journaled = len(records)
         try:
@@ -166,7 +170,7 @@ class DataDispatcher:
         return state is not None
 
     def _reload(self) -> None:
-        """Go back to the journal's state after a failed commit. While the journal cannot be read either, refuse requests."""
+        """Load the journal's state again after a failed commit. If the journal cannot be read either, refuse requests until it can."""
         assert self._journal is not None
         held = self._held_events or []
         try:
@@ -182,8 +186,8 @@ class DataDispatcher:
         self._set_timer()
 
     def _write(self, records: tuple[bytes, ...]) -> None:
-        """Have the journal write a group of records. When it has JOURNAL_RECORDS_MAX records, have it replace all of them by the whole
-        state.
+        """Have the journal write a group of records. When the journal has JOURNAL_RECORDS_MAX records, have it write the whole state in
+        place of them.
         """
         assert self._journal is not None
         self._journaled += len(records)
@@ -194,12 +198,12 @@ class DataDispatcher:
             self._journal.compact(r.encode(self.machine.state), self._written)
 
     def _written(self, error: OpError | None) -> None:
-        """Report the end of a commit to the machine. Called in the journal's thread."""
+        """Report to the machine that a commit has succeeded or failed. The journal calls this in its own thread."""
         event = ev.JournalCommitted() if error is None else ev.JournalFailed(error.error_code, error.message)
         try:
             self._loop.call_soon(self.handle, event)
         except OpError:
-            pass  # the dispatcher has stopped, and its connections have ended: no caller waits for this commit
+            pass  # the dispatcher has stopped, so no caller waits for this commit
 
     # -- events and effects ---------------------------------------------------------------------------------------------------
 
@@ -224,12 +228,14 @@ class DataDispatcher:
         }
 
     def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool) -> None:
-        """Note that a worker has registered. `named`: the worker was started with its index. Call it in the loop."""
+        """Note that a worker has registered. `named` tells whether the worker was started with its index. Call this in the loop thread."""
         self.handle(ev.WorkerJoined(name, address, incarnation, tags, named))
         self.snapshots.joined(incarnation, address)
 
     def lost(self, incarnation: int, left: bool) -> None:
-        """Note that a worker is lost. `left`: it has stopped in good order, for good. Call it in the loop."""
+        """Note that a worker is lost. `left` tells whether the worker has stopped in good order and will not come back. Call this in the
+        loop thread.
+        """
         self.handle(ev.WorkerGone(incarnation, left))
         self.snapshots.lost(incarnation)
         if not left and (count := self.machine.waiting_for(incarnation)):
@@ -243,12 +249,14 @@ class DataDispatcher:
         self.handle(ev.NoteSnapshotRequest(token, path))
 
     def status(self) -> dict[str, Any]:
-        """Return the figures for `zmqdist status`: the iterations that are read, and how many workers would be enough for them."""
+        """Return the figures for `zmqdist status`: a row for each iteration that has not ended, and how many workers would be enough for
+        all readers.
+        """
         figures = self.machine.figures
         return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
 
     def tasks_of(self, worker: str) -> tuple[DataTaskRow, ...]:
-        """Return the tasks of a worker ("worker:1") that have not ended. Call it in the loop."""
+        """Return the unfinished tasks of the worker with this name ("worker:1"). Call this in the loop thread."""
         present = frozenset(row.name for row in self.machine.place_rows() if row.connected)
         return data_tasks(self.machine.state, worker, present)
 
@@ -260,7 +268,7 @@ class DataDispatcher:
         return tuple(SnapshotStreamRow(path, stream, moves) for path, stream in written.items())
 
     def task_counts(self) -> dict[str, int]:
-        """Return how many tasks that have not ended, and snapshot streams, each worker has, by its name. Call it in the loop."""
+        """Return the number of unfinished tasks and snapshot streams of each worker, by the worker's name. Call this in the loop thread."""
         state = self.machine.state
         open_tasks = [task.worker for task in state.tasks.values() if not task.finished]
         counts = Counter(state.workers[number].name for number in open_tasks if number in state.workers)
@@ -269,7 +277,7 @@ class DataDispatcher:
         return {name: count for name, count in counts.items() if count}
 
     def snapshot(self) -> DataSnapshot:
-        """Return a record of jobs, iterations, readers, workers and the journal. Call it in the loop."""
+        """Return a record of jobs, iterations, readers, workers and the journal. Call this in the loop thread."""
         state = self.machine.state
         return DataSnapshot(
             state=state.number,
@@ -287,7 +295,7 @@ class DataDispatcher:
         )
 
     def handle(self, event: ev.Event) -> None:
-        """Have the machine handle an event, and carry out its effects. Call it in the loop."""
+        """Have the machine handle an event, and carry out the effects that the machine returns. Call this in the loop thread."""
         if self._held_events is not None:
             self._hold(event)
             return
@@ -350,7 +358,9 @@ class DataDispatcher:
     def _store(
         self, call: PendingCall, request: int, id: str | None, description: str, metadata: str, on_conflict: str
     ) -> None:
-        """Store the description of a dataset, and then register it, so that no record names a missing file. Runs in the writer's thread."""
+        """Write the description of a dataset to a file, and then register the dataset, so that no record of the journal names a missing
+        file. Runs in the writer thread.
+        """
         try:
             dataset = deserialize(description)
             fingerprint = dataset.fingerprint()
@@ -359,11 +369,13 @@ class DataDispatcher:
             call.fail(error)
             return
         event = ev.RegisterRequest(call, request, id, fingerprint, metadata, on_conflict)
-        with suppress(OpError):  # the dispatcher has ended
+        with suppress(OpError):  # the dispatcher has ended, and its loop with it
             self._loop.call_soon(self._handle_stored, call, event)
 
     def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:
-        """Handle the registration of a stored dataset. This runs outside of the RPC handler, so it sends an error to the caller itself."""
+        """Handle the registration of a dataset whose description is stored. This runs outside of the RPC handler, so an error has to be
+        sent to the caller explicitly.
+        """
         try:
             self._handle_request(call, event)
         except Exception as error:
@@ -416,7 +428,7 @@ class DataDispatcher:
         return found
 
     def _grain_of(self, fingerprint: str) -> PortionRules:
-        """Return how a dataset can be cut into portions. Read its description, which may have megabytes, only once."""
+        """Return how a dataset can be cut into portions. The answer is cached, because the description may have megabytes."""
         found = self._grains.get(fingerprint)
         if found is None:
             found = self._grains[fingerprint] = portion_rules(deserialize(self._datasets.get(fingerprint)))
@@ -513,7 +525,7 @@ class DataDispatcher:
 
 
 def _check_terms(terms: r.Terms) -> None:
-    """Raise InvalidArgumentError for terms that no job can have."""
+    """Raise InvalidArgumentError if no job can have these terms."""
     known = (
         0 <= terms.mode < len(r.MODES)
         and 0 <= terms.num_consumers <= CONSUMERS_MAX

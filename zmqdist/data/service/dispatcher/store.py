@@ -1,10 +1,12 @@
-"""The descriptions of the registered datasets, by id: each in a file, or all in memory.
+"""The descriptions of the registered datasets, by id. Each description is in a file of its own, or all are in memory.
 
 Rules
-    A file exists as a whole or not at all, and is on the disk when `put` returns, because the dispatcher stores a description *before* it
-    journals the registration of the dataset. A file that was stored and never journaled is overwritten when its id is stored again.
-    Any text can be an id. A short id of lower-case letters, digits, "-" and "_" is itself the file's name. Any other id is hashed, so that
-    it cannot lead out of the folder, is not too long for a name, and differs from others on file systems that ignore case.
+    A file exists as a whole or not at all. It is on the disk when `put` returns, because the dispatcher journals the registration of a
+    dataset only *after* it has stored the description. If the dispatcher dies between these two steps, the file stays until a description
+    with the same id overwrites it.
+    Any text can be an id. A short id of lower-case letters, digits, "-" and "_" is itself the file's name. For any other id the file's name
+    is a hash, so that the file is always inside the folder, its name is never too long, and file systems that ignore case do not mix up two
+    ids.
     Workers run the code in these files, so a work_dir or file that another user owns or may write to is refused (SECURITY.md).
 
 Not here: which ids are registered (the dispatcher's durable state).
@@ -29,10 +31,10 @@ _WRITABLE_BY_OTHERS = 0o022
 
 
 class DatasetStore:
-    """Texts by id. Threads may use it at the same time, except for the same id.
+    """Stores texts by id. Several threads may use the store at the same time, but not with the same id.
 
     Args:
-      folder: a dispatcher's work_dir, created if it is missing; None: keep the texts in memory.
+      folder: a dispatcher's work_dir, created if it is missing. None keeps the texts in memory.
 
     Raises:
       FailedPreconditionError: the folder, or a file in it, belongs to another user, or other users may write to it.
@@ -45,10 +47,10 @@ class DatasetStore:
             _make_private(self._folder)
 
     def put(self, dataset_id: str, text: str) -> None:
-        """Store a text, in place of an earlier one. Blocks until it is on the disk.
+        """Store a text, in place of an earlier text with this id. Blocks until the text is on the disk.
 
         Raises:
-          ResourceExhaustedError: the file cannot be written; an earlier text is unchanged.
+          ResourceExhaustedError: the file cannot be written. An earlier text with this id is unchanged.
         """
         path = self.path(dataset_id)
         if path is None:
@@ -63,7 +65,7 @@ class DatasetStore:
         """Return the text of an id.
 
         Raises:
-          NotFoundError: the texts are in memory, and none was stored under this id.
+          NotFoundError: the texts are in memory, and no text was stored under this id.
           DataLossError: "corrupted record": the file is missing or damaged. A missing file is a loss, because the dispatcher reads only
             texts that its journal names.
         """
@@ -76,7 +78,7 @@ class DatasetStore:
             raise NotFoundError(f"no dataset {dataset_id!r} is registered here") from None
 
     def discard(self, dataset_id: str) -> None:
-        """Delete the text of an id, if there is one. Raises ResourceExhaustedError if the file cannot be deleted."""
+        """Delete the text of an id, if the store has it. Raises ResourceExhaustedError if the file cannot be deleted."""
         self._texts.pop(dataset_id, None)
         path = self.path(dataset_id)
         if path is None:
@@ -119,7 +121,8 @@ def _write(path: str, text: str) -> None:
     folder = os.path.dirname(path)
     os.makedirs(folder, exist_ok=True)
     body = _encoded(text)
-    new = path + ".tmp"  # no id has a dot in its name; a file that a killed process left here is overwritten
+    # No id's file has a dot in its name, so this name is free. A file that a killed process left is overwritten.
+    new = path + ".tmp"
     try:
         with open(new, "wb", opener=_private) as file:
             file.write(_checksum(body) + b"\n" + body)
@@ -134,15 +137,15 @@ def _write(path: str, text: str) -> None:
 
 
 def _make_private(folder: str) -> None:
-    """Create the folder "datasets" and the work_dir around it. Refuse a folder or journal that another user owns or may write to; other
-    users may be able to read it.
+    """Create the folder "datasets" and the work_dir around it. Refuse a folder or journal that another user owns or may write to. Other
+    users may have permission to read them.
     """
     work_dir = os.path.dirname(folder)
     for each in (work_dir, folder):
         try:
             os.makedirs(each, mode=0o700, exist_ok=True)
             status = os.stat(each)
-        except OSError:  # storing the first dataset, or opening the journal, reports the fault
+        except OSError:  # the fault is reported when the first dataset is stored or the journal is opened
             return
         require_private(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
     with os.scandir(work_dir) as entries:

@@ -1,1 +1,1 @@
-"""The reader of a distributed dataset: its runtime, and a delivery machine for each guarantee."""
+"""The reader of a distributed dataset: the runtime, and a delivery machine for each kind of reading."""

@@ -1,20 +1,23 @@
-"""One consumer of a coordinated read: the k-th elements of all consumers belong to one group.
+"""The delivery machine for one consumer of a coordinated read, in which the k-th elements of all consumers belong to one group.
 
 Theory
-    In each round a consumer takes one element of each task of that round, in the order of the tasks' numbers. The machine requests the
-    rounds of each task ahead, independent of the other tasks; an element waits until the turn of its task in its round.
+    In each round a consumer takes one element from each task of that round, in the order of the tasks' numbers. The machine requests the
+    rounds of each task ahead, independently of the other tasks. A received element waits until it is its task's turn in its round.
 
-    The machine delivers an element once it knows that all consumers have received their part of the group. The reply to a later request
-    says so: a consumer requests a round only after it has received all earlier ones, and the task knows the requests of all consumers.
-    Until then the machine holds the element, and drops it when the task ends before the element's round.
+    The machine delivers an element only when it knows that all consumers have received their parts of the group. It learns this from the
+    reply to a later request: a consumer requests a round of a task only after it has received all earlier rounds, and the task sees the
+    requests of all consumers. Until then the machine holds the element. It drops the element if the dispatcher decides that the task ends
+    before that round.
 
-    The machine reports its position to the dispatcher, and keeps to it; the rules are in data/service/dispatcher/machine/rounds.py.
+    The machine reports its position to the dispatcher, and does not move beyond that position until the dispatcher has replied. The rules
+    are in data/service/dispatcher/machine/rounds.py.
 
 Promises
     C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
-    C2  All consumers deliver the same rounds of a task, even if its worker is killed while it replies to them.
-    C3  While the dispatcher holds a consumer, the consumer begins no round after the one at which it stopped.
-    C4  At most ROUNDS_MAX rounds of a task wait beyond the current one. While the consumer's queue is full, no rounds are requested.
+    C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while it replies to the consumers.
+    C3  While the dispatcher holds a consumer, the consumer does not begin the round that it reported as `stopped`.
+    C4  At most ROUNDS_MAX rounds of a task are received ahead of the current round. While the consumer's queue is full, the machine
+        requests no rounds.
 """
 
 from __future__ import annotations
@@ -44,26 +47,27 @@ from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, next_pause_s
 from zmqdist.errors import OpError
 
 SKIP_S: Final = 0.1
-"""All consumers skip a round that is not complete after this many seconds."""
+"""Seconds after which all consumers skip a round that is not complete."""
 
 ROUNDS_MAX: Final = 64
-"""The most rounds in one reply, and the most elements that wait for the consumer."""
+"""The largest number of rounds in one reply, and of elements that wait for the consumer."""
 
 
 @dataclass(eq=False)
 class RoundsSource:
-    """One task, as this consumer sees it.
+    """What a consumer knows of one task of a coordinated read.
 
     Attributes:
-      start, end: the task takes part in the rounds from `start` on, before `end`.
-      next: the first round that has not been received.
-      received: (round, element) received and not delivered; a round missing here was skipped.
+      start, end: the task takes part in rounds `start` to `end` - 1.
+      next: the first round that the consumer has not received from the task.
+      received: (round, element) for each element that was received and is not delivered yet. Rounds without an element here were skipped.
       common: the last round that all consumers are known to have received.
       incarnation: the incarnation of the task's worker when the worker was last alive.
-      worker_alive: the dispatcher says that the worker is alive.
-      skipped: the last reply was a skip.
-      lost: the task does not reply. It gets no further request until the dispatcher has decided when it ends.
-      paused_until: the time until which the task gets no request; negative infinity: the task is not paused.
+      worker_alive: whether the dispatcher reports that the worker is alive.
+      skipped: whether the last reply of the task was SKIP.
+      lost: the task does not reply. The machine sends it no further request until the dispatcher has decided at which round it ends, or
+        reports a worker that serves it.
+      paused_until: the time until which the machine sends the task no request; negative infinity if the task is not paused.
     """
 
     task: int
@@ -85,16 +89,16 @@ class RoundsSource:
 
 
 class CoordinatedDelivery:
-    """The delivery machine of one consumer of a coordinated read; the module's docstring says how it decides."""
+    """The delivery machine of one consumer of a coordinated read. The docstring of the module says how it decides."""
 
     def __init__(
         self, reader: int, consumer: int, outstanding_max: int, elements_of: Callable[[Any], list[Any]]
     ) -> None:
-        """Start without tasks; `News` brings them.
+        """Start without tasks. The event `News` adds them.
 
         Args:
-          outstanding_max: the most elements that may wait for the consumer; negative: ROUNDS_MAX.
-          elements_of: unpacks the elements of a reply; may raise an OpError.
+          outstanding_max: the largest number of elements that may wait for the consumer. A negative number means ROUNDS_MAX.
+          elements_of: a function that unpacks the elements of a reply. It may raise an OpError.
         """
         self._reader = reader
         self._consumer = consumer
@@ -105,10 +109,10 @@ class CoordinatedDelivery:
         self._last_task = -1
         """Number of the last task whose turn in this round is over."""
         self._stop = -1
-        """The round that this consumer must not begin; -1: none."""
+        """The round that this consumer must not begin; -1 if it may begin any round."""
         self._reported: tuple[Any, ...] = (-1, {})
         self._waiting: deque[int] = deque()
-        """Number of elements in each batch that the consumer has not taken."""
+        """For each batch that the consumer has not taken, the number of its elements."""
         self._finished = self._over = False
 
     @property
@@ -161,7 +165,8 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                source.paused_until = -inf  # send the request at once: its failure shows that the worker cannot reply
+                # Send the next request at once, because its failure shows that the worker cannot reply.
+                source.paused_until = -inf
             if source.worker_alive and location:
                 source.lost = False
                 source.location, source.address, source.incarnation = location, address, incarnation
@@ -243,25 +248,25 @@ class CoordinatedDelivery:
     # -- turns ------------------------------------------------------------------------------------------------------------
 
     def _step(self, delivered: list[Any], effects: list[Effect]) -> bool:
-        """Take one task's turn, or begin the next round. Return False when neither is possible yet."""
+        """Take the element of the next task in this round, or begin the next round. Return False when the machine has to wait instead."""
         in_round = [each for each in self._sources.values() if each.start <= self._round < each.end]
         source = min((each for each in in_round if each.task > self._last_task), key=attrgetter("task"), default=None)
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:  # the elements before the error have been delivered
+            if source.error is not None:  # all elements before the error have been delivered
                 self._over = True
                 effects.append(ReadingEnded(source.error))
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
-                return False  # C2: another consumer may not have received its part
+                return False  # promise C2: another consumer may not have received its part
             delivered.append(source.received.popleft()[1])
         self._last_task = source.task
         return True
 
     def _begin_round(self) -> bool:
-        """Begin the next round that has tasks. Return False when there is none, or this consumer is held."""
+        """Begin the next round that has tasks. Return False when no such round exists, or when the dispatcher holds this consumer."""
         for source in [each for each in self._sources.values() if each.end <= self._round + 1]:
             del self._sources[source.task]
         following = min((max(each.start, self._round + 1) for each in self._sources.values()), default=None)

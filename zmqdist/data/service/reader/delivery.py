@@ -1,8 +1,8 @@
 """The events and effects between a reader's runtime (data/service/reader/runtime.py) and its delivery machine.
 
-The runtime holds one `Delivery`. It reports what the dispatcher, the workers and the consumer did as events, each with the time, and
-carries out the effects that the machine returns, in their order. It calls `handle` from one thread, and with `Ticked` when `deadline` has
-come.
+The runtime has one delivery machine, an object with the protocol `Delivery`. The runtime passes the machine an event for each action of the
+dispatcher, of a worker or of the consumer, with the time, and carries out the effects that the machine returns, in their order. It calls
+`handle` from one thread only. At the time `deadline` it passes the event `Ticked`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ SOME: Final = 0
 END: Final = 1
 SKIP: Final = 2
 FAILED: Final = 3
-"""Kinds of replies of a task. SOME: elements and their tag. END: the task has no more elements. SKIP: it has none now. FAILED: an error."""
+"""Kinds of replies of a task. SOME: the reply has elements and a tag. END: the task has no more elements. SKIP: the task has no elements at
+the moment. FAILED: the reply is an error."""
 
 ELEMENTS_MAX: Final = 4096
 BATCH_BYTES: Final = 17 << 20
-"""The most elements, and the most bytes, that a reader requests in one reply."""
+"""The largest number of elements, and of bytes, that a reader requests in one reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,12 @@ class Wanted:
     """One request of a reader to a task.
 
     Attributes:
-      elements_max, bytes_max: the reply has at least one element, and at most about this many elements and bytes.
-      wait_s: seconds after which the task replies SKIP if it has no elements; None: the request waits without limit.
+      elements_max, bytes_max: about the largest number of elements and of bytes in the reply. A reply has at least one element.
+      wait_s: seconds after which the task replies SKIP if it has no elements. None means that the request waits without limit.
       reader: number of the reading client.
       consumer, round, skipped: in coordinated reads, the index of the consumer, the round that it requests, and whether the last reply
         was a skip.
-      trainer: name of the trainer, for a task that trainers share.
+      trainer: name of the trainer, if trainers share the task.
     """
 
     elements_max: int
@@ -49,10 +50,10 @@ class Wanted:
 
 
 class TaskLocation(NamedTuple):
-    """A task that this reader is to read, as the dispatcher lists it.
+    """A task that this reader reads, as the dispatcher listed it.
 
     Attributes:
-      location: address and key of the worker that serves the task; empty while no worker does.
+      location: address and key at which a worker serves the task; empty while no worker serves it.
       incarnation: incarnation of that worker; negative while it is away.
       starting_round: in coordinated reads, the first round in which the task takes part.
     """
@@ -71,11 +72,11 @@ class News(NamedTuple):
     """The dispatcher has replied to a `watch` request.
 
     Attributes:
-      tasks: all tasks that this reader is to read now.
+      tasks: all tasks that this reader has to read now.
       others_exist: whether there are tasks that this reader leaves to other readers.
-      finished: the iteration has ended.
-      hold: in coordinated reads, the consumer must not begin another round.
-      ended: in coordinated reads, task -> the round before which the task ends.
+      finished: whether the iteration has ended, or for a reader of portions the reader's lane.
+      hold: in coordinated reads, whether the consumer has to stop at its next round.
+      ended: in coordinated reads, maps each ended task to the first round in which it takes no part.
     """
 
     tasks: Sequence[TaskLocation]
@@ -86,13 +87,13 @@ class News(NamedTuple):
 
 
 class ConsumerBegan(NamedTuple):
-    """The consumer has asked for its first element. The machine sends no request earlier, so that elements are not used up without a
-    consumer.
+    """The consumer has asked for its first element. The machine sends no request before this event, so that no elements are used up without
+    a consumer.
     """
 
 
 class TaskReplied(NamedTuple):
-    """A task has replied. The runtime reports the replies of one task in the order of the requests."""
+    """A task has replied to a request. The runtime reports the replies of one task in the order of the requests."""
 
     source: Any
     kind: int
@@ -101,19 +102,19 @@ class TaskReplied(NamedTuple):
 
 
 class BatchTaken(NamedTuple):
-    """The consumer has taken the last item of one reply, so that the reply's place in the window is free."""
+    """The consumer has taken the last item of one reply, so the reply's place in the window is free."""
 
 
 class ConsumerStarved(NamedTuple):
-    """The consumer has found its queue empty: the machine acknowledges at once the elements that the consumer has finished."""
+    """The consumer has found its queue empty, so the machine acknowledges at once the elements that the consumer has finished."""
 
 
 class ConsumerBusy(NamedTuple):
-    """The consumer has taken a piece of a portion: the machine acknowledges it after a delay."""
+    """The consumer has taken a piece of a portion. The machine acknowledges finished elements after a delay."""
 
 
 class DispatcherReplied(NamedTuple):
-    """The dispatcher has replied to a `NotifyDispatcher` with this error code; 0: success."""
+    """The dispatcher has replied to a `NotifyDispatcher` with this error code; 0 means success."""
 
     report: NotifyDispatcher
     code: int
@@ -148,11 +149,11 @@ class NotifyDispatcher(NamedTuple):
 
 
 class RequestNews(NamedTuple):
-    """Send a `watch` request at once, because the result of `watch_args` has changed."""
+    """Send the dispatcher a new `watch` request at once, because the result of `watch_args` has changed."""
 
 
 class ReadingEnded(NamedTuple):
-    """End the reading: the consumer gets the items in its queue, and then the end or this error."""
+    """End the reading. The consumer gets the items in its queue, and then the end or this error."""
 
     error: OpError | None
 
@@ -161,21 +162,21 @@ Effect: TypeAlias = RequestElements | Deliver | NotifyDispatcher | RequestNews |
 
 
 class Delivery(Protocol):
-    """Decides which requests go to which task, and which elements the consumer gets.
+    """The protocol of a delivery machine, which decides which requests go to which task, and which elements the consumer gets.
 
     Attributes:
-      deadline: when `Ticked` is due; infinite: never.
+      deadline: the time at which the runtime has to pass `Ticked`; infinite means never.
     """
 
     @property
     def deadline(self) -> float:
-        """Return the time at which `Ticked` is due."""
+        """Return the time at which the runtime has to pass `Ticked`."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Return the effects of `event`. The runtime carries them out in this order."""
+        """Decide on `event`, and return the effects, which the runtime carries out in this order."""
 
     def watch_args(self) -> tuple[Any, ...]:
-        """Return the machine's arguments of the `watch` request that the runtime is about to send."""
+        """Return the machine's part of the arguments for the `watch` request that the runtime is about to send."""
 
     def describe_wait(self) -> str:
-        """Return a text for the log that says for which workers the consumer waits. Called from the consumer's thread."""
+        """Return a text for the log that names the workers for which the consumer waits. Called in the consumer's thread."""

@@ -1,20 +1,24 @@
-"""Reading in portions: each element once, in order where the user wants it, with a state from which another reader continues.
+"""The delivery machine of a reader of portions. It delivers each element once, in order if the user wants that, and its state can be saved
+so that another reader continues from it.
 
 Theory
-    An element is identified by (portion, offset). The machine drops an element that it has already received. A run of elements that begins
-    beyond the next offset can only follow a lost reply: the machine drops it as well, and has it computed again (`missed`).
+    An element is identified by (portion, offset). The machine drops an element that it has already received. If a run of elements begins
+    beyond the next offset of its portion, a reply was lost before. The machine drops this run as well; the elements are computed again
+    because the machine reports the lost reply to the dispatcher (`missed`).
 
-    The machine acknowledges an element when the consumer asks for the next one, so that an element is not lost if the reader crashes before
-    its consumer has finished the element. When the reader is closed, the runtime acknowledges the rest. While one acknowledgment is in
-    flight, further ones gather. A saved state contains the elements that the consumer has received, finished or not.
+    The machine acknowledges an element only after the consumer has asked for the next element, so that an element is not lost if the reader
+    crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the consumer
+    has received. While one acknowledgment is in flight, further acknowledgments gather. A saved state contains the elements that the
+    consumer has received, whether or not it has finished them.
 
 Promises
     X1  No element is delivered twice, even if it arrives twice or is computed again.
-    X2  The elements of a portion are delivered in their order and without a gap; with `ordered` so are the portions.
+    X2  The elements of a portion are delivered in order and without a gap. With `ordered`, the portions are delivered in order and without
+        a gap too.
     X3  An element that the consumer has not finished is not acknowledged.
     X4  An element that the consumer has finished is acknowledged in the end, even if the dispatcher does not reply for a while.
-    X5  After a reply was lost, the machine reports it to the dispatcher, so that its elements are computed again.
-    X6  The reading ends when the dispatcher has all portions as acknowledged.
+    X5  When a reply was lost, the machine reports this to the dispatcher, so that the elements in the reply are computed again.
+    X6  Reading ends when the dispatcher reports that all portions of the reader's lane are acknowledged, or with a permanent error.
 """
 
 from __future__ import annotations
@@ -52,24 +56,24 @@ ACKNOWLEDGE: Final = "zmqdist.data.acknowledge"
 MISSED: Final = "zmqdist.data.missed"
 
 ACK_S: Final = 0.05
-"""While the consumer takes elements, acknowledgments gather for this many seconds."""
+"""Seconds for which acknowledgments gather while the consumer takes elements."""
 
 ACK_S_MAX: Final = 1.0
-"""While the consumer takes no elements, acknowledgments gather for up to this many seconds."""
+"""The longest time for which acknowledgments gather while the consumer takes no elements, in seconds."""
 
 AGAIN_S: Final = 0.1
 """Seconds after which the machine repeats a report to which the dispatcher did not reply."""
 
 LATER_BYTES_MAX: Final = 64 << 20
-"""With `ordered`: while more than this many bytes wait for an earlier portion, only tasks that hold the next portion get requests."""
+"""With `ordered`, when this many bytes wait for an earlier portion, the machine sends requests only to tasks that hold the next portion."""
 
 Marks: TypeAlias = tuple[tuple[int, int, bool], ...]
-"""The elements that a consumer has finished, for each portion: (portion, number of elements, whether that is the whole portion)."""
+"""The elements that a consumer has finished: for each portion (number of the portion, number of elements, whether the portion is done)."""
 
 
 class Consumed(NamedTuple):
-    """The elements that a consumer has received: finished portions as runs of steps, and (portion, number of elements) for each unfinished
-    one.
+    """The elements that a consumer has received: runs of steps for the complete portions, and (portion, number of elements) for each
+    incomplete portion.
     """
 
     done: Sequence[tuple[int, int]] = ()
@@ -90,12 +94,12 @@ class PortionBatch:
 
 @dataclass(eq=False, slots=True)
 class PortionPiece:
-    """Consecutive elements of one portion: those from `start` to `stop` of a batch, or one error.
+    """Consecutive elements of one portion, which are the elements `start` to `stop` of a batch, or one error in place of an element.
 
     Attributes:
-      first: offset in the portion of the element at `start`.
-      done: the portion ends with this piece.
-      last: the batch's place in the window becomes free when the consumer takes this piece.
+      first: the offset, in the portion, of the element at `start`.
+      done: whether the portion ends with this piece.
+      last: whether this is the last piece of its batch, with which the batch's place in the window becomes free.
     """
 
     batch: PortionBatch
@@ -113,8 +117,8 @@ class Consumption:
     both change.
 
     Attributes:
-      waits: the consumer waits at an empty queue.
-      due: the machine will acknowledge without a further event.
+      waits: whether the consumer waits at an empty queue.
+      due: whether the machine has set a time at which it acknowledges, so that the runtime need not pass `ConsumerBusy`.
     """
 
     def __init__(self, lock: AbstractContextManager[Any], lanes: int, saved: Consumed) -> None:
@@ -122,16 +126,16 @@ class Consumption:
         self._lock = lock
         self._lanes = lanes
         self._piece: tuple[PortionPiece, Iterator[Any], int] | None = None
-        """(the piece that the consumer takes elements from, the iterator over its elements, how many it had at first); None between
+        """(the piece from which the consumer takes elements, the iterator over its elements, the number of its elements); None between
         pieces."""
         self._done: sets.Runs = []
         self._open = dict(saved.open)
         for start, stop in saved.done:
             sets.add(self._done, start, stop)
         self._marks: dict[int, tuple[int, bool]] = {}
-        """Portion -> (finished elements, whether that is all), if they are not yet acknowledged."""
+        """Maps a portion to (finished elements, whether the portion is done), until these elements are acknowledged."""
         self._partial = (-1, 0)
-        """The last acknowledgment within an unfinished piece: (portion, elements)."""
+        """The (portion, elements) that were acknowledged last within an unfinished piece."""
 
     @property
     def in_hand(self) -> bool:
@@ -139,7 +143,7 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Note that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
+        """Note that the consumer begins `piece`. It takes the piece's `count` elements from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
@@ -156,7 +160,7 @@ class Consumption:
         self._piece = None
 
     def saved(self) -> Consumed:
-        """Return the elements that the consumer has received so far. Call it in the consumer's thread."""
+        """Return the elements that the consumer has received so far. Call this in the consumer's thread."""
         done, open_ = list(self._done), dict(self._open)
         position = self._position()
         if position is not None:
@@ -169,7 +173,8 @@ class Consumption:
             marks, self._marks = self._marks, {}
             position = self._position()
         if position is not None:
-            partly = position[0], position[1] - 1  # X3: the consumer may still use the last element that it took
+            # Promise X3: the consumer may still use the last element that it took.
+            partly = position[0], position[1] - 1
             if partly[1] > 0 and partly != self._partial:
                 self._partial = partly
                 marks[partly[0]] = (partly[1], False)
@@ -183,7 +188,7 @@ class Consumption:
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """Return (portion, elements, whether that is all) for the elements taken of the current piece; None between pieces."""
+        """Return (portion, elements, whether the portion is done) up to the last element that the consumer took; None between pieces."""
         if self._piece is None:
             return None
         piece, iterator, count = self._piece
@@ -194,7 +199,7 @@ class Consumption:
 
 
 class ExactlyOnceDelivery:
-    """The delivery machine of a reader of portions; the module's docstring says how it decides."""
+    """The delivery machine of a reader of portions. The docstring of the module says how it decides."""
 
     def __init__(
         self,
@@ -205,13 +210,13 @@ class ExactlyOnceDelivery:
         ordered: bool,
         saved: Consumed,
     ) -> None:
-        """Start without tasks; `News` brings them.
+        """Start without tasks. The event `News` adds them.
 
         Args:
           window: decides which tasks get requests.
-          lanes: number of lanes, one for each reader; portions with equal remainders modulo `lanes` form a lane.
-          first: with `ordered`, the first portion of this reader.
-          saved: the elements that the consumer has received before, from a saved state.
+          lanes: number of lanes, one for each reader. Portions whose numbers have the same remainder modulo `lanes` form a lane.
+          first: with `ordered`, the number of the first portion that this reader delivers.
+          saved: from a saved state, the elements that the consumer has received before.
         """
         self._window = window
         self._consumption = consumption
@@ -220,7 +225,8 @@ class ExactlyOnceDelivery:
         self._next = first
         self._begun = self._finished = self._over = False
         self._arrived: dict[int, int] = dict(saved.open)
-        """Portion of which a part has arrived -> the next offset. `_whole`: steps of portions that have arrived completely."""
+        """Maps each portion that has arrived in part to the offset of its next element. `_whole` has the steps of portions that have
+        arrived completely."""
         self._whole: sets.Runs = []
         for start, stop in saved.done:
             sets.add(self._whole, start, stop)
@@ -230,7 +236,7 @@ class ExactlyOnceDelivery:
         self._pause_s = ACK_S
         self._acknowledge_at = inf
         self._missed: dict[int, float] = {}
-        """Incarnation of a worker -> the time to report again that one of its replies was lost."""
+        """Maps an incarnation of a worker to the time at which the machine reports again that one of the worker's replies was lost."""
 
     @property
     def deadline(self) -> float:
@@ -287,7 +293,7 @@ class ExactlyOnceDelivery:
         sources = self._window.available()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
-        # Replies of other tasks would only fill the memory until the next portion arrives.
+        # Until the next portion arrives, replies of tasks without it would only fill the memory.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
@@ -301,9 +307,9 @@ class ExactlyOnceDelivery:
         source.in_flight -= 1
         if error is not None and error.error_code in RETRIABLE:
             self._window.fail(source, now)
-            # X5: the task may have sent elements in the reply that was lost.
+            # Promise X5: the lost reply may have had elements, which must be computed again.
             return [NotifyDispatcher(MISSED, source.incarnation)]
-        if error is not None:  # a permanent error: the task cannot continue
+        if error is not None:  # the error is permanent, so the task cannot continue
             return self._end(error)
         if event.kind == SOME:
             self._window.succeed(source)
@@ -321,8 +327,8 @@ class ExactlyOnceDelivery:
         for number, skip, first, count, done, code, text in runs:
             stop = index if code else index + count
             offset = self._arrived.get(number, skip)
-            # X1, X2: skip a portion that is complete, and a run that would leave a gap. Below, the part of a run that has arrived is
-            # dropped.
+            # Promises X1 and X2: skip a run of a complete portion, and a run that would leave a gap. Of any other run, drop the elements
+            # that have arrived before.
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
                 duplicates = min(count, offset - first)
                 if count > duplicates or done:
@@ -337,7 +343,7 @@ class ExactlyOnceDelivery:
         return self._offer(self._in_turn(pieces, bytes_) if self._ordered else pieces)
 
     def _in_turn(self, pieces: list[PortionPiece], bytes_: int) -> list[PortionPiece]:
-        """Return the pieces whose turn it is, and keep the others until the portions before them are complete."""
+        """Return the pieces that are next in order, and keep the other pieces until the portions before them are complete."""
         for piece in pieces:
             self._later.setdefault(piece.number, deque()).append(piece)
             self._later_bytes[piece.number] = self._later_bytes.get(piece.number, 0) + bytes_ // len(pieces)
@@ -358,7 +364,7 @@ class ExactlyOnceDelivery:
         return ready
 
     def _offer(self, pieces: list[PortionPiece]) -> list[Effect]:
-        """Deliver pieces. The reply that brought them counts as held in the window until the consumer has taken the last one."""
+        """Deliver the pieces of a reply. The reply counts as held in the window until the consumer has taken the last piece."""
         if not pieces:
             self._window.held -= 1
             return []
@@ -379,7 +385,7 @@ class ExactlyOnceDelivery:
         self._acknowledge_at = now + self._pause_s
 
     def _acknowledge(self, now: float) -> list[Effect]:
-        """Acknowledge at the dispatcher the elements that the consumer has finished, unless an acknowledgment is in flight."""
+        """Send the dispatcher an acknowledgment of the elements that the consumer has finished, unless an acknowledgment is in flight."""
         self._consumption.due = False
         self._acknowledge_at = inf
         if self._acknowledging:
@@ -395,7 +401,7 @@ class ExactlyOnceDelivery:
 
     def _acknowledged(self, marks: Marks, code: int, message: str, now: float) -> list[Effect]:
         self._acknowledging = False
-        if code in TRANSIENT:  # X4
+        if code in TRANSIENT:  # promise X4: acknowledge these elements again later
             self._consumption.put_back(marks)
             self._pause_s = AGAIN_S
             self._acknowledge_later(now)
@@ -409,7 +415,9 @@ class ExactlyOnceDelivery:
 
 
 def _note(runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool) -> None:
-    """Count the first `elements` elements of a portion as passed; with `done`, count the whole portion."""
+    """Note in `offsets` that the first `elements` elements of a portion have arrived. With `done`, note in `runs` that the whole portion
+    has arrived.
+    """
     if done:
         offsets.pop(number, None)
         sets.add(runs, number // lanes, number // lanes + 1)

@@ -1,9 +1,10 @@
-"""Plain reading: batches go to the consumer in order of arrival, whichever task they come from.
+"""The delivery machine for plain reading. It delivers batches of all tasks to the consumer in order of arrival.
 
 Promises
-    F1  Each batch that arrives is delivered once; batches of one task keep their order.
-    F2  A worker or dispatcher that does not reply is no error: the reader tries again. Every other error is delivered once, in its place.
-    F3  The reading ends when no request is in flight, and the iteration has finished or all tasks that this reader reads have ended.
+    F1  Each batch that arrives is delivered once. Batches of one task are delivered in the task's order.
+    F2  If a worker or the dispatcher does not reply, the reader tries again. Every other error is delivered once, in the place of its
+        batch.
+    F3  Reading ends when no request is in flight and either the iteration has finished or all tasks that this reader reads have ended.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from zmqdist.errors import OpError, from_code
 
 
 class PlainDelivery:
-    """The delivery machine of plain reading; the module's docstring says how it decides."""
+    """The delivery machine for plain reading. The docstring of the module gives the promises."""
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """Take the arguments of TaskWindow."""
+        """Start without tasks. TaskWindow explains the arguments."""
         self._window = TaskWindow(reader, trainer, outstanding_max)
         self._begun = self._finished = self._over = False
 
@@ -89,7 +90,7 @@ class PlainDelivery:
 
 
 def _from_worker(address: str, error: OpError) -> OpError:
-    """Return a permanent error of a task with the text that tf.data service gives it."""
+    """Return a permanent error of a task with the error text of tf.data service."""
     text = f"Failed to get element from worker {address}: Failed to get an element, with a nonretryable error: "
     described = from_code(error.error_code, text + error.message)
     described.__cause__ = error.__cause__

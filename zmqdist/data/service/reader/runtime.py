@@ -1,26 +1,26 @@
-"""The runtime of an iterator over a distributed dataset: it sends requests to the dispatcher and the workers, and passes elements to the
+"""The runtime of an iterator over a distributed dataset. It sends requests to the dispatcher and the workers, and passes elements to the
 consumer.
 
 Theory
     A delivery machine (the other files of data/service/reader/) decides which task gets the next request, what a reply means, and when an
     element counts as delivered: `PlainDelivery` for plain reading, `CoordinatedDelivery` for coordinated reads, `ExactlyOnceDelivery` for
-    portions. This runtime carries out the decisions of its machine, and is the same for all three.
+    portions. The runtime carries out the decisions of its machine, and is the same for all three machines.
 
-    The dispatcher lists the tasks. The reader always has one `watch` request pending, which the dispatcher answers when the list changes.
-    Replies of tasks go into one queue in order of arrival, so that a slow or silent worker delays no other. The consumer takes items out
-    of the queue, and each item taken makes room for another request.
+    The dispatcher lists the tasks. The reader always has one `watch` request pending, to which the dispatcher replies when the list
+    changes. Elements from all tasks go into one queue, so that a slow or silent worker need not delay the elements of other workers. The
+    consumer takes items out of the queue. Each item that it takes makes room for another request.
 
-    The consumer's thread runs only the methods under the heading "the consumer". Everything else runs in the reader's own loop. The two
-    share the queue, under `_ready`.
+    The consumer's thread runs only the methods under the heading "the consumer". Everything else runs in the reader's own loop thread. The
+    two threads share the queue, which the condition `_ready` guards.
 
 End and errors
-    The consumer gets the items in the queue, then the end or the error that ended the reading. A dispatcher that does not reply is no
-    error: the reader continues with the tasks that it knows.
+    When the reading ends, the consumer first gets the items in the queue, and then the end or the error that ended the reading. If the
+    dispatcher does not reply, the reader continues with the tasks that it knows.
 
-    The reader raises a copy of its error. The traceback of a raised error refers to the consumer's iterator, so a reader that stored the
-    raised error would keep alive the iterator whose deletion closes the reader.
+    The reader stores an error and raises a copy of it. The traceback of a raised error refers to the consumer's iterator. If the reader
+    stored the raised error itself, it would keep this iterator alive, and the deletion of the iterator is what closes the reader.
 
-Not here: the iterator that the consumer holds (source.py), the access to one task (task_clients.py).
+Not here: the iterator that the consumer uses (source.py), the access to one task (task_clients.py).
 """
 
 from __future__ import annotations
@@ -87,14 +87,13 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.data")
 
 ELEMENT_S_SAMPLES: Final = 16
-"""The consumer's time for an element is a running mean over about this many batches."""
+"""The measured time that the consumer takes for an element is a running mean over about this many batches."""
 
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
 RELEASE_S: Final = 1.0
-"""How long a closing reader waits for the dispatcher to confirm its release. A dispatcher that misses the release drops the reader by
-itself later.
-"""
+"""Seconds that a closing reader waits until the dispatcher confirms the release. If the release does not arrive, the dispatcher releases
+the reader after `client_timeout_s`."""
 
 STATE_VERSION: Final = 1
 
@@ -108,7 +107,7 @@ class SavedReader(msgspec.Struct, frozen=True):
     Attributes:
       dispatcher: number of the dispatcher's state.
       cut: how the positions are cut into portions.
-      done, open: the elements that the consumer has received, as in `Consumed`.
+      done, open: the elements that the consumer has received, in the form of `Consumed`.
     """
 
     version: int
@@ -138,13 +137,13 @@ class SavedReader(msgspec.Struct, frozen=True):
         return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
     def as_args(self) -> tuple[Any, ...]:
-        """Return the fields that the dispatcher needs to open the iteration."""
+        """Return the fields that the request `open` needs, in the order of `events.SavedRequest`."""
         return msgspec.structs.astuple(self)[1:]
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """The arguments of a reader: the data that it reads, and how it reads them."""
+    """The arguments of a reader: which data it reads, and in which way."""
 
     dispatcher: str
     terms: Terms
@@ -159,9 +158,8 @@ class ReadRequest:
     saved: SavedReader | None = None
     """The state from which a reader of portions continues."""
     refresh_s: float = 0.0
-    """Pause between two `watch` requests, in seconds. 0: the next request is sent at once, and the dispatcher holds it until the list
-    changes.
-    """
+    """Seconds between a reply to a `watch` request and the next `watch` request. With 0 the next request is sent at once, and the
+    dispatcher replies when the list changes."""
 
     @property
     def consumed(self) -> Consumed:
@@ -177,16 +175,15 @@ class TaskLink:
     incarnation: int
     client: LocalTask | RemoteTask
     replies: deque[list[Any]] = field(default_factory=deque)
-    """A list for each request in flight, in the order of the requests; a list is empty until its reply has arrived. Replies may arrive out
-    of order from two threads, but the machine needs the replies of one task in order.
-    """
+    """A list for each request in flight, in the order of the requests. A list is empty until the reply to its request has arrived. The
+    lists are needed because replies may arrive out of order from two threads, but the machine needs the replies of one task in order."""
 
 
 class ServiceReader:
-    """Reads one iteration of a distributed dataset for one consumer; the module's docstring says how."""
+    """Reads one iteration of a distributed dataset for one consumer. The docstring of the module says how."""
 
     def __init__(self, request: ReadRequest, credentials: Credentials, interrupts: CloseInterrupts) -> None:
-        """Open the iteration. Blocks until the dispatcher has replied, or until `interrupts` are closed.
+        """Open the iteration. Blocks until the dispatcher has replied, or until another thread closes `interrupts`.
 
         Raises:
           OpError: the dispatcher refused, or `interrupts` were closed (CancelledError).
@@ -197,26 +194,27 @@ class ServiceReader:
         self._credentials = credentials
         self._stopped = threading.Event()
         self._open_cancelled = threading.Event()
-        """Set when the thread that opens the iteration is to stop waiting for the dispatcher."""
+        """Set to make the thread that opens the iteration stop waiting for the dispatcher."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
         self._elements_in_use: list[Any] = []
-        """The elements that the consumer iterates over now."""
+        """The list of elements over which the consumer iterates now."""
         self._links: dict[tuple[int, int], TaskLink] = {}
-        """(task, incarnation of its worker) -> link. A task may come back to an incarnation whose replies are still in flight."""
+        """Maps (task, incarnation of its worker) to a link. Older links are kept because a task may return to an incarnation whose replies
+        are still in flight."""
         self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._target = ""
         self._element_s = 0.0
-        """Seconds that the consumer takes for an element; the dispatcher computes from it how many workers are best."""
+        """Seconds that the consumer takes for an element. The dispatcher estimates from this time how many workers would be enough."""
         self._tick_at = inf
         self._finished = False
         self._version = 0
         self._watch_number = 0
         self._watch_pause_s = 0.0
         self._dispatcher_error = ""
-        """Why the last request to the dispatcher failed, for the log; empty when it succeeded."""
+        """The error of the last request to the dispatcher, for the log; empty if the request succeeded."""
         self._dispatcher = self._connect(request.dispatcher)
         self._opened: tuple[int, int] | None = None
         """(number of the dispatcher's state, number of this client); None until the iteration is open."""
@@ -273,9 +271,9 @@ class ServiceReader:
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[list[Any]]:
-        """Yield lists of elements in order of arrival. Blocks for each list.
+        """Yield lists of elements in the order in which the machine delivers them. Blocks until the next list is there.
 
-        An error in place of an element is raised. Call `batches` again to continue after it.
+        An error in place of an element is raised. Call `batches` again to continue after such an error.
 
         Raises:
           OpError: the error of an element, or the error that ended the reading.
@@ -293,7 +291,9 @@ class ServiceReader:
             self._element_s += (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
 
     def pieces(self) -> Iterator[Iterator[Any]]:
-        """Yield the elements of a reader of portions, as iterators. Use up each one before taking the next. Raises as `batches` does."""
+        """Yield iterators over the elements of a reader of portions. Exhaust each iterator before taking the next. Raises as `batches`
+        does.
+        """
         consumption = self._consumption
         self._post(CONSUMER_BEGAN)
         while True:
@@ -326,7 +326,7 @@ class ServiceReader:
             try:
                 batch.elements = self._elements_of(batch.value)
             except OpError as error:
-                # The piece stays unacknowledged, and no other reply brings it, so the reading ends.
+                # End the reading, because no other reply will have this unacknowledged piece.
                 self._end(copy(error))
                 raise
             batch.value = None
@@ -340,7 +340,7 @@ class ServiceReader:
         return elements
 
     def _take(self) -> Any:
-        """Block until the queue has an item, and return it. Return None at the end. Raises the error that ended the reading."""
+        """Wait for an item in the queue, and return it. Return None at the end, or raise the error that ended the reading."""
         with self._ready:
             waited_s = 0.0
             while not self._queue and not self._over:
@@ -360,7 +360,7 @@ class ServiceReader:
             return None
 
     def state(self) -> dict[str, Any]:
-        """Return the state of a reader of portions, as a dict of JSON types. Call it in the consumer's thread."""
+        """Return the state of a reader of portions, as a dict of JSON types. Call this in the consumer's thread."""
         assert self._opened is not None
         state, client = self._opened
         done, open_ = map(tuple, self._consumption.saved())
@@ -381,8 +381,8 @@ class ServiceReader:
             self._ready.notify_all()
 
     def close(self) -> None:
-        """Stop reading, acknowledge the elements that the consumer has received, and release this client at the dispatcher. Blocks up to
-        RELEASE_S. A second call does nothing.
+        """Stop reading, acknowledge the elements that the consumer has received, and ask the dispatcher to release this client. Blocks for
+        up to RELEASE_S. A second call does nothing.
         """
         if self._stopped.is_set() or sys.is_finalizing():
             return
@@ -407,10 +407,10 @@ class ServiceReader:
             client.close()
 
     def forked(self) -> None:
-        """Make this reader unusable in the child of a fork, because the loop's thread does not exist there, and queue and client belong to
-        the parent.
+        """Make this reader unusable in the child of a fork, because the loop thread does not exist in the child, and the queue and the
+        client belong to the parent.
         """
-        # Create new ones, because a thread of the parent may have held their locks at the fork.
+        # Create new objects, because a thread of the parent may have held the locks of the old ones at the fork.
         self._stopped, self._ready = threading.Event(), threading.Condition()
         self._stopped.set()
         self._elements_in_use.clear()
@@ -437,7 +437,7 @@ class ServiceReader:
             pass  # closed
 
     def _post(self, event: Event) -> None:
-        """Have the machine handle `event`. Called in the consumer's thread."""
+        """Have the machine handle `event` in the loop thread. Call this in the consumer's thread."""
         self._run_in_loop(self._handle, event)
 
     def _handle(self, event: Event) -> None:
@@ -483,8 +483,8 @@ class ServiceReader:
 
     def _end(self, error: OpError | None) -> None:
         if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
-            # The dispatcher waits for the watch requests of all consumers. A consumer that cannot continue has to leave, or the others
-            # would stall.
+            # The dispatcher waits for the watch requests of all consumers, so a consumer that cannot continue has to leave. Otherwise the
+            # other consumers would stall.
             self._watch_number += 1
             self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
         with self._ready:
@@ -495,7 +495,7 @@ class ServiceReader:
     # -- in the loop: the dispatcher's news -------------------------------------------------------------------------------
 
     def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
-        """Send a request, and call `then` with the finished call in the loop."""
+        """Send a request, and call `then` in the loop thread with the finished RPC call."""
         try:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
@@ -513,7 +513,7 @@ class ServiceReader:
         if number != self._watch_number:
             return  # a later watch request has replaced this one
         code, message = call.get_error()
-        # ABORTED ends this reader: another reader continues its iteration.
+        # With ABORTED the dispatcher reports that another reader continues this reader's iteration, so this reader ends.
         if code in RETRIABLE and code != ABORTED:
             self._watch_pause_s = next_pause_s(self._watch_pause_s)
             self._loop.set_timer(self, self._loop.now() + self._watch_pause_s, self._watch)
@@ -531,7 +531,7 @@ class ServiceReader:
             try:
                 places, others_exist = self._places(tasks)
                 self._handle(News(places, others_exist, self._finished, hold, ended))
-            except OpError as error:  # the reader is not allowed to connect to one of the workers
+            except OpError as error:  # this reader is not allowed to connect to a worker
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:
@@ -540,9 +540,7 @@ class ServiceReader:
                 self._watch()
 
     def _places(self, tasks: list[tuple[Any, ...]]) -> tuple[list[TaskLocation], bool]:
-        """Return the tasks that this reader reads, and whether there are tasks that it leaves to other readers. Connects to workers that
-        are new.
-        """
+        """Return the tasks that this reader reads, and whether it leaves tasks to other readers. Connect to new workers."""
         chance.shuffle(tasks)
         places = []
         coordinated = self._request.terms.coordinated
@@ -566,7 +564,7 @@ class ServiceReader:
         address, key = split_key(location)
         state = self._opened[0]
         protocol, shared = self._request.protocol, bool(self._request.trainer)
-        # Elements of a shared task are not passed by reference: several trainers get them.
+        # Several trainers get the elements of a shared task, so these are not passed by reference.
         worker = local_workers.find(incarnation) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
             return LocalTask(worker, address, state, task, self._run_in_loop)

@@ -1,7 +1,8 @@
-"""A reader's access to one task, in another process or in this one.
+"""A reader's access to one task, which is in another process (RemoteTask) or in this process (LocalTask).
 
-`ask(wanted, then)` sends a request. `then(kind, value, error)` is called once, in the thread in which the reply arrives. For SOME,
-`open_batch` unpacks `value` into elements; the consumer's thread calls it, because the loop's thread must not spend that time.
+`ask(wanted, then)` sends a request. `then(kind, value, error)` is called once, in the thread in which the reply arrives. If the kind is
+SOME, the consumer's thread calls `open_batch`, which unpacks `value` into elements. The loop thread does not call it, because unpacking
+takes time.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class RemoteTask:
 
 
 class LocalTask:
-    """A task of a worker in this process. Elements pass by reference, as in a pipeline without a service."""
+    """A task of a worker in this process. Elements are passed by reference, as in a pipeline without a data service."""
 
     def __init__(self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
         self._worker = worker
@@ -67,7 +68,7 @@ class LocalTask:
         self._worker.ask(self._state, self._task, wanted, LocalReply(self._address, self._soon, then))
 
     def delete(self) -> None:
-        """Delete the task, which no other reader reads."""
+        """Have the worker delete the task. Call this only if no other reader reads the task."""
         self._worker.delete(self._task)
 
 
@@ -96,7 +97,7 @@ class LocalReply:
         self._answer(SKIP, (self._address, None, tag))
 
     def fail(self, error: BaseException) -> None:
-        """Reply with an error. An error of user code gets the class and text that it would have from another process."""
+        """Reply with an error. An error of user code gets the class and text that it would have if the task were in another process."""
         self._answer(FAILED, None, error if isinstance(error, OpError) else from_code(*code_and_message(error)))
 
     def _answer(self, kind: int, value: Any = None, error: OpError | None = None) -> None:
@@ -105,7 +106,7 @@ class LocalReply:
 
 
 def open_batch(value: tuple[Any, ...]) -> list[Any]:
-    """Return the elements of a reply. Raises WireError."""
+    """Return the elements of a reply. Raises WireError if the reply cannot be decoded."""
     if len(value) == 4:
         return value[1]  # type: ignore[no-any-return]
     address, packed, _ = value

@@ -1,16 +1,17 @@
-"""Decide which tasks get a reader's next requests. The reader requests some batches of each task ahead, and first from the task whose last
-request is the oldest.
+"""Decide which tasks get a reader's next requests. The reader requests some batches ahead from each task. It begins with the tasks that
+have the fewest requests in flight, and among these with the task whose last request is the oldest.
 
 Promises
-    W1  A task gets no request when it has ended, when the dispatcher no longer lists it, or during the pause after a failed request.
-    W2  At most AHEAD requests to one task are in flight. Requests in flight and batches that wait for the consumer never exceed the
-        window, so that a slow consumer does not fill the reader's memory. Exception: if the consumer needs one certain batch while the
-        window is full of others, each task without a request in flight gets a request, because one of them has that batch. If the user
-        limits the elements, only one task at a time gets such a request.
-    W3  A task in a new incarnation starts afresh, even if it had ended or failed before. A task that is back at an incarnation whose
-        requests are still in flight gets new requests after those, so that its batches keep their order.
+    W1  A task gets no request after it has ended, after the dispatcher has ceased to list it, or during the pause after a failed request.
+    W2  At most AHEAD requests to one task are in flight. The number of requests in flight and of batches that wait for the consumer never
+        exceeds the window, so that a slow consumer does not fill the reader's memory. There is one exception. If the consumer needs a
+        certain batch while the window is full of other batches, each task without a request in flight gets a request, because one of these
+        tasks has the needed batch. If the user limits the elements, only one task at a time gets such a request.
+    W3  A task in a new incarnation of its worker starts afresh, even if it had ended or failed before. If a task returns to an incarnation
+        whose earlier requests are still in flight, its new requests come after the earlier requests, so that its batches keep their order.
 
-Invariant: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all batches not yet taken.
+*Invariant*: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all batches that the consumer has not
+taken.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ AHEAD: Final = 2
 """The number of batches that the reader requests ahead from each task."""
 
 TURN_S: Final = 0.02
-"""If fewer requests are allowed than there are tasks, a task without elements replies SKIP after this many seconds, and another task gets
-the request.
-"""
+"""If the user allows fewer requests than there are tasks, a task without elements replies SKIP after this many seconds, so that another
+task gets a request."""
 
 LONG_TURN_S: Final = 1.0
-"""If there are enough requests for all tasks, a task without elements replies SKIP after this many seconds. It must not hold a request for
-ever, because more tasks may appear."""
+"""If the user's limit allows a request for every task, a task without elements replies SKIP after this many seconds. A task must not hold a
+request for ever, because more tasks may appear."""
 
 PAUSE_S_MAX: Final = 0.01
 """The longest pause before a task that did not reply gets another request, in seconds. The dispatcher lists tasks before their workers have
@@ -45,16 +45,18 @@ begun them, so that the first requests of each iteration may fail, and a longer 
 
 @dataclass(eq=False)
 class TaskSource:
-    """One task, in one incarnation of its worker.
+    """What a reader knows of one task in one incarnation of its worker.
 
     Attributes:
-      in_flight: requests sent and not replied to.
-      turn: grows with each request; the task with the lowest turn comes first when there are too few requests for all tasks.
-      dropped: the dispatcher no longer lists the task. It gets no further requests, but replies in flight still count.
+      in_flight: the number of requests without a reply.
+      turn: the number of the task's last request among all requests. The task with the lowest turn comes first when there is not room for
+        requests to all tasks.
+      dropped: whether the dispatcher has ceased to list the task. Such a task gets no further requests, but its replies in flight still
+        count.
       pause_s: length of the pause after the last failure, in seconds.
-      paused_until: when the pause ends; negative infinity: not paused.
-      in_hand: the portions that the task held at its last reply, where the reader reads by portions. Empty after a lost reply, because
-        the portions may be lost with it.
+      paused_until: the time at which the pause ends; negative infinity if the task is not paused.
+      in_hand: for a reader of portions, the portions that the task held when it sent its last reply. Empty after a lost reply, because the
+        portions may have been lost with the reply.
     """
 
     task: int
@@ -74,14 +76,16 @@ class TaskWindow:
 
     Attributes:
       sources: the newest source of each task, by the task's number.
-      held: requests in flight, and batches that the consumer has not taken.
+      held: the number of requests in flight and of batches that the consumer has not taken.
     """
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """Start without tasks. `outstanding_max`: how many elements may be requested ahead; negative: as many as the window allows."""
+        """Start without tasks. `outstanding_max` is the number of elements that may be requested ahead; a negative number means no limit
+        except the window.
+        """
         self.sources: dict[int, TaskSource] = {}
         self._former: dict[tuple[int, int], TaskSource] = {}
-        """(task, incarnation of its worker) -> the source of an earlier incarnation that still has requests in flight."""
+        """Maps (task, earlier incarnation of its worker) to its source, while requests of that source are in flight."""
         self.held = 0
         self._reader = reader
         self._trainer = trainer
@@ -102,7 +106,7 @@ class TaskWindow:
                 source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
                     source = TaskSource(place.task, place.address, place.incarnation)
-                else:  # W3: replies to earlier requests still count, and replies to new requests come after them
+                else:  # promise W3: earlier requests still count, and new replies come after theirs
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
                 self.sources[place.task] = source
@@ -112,27 +116,27 @@ class TaskWindow:
 
     @property
     def deadline(self) -> float:
-        """Return when the next pause ends; infinite: no task is paused."""
+        """Return the time at which the next pause of a task ends; infinite if no task is paused."""
         return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
 
     def resume(self, now: float) -> None:
-        """End the pauses that are over."""
+        """End the pauses of tasks whose time is over at `now`."""
         for source in self.sources.values():
             if source.paused_until <= now:
                 source.paused_until = -inf
 
     def available(self) -> list[TaskSource]:
-        """Return the tasks that may get a request."""
+        """Return the tasks to which the reader may send a request."""
         return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
 
     def requests(self, sources: Sequence[TaskSource], starving: bool = False) -> list[RequestElements]:
-        """Return as many requests to `sources` as there is room for, and count them as in flight.
+        """Return as many requests to `sources` as the window has room for, and count them as in flight.
 
-        The room depends on all tasks that may get a request, not on `sources` alone: requests to the others are in flight as well, and the
-        consumer may wait for one of `sources`.
+        The size of the window depends on all tasks that may get a request, and not only on `sources`, because requests to all of these
+        tasks may be in flight.
 
         Args:
-          starving: the consumer waits although batches have arrived, because none of them is the next one in order.
+          starving: whether the consumer waits although batches have arrived, because the next batch in order is not among them.
         """
         sources = sorted(sources, key=attrgetter("in_flight", "turn"))
         limit, count = self._limit, len(self.available())
@@ -144,7 +148,8 @@ class TaskWindow:
         asks: list[RequestElements] = []
         for _ in range(AHEAD):
             for source in sources:
-                # W2: send it although the window is full, because one of these tasks has the batch that the consumer waits for.
+                # Promise W2: send the request although the window is full, because one of these tasks has the batch that the consumer
+                # needs.
                 needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
                 if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1
@@ -156,22 +161,23 @@ class TaskWindow:
         return asks
 
     def succeed(self, source: TaskSource) -> None:
-        """Note a reply with elements. It ends the pause after an earlier failure."""
+        """Note that a task has replied with elements. This ends its pause after an earlier failure."""
         source.pause_s, source.paused_until = 0.0, -inf
 
     def fail(self, source: TaskSource, now: float) -> None:
-        """Note a failed request: the task gets no request for a while."""
+        """Note that a request to a task has failed. The task gets no request during a pause."""
         self.held -= 1
         source.in_hand = ()
-        if source.paused_until == -inf:  # two requests that fail together lengthen the pause once
+        if source.paused_until == -inf:  # lengthen the pause only once if two requests fail together
             source.pause_s = min(PAUSE_S_MAX, next_pause_s(source.pause_s))
             source.paused_until = now + source.pause_s
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more can arrive: no request is in flight, and all tasks that this reader reads have ended.
+        """Whether no further batch can arrive although the iteration has not ended: this reader reads only some of its tasks, these have
+        ended, and no request is in flight.
 
-        A dropped task counts as ended: the dispatcher may drop a task after its last batch, before a further request could get END from it.
+        A dropped task counts as ended, because the dispatcher may drop a task after its last batch, before a further request could get END.
         """
         if self.has_in_flight or not self._others_exist or self._awaits_worker or not self.sources:
             return False
@@ -183,6 +189,6 @@ class TaskWindow:
         return any(source.in_flight for source in self.sources.values())
 
     def describe_wait(self) -> str:
-        """Return which workers have sent nothing, as a text for the log."""
+        """Return a text for the log that names the workers from which the reader waits for elements."""
         names = sorted(each.address for each in list(self.sources.values()) if not each.ended)
         return f"nothing has come from {', '.join(names) or 'a worker'}"

@@ -1,1 +1,1 @@
-"""Distributed snapshots: a pipeline computed once, by all workers, into a folder."""
+"""Distributed snapshots: all workers together compute a pipeline once, and write its elements into a folder."""

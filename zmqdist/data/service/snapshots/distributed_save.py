@@ -18,15 +18,16 @@ from zmqdist.errors import from_code
 def distributed_save(
     dataset: Dataset, path: str, data_service_address: str, compression: str | None = "AUTO"
 ) -> SnapshotHandle:
-    """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Return when the dispatcher has begun.
+    """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Blocks until the dispatcher has begun the
+    snapshot.
 
-    Use it for a pipeline that is expensive and read often. One worker computes each element. All workers, and the dispatcher, must reach
-    the folder by the same path. The service continues after the end of this program, and after restarts of dispatcher and workers. This
-    function does not wait for the elements: see `SnapshotHandle.wait`.
+    Use this for a pipeline that is expensive and read often. Each element is computed by one worker only. All workers and the dispatcher
+    must reach the folder by the same path. The service continues to write after this program has ended, and after restarts of the
+    dispatcher and of workers. This function does not wait until the elements are written; call `SnapshotHandle.wait` for that.
 
     Args:
-      path: a folder that does not exist yet: on a shared file system, or a URL (extra `zmqdist[fsspec]`).
-      data_service_address: the dispatcher, "host:port".
+      path: a folder that does not exist yet, on a shared file system or as a URL (which needs the extra `zmqdist[fsspec]`).
+      data_service_address: the dispatcher's address, "host:port".
       compression: "AUTO" (the same as "SNAPPY"), "GZIP", "SNAPPY" (quick), "ZLIB" (small) or None.
 
     Raises:
@@ -48,7 +49,7 @@ def distributed_save(
 
 
 class SnapshotHandle:
-    """A snapshot that a data service writes. Dropping the handle does not stop it.
+    """A snapshot that a data service writes. Dropping the handle does not stop the snapshot.
 
     Attributes:
       path: the folder of the snapshot.
@@ -65,32 +66,35 @@ class SnapshotHandle:
         """Block until the snapshot is complete.
 
         Args:
-          timeout: seconds; None: no limit. The wait continues across restarts of the dispatcher.
+          timeout: seconds; None means no limit. The wait continues across restarts of the dispatcher.
 
         Raises:
-          DeadlineExceededError: the timeout passed first. CancelledError: a program has cancelled the snapshot. Otherwise the error of the
-            pipeline on a worker.
+          DeadlineExceededError: the snapshot was not complete after `timeout`.
+          CancelledError: a program has cancelled the snapshot.
+          OpError: the error of the pipeline on a worker.
         """
         code, message = _ask(self.path, self._service, "snapshot_wait", self.path, timeout_s=timeout)
         if code:
             raise from_code(code, message)
 
     def progress(self) -> dict[str, Any]:
-        """Return the progress of the snapshot. Asks the dispatcher, which reads the folder.
+        """Return the progress of the snapshot. Blocks until the dispatcher has read the folder and replied.
 
-        The keys: `state` ("active", "winding down", "done" or "error"), `error`, `streams`, `streams_done`, the committed `chunks` and
-        `elements`, and `handed_out` of all `positions` of the sources (-1: no end).
+        The keys are `state` ("active", "winding down", "done" or "error"), `error`, `streams`, `streams_done`, the numbers of committed
+        `chunks` and `elements`, the number of `positions` of all sources (-1 if they have no end), and how many of these are `handed_out`.
         """
         return dict(_ask(self.path, self._service, "snapshot_progress", self.path))
 
     def cancel(self) -> None:
-        """End the snapshot. Committed chunks stay, beside a file ERROR that says that it was cancelled. Harmless when the snapshot is
-        over.
+        """Cancel the snapshot. Committed chunks stay in the folder, with a file ERROR that says that the snapshot was cancelled. Does
+        nothing if the snapshot is already complete or has failed.
         """
         _ask(self.path, self._service, "snapshot_cancel", self.path)
 
 
 def _ask(path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
-    """Call a method of the service's dispatcher, also across its restarts. Raises UnavailableError if none replies in time."""
+    """Call a method of the service's dispatcher, and repeat the call across restarts of the dispatcher. Raises UnavailableError if no
+    dispatcher replies in time.
+    """
     what = f"{method} of {path} at {service.address}"
     return ask_dispatcher(service, method, *args, what=what, timeout_s=inf if timeout_s is None else timeout_s)

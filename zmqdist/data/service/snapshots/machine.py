@@ -1,28 +1,34 @@
-"""The dispatcher's decisions about one snapshot: which worker writes which stream, which positions each stream gets, and when it is over.
+"""The machine for one snapshot at the dispatcher. It decides which worker writes which stream, which positions each stream gets, and when
+the snapshot is over, which means complete or failed.
 
 Theory
-    A decision is a reply together with the records that must be written before the reply is sent. The caller writes each record into the
-    snapshot's folder, and then applies it here. A record that cannot be written is not applied, and the caller of the request gets the
-    error. So the folder has every change that a reply shows, and a dispatcher that was started again restores the machine from it.
+    A decision is a reply, together with the records that must be written before the reply is sent. The manager writes each record into the
+    snapshot's folder, and then has the machine apply the record. If a record cannot be written, it is not applied, and the worker or user
+    that sent the request gets the error. The folder therefore has every change that a reply shows, and a restarted dispatcher restores the
+    machine from the folder.
 
 Rules
-    A stream belongs to the address of a worker. The stream of a lost worker is an orphan. The first worker that requests a stream gets it:
-    its earlier owner, or a worker that has no unfinished stream of this snapshot. That worker continues at the checkpoint. New streams
-    begin until one stream has come to its end, because then no positions are left.
+    A stream belongs to the address of a worker. The stream of a lost worker is an orphan. An orphan goes to the first worker that requests
+    a stream and is either the earlier owner of the orphan or has no unfinished stream of this snapshot. That worker continues at the
+    orphan's checkpoint. The machine begins new streams until one stream has ended, because then no positions are left for a new stream.
 
-    Positions of a source in a repetition are given out in order, to the stream that requests them. A stream's positions are numbered within
-    the stream: (stream, source, repetition, local index). A repeated request from a local index gets the same positions, so that a writer
-    that starts again at its checkpoint sees the same data. With one source a stream gets a run of positions at once; with several it gets
-    single positions, because a zip pairs positions, and a stream must not hold one whose partner another stream needs.
+    The machine gives out the positions of a source in a repetition in order, to the stream that requests them. Within a stream, the
+    positions of each source and repetition are numbered by a local index. A repeated request for the same local index gets the same
+    positions, so that a writer that starts again at its checkpoint gets the same data. With one source, a stream gets a run of positions in
+    one reply. With several sources it gets single positions, because a zip pairs positions, and a stream must not have an unused position
+    whose partner another stream has.
 
-    Each repetition is given out separately: a stream that is still in an earlier repetition gets the positions that are left in it.
+    Each repetition is given out separately. A stream that is still in an earlier repetition gets the positions that are left in that
+    repetition.
 
 Promises
-    P1  Each position of a source and repetition is given to one stream, in order; a repeated request of that stream gets it again.
-    P2  A worker writes at most one stream of a snapshot, and streams of at most `concurrent_max` snapshots.
-    P3  DONE is written when all streams are done, ERROR when one has failed. After either, no positions are given out.
+    P1  Each position of a source and repetition is given to only one stream, in order. If the stream repeats its request, it gets the
+        position again.
+    P2  At one time, a worker writes at most one stream of a snapshot, and streams of at most `concurrent_max` snapshots.
+    P3  The file DONE is written when all streams are done, and the file ERROR when a stream has failed or a user has cancelled the
+        snapshot. After that, no positions are given out.
     P4  The records of every reply are in the folder before the reply is sent.
-    P5  While workers request streams, every snapshot comes to its end: another worker gets the stream of a lost worker.
+    P5  As long as workers request streams, every snapshot ends at some time, because another worker gets the stream of a lost worker.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from zmqdist.errors import CancelledError, FailedPreconditionError, InternalErro
 
 
 class SnapshotMode(Enum):
-    """The state of a snapshot. WINDING_DOWN: a stream has come to its end, and no new streams begin."""
+    """The state of a snapshot. In WINDING_DOWN a stream has ended, and no new streams begin."""
 
     ACTIVE = "active"
     WINDING_DOWN = "winding down"
@@ -45,7 +51,7 @@ class SnapshotMode(Enum):
 
 
 class StreamState(Enum):
-    """The state of a stream. ORPHAN: its worker is lost, and no other has taken it over yet."""
+    """The state of a stream. An ORPHAN is a stream whose worker is lost and that no other worker has taken over yet."""
 
     UNKNOWN = 0
     ASSIGNED = 1
@@ -55,7 +61,7 @@ class StreamState(Enum):
 
 @dataclass(frozen=True)
 class PositionRun:
-    """Positions that a stream got in one reply: `count` positions from `start` on. The first has the index `local` within the stream."""
+    """The positions that a stream got in one reply: `count` positions from `start` on. The first of them has the local index `local`."""
 
     local: int
     start: int
@@ -64,7 +70,7 @@ class PositionRun:
 
 @dataclass
 class StreamAssignment:
-    """One stream. `runs`: (source, repetition) -> the positions that it got, in order."""
+    """One stream. `runs` maps (source, repetition) to the runs of positions that the stream got, in order."""
 
     index: int
     owner: str
@@ -77,7 +83,7 @@ class StreamAssignment:
 
 @dataclass(frozen=True)
 class OwnerChanged:
-    """A worker has got a stream; a new stream begins with this record."""
+    """A worker has got a stream. A new stream begins with this record."""
 
     stream: int
     worker: str
@@ -95,7 +101,7 @@ class PositionsGiven:
 
 @dataclass(frozen=True)
 class StreamCompleted:
-    """A stream has come to its end. Its writer has left DONE in the folder before it reported to the dispatcher."""
+    """A stream has ended. Its writer had written DONE into the stream's folder before it reported the end to the dispatcher."""
 
     stream: int
 
@@ -116,15 +122,15 @@ Record = OwnerChanged | PositionsGiven | StreamCompleted | SnapshotCompleted | S
 
 
 class SnapshotMachine:
-    """Decides about one snapshot; the module's docstring gives the promises.
+    """The machine for one snapshot. The docstring of the module gives the rules and promises.
 
     Args:
-      path: names the snapshot in errors.
-      counts: the number of positions of each source; -1: no end.
-      repetitions: how often each source is read; -1: no end.
+      path: the path of the snapshot, for error texts.
+      counts: for each source, the number of its positions; -1 if it has no end.
+      repetitions: for each source, how often it is read; -1 if without end.
 
     Attributes:
-      streams: *Invariant*: stream i has the index i.
+      streams: all streams. *Invariant*: `streams[i].index == i`.
     """
 
     def __init__(self, path: str, counts: Sequence[int], repetitions: Sequence[int]) -> None:
@@ -139,15 +145,13 @@ class SnapshotMachine:
     def restore(
         self, streams: list[StreamAssignment], done: bool, error: OpError | None, failures: Sequence[OpError]
     ) -> list[Record]:
-        """Take the state of the folder.
+        """Take over the state that was read from the folder. Return the records on which an earlier dispatcher had decided but which it had
+        not written.
 
         Args:
           done: whether the file DONE exists.
-          error: the content of the file ERROR; None: the file does not exist.
-          failures: the errors of the streams whose writers have left a file ERROR.
-
-        Returns:
-          The records that an earlier dispatcher had decided on and not written.
+          error: the content of the file ERROR; None if the file does not exist.
+          failures: the errors of the streams whose writers have written a file ERROR.
         """
         self.streams = streams
         for stream in streams:
@@ -177,11 +181,11 @@ class SnapshotMachine:
     # -- decisions ----------------------------------------------------------------------------------------------------------
 
     def assign(self, worker: str, may_begin: bool = True) -> tuple[int | None, list[Record]]:
-        """Return the stream that a worker should write: the stream that it has, or else an orphan, or a new one; None if it should write
-        none.
+        """Return the stream that a worker should write: the stream that it has, else an orphan, else a new stream. Return None if the
+        worker should not write a stream.
 
         Args:
-          may_begin: whether the worker may get a stream that it does not have.
+          may_begin: whether the worker may get a stream that it does not have yet.
         """
         if self.over:
             return None, []
@@ -201,14 +205,15 @@ class SnapshotMachine:
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[tuple[int, int], list[Record]]:
-        """Return positions for a stream as (first position, number); number 0: the repetition has none left.
+        """Return positions for a stream as (first position, number). A number of 0 means that the repetition has no positions left.
 
         Args:
-          local: the number of positions that the stream has used. If it got more before, it gets the positions after those again.
+          local: the number of positions that the stream has used. If it has got more positions than these, it gets the later ones again.
 
         Raises:
-          InternalError: another worker has the stream. FailedPreconditionError: the snapshot is over. InvalidArgumentError: there is no
-            such source, or the stream never got as many positions as `local`.
+          InternalError: another worker has the stream.
+          FailedPreconditionError: the snapshot is over.
+          InvalidArgumentError: there is no such source, or the stream has got fewer than `local` positions.
         """
         if not 0 <= source < len(self._counts) or repetition < 0:
             raise InvalidArgumentError(f"{self.path}: no source {source}, or no repetition {repetition}")
@@ -227,7 +232,9 @@ class SnapshotMachine:
         return (start, number), [PositionsGiven(stream, source, repetition, PositionRun(local, start, number))]
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
-        """Return the next positions of a source: at most a quarter of each stream's share of the rest, so that all streams end together."""
+        """Return the next positions of a source. Their number is at most a quarter of a stream's share of the rest, so that all streams end
+        at about the same time.
+        """
         start = self._next.get((source, repetition), 0)
         total = self._counts[source]
         if 0 <= self._repetitions[source] <= repetition:
@@ -248,7 +255,7 @@ class SnapshotMachine:
         return self.streams[index]
 
     def finished(self, worker: str, stream: int) -> list[Record]:
-        """Complete a stream whose worker has written it to its end and left DONE. Harmless when the snapshot is over.
+        """Note that a worker has written a stream to its end and has written DONE. Does nothing if the snapshot is over.
 
         Raises:
           InternalError: another worker has the stream.
@@ -260,13 +267,13 @@ class SnapshotMachine:
         return [StreamCompleted(stream)] if others else [StreamCompleted(stream), SnapshotCompleted()]
 
     def failed(self, worker: str, stream: int, error: OpError) -> list[Record]:
-        """Fail the snapshot, because a worker cannot write its stream. Does nothing if the worker no longer has the stream."""
+        """Let the snapshot fail, because a worker cannot write its stream. Does nothing if the worker no longer has the stream."""
         if self.over or not 0 <= stream < len(self.streams) or self.streams[stream].owner != worker:
             return []
         return [SnapshotFailed(error)]
 
     def cancel(self) -> list[Record]:
-        """End the snapshot by ERROR with the code CANCELLED. Committed chunks stay. Harmless when it is over."""
+        """Let the snapshot fail with the code CANCELLED. Committed chunks stay in the folder. Does nothing if the snapshot is over."""
         return [] if self.over else [SnapshotFailed(CancelledError(f"{self.path}: the snapshot was cancelled"))]
 
     def worker_lost(self, worker: str) -> None:
@@ -296,10 +303,10 @@ class SnapshotMachine:
                 self.mode, self.error = SnapshotMode.ERROR, error
 
     def not_written(self, record: Record, error: OpError) -> list[Record]:
-        """Return the records to write in place of one that could not be written.
+        """Return the records to write in place of a record that could not be written.
 
-        The end of a snapshot takes effect although it is not in the folder, because no worker will report the last stream again, and
-        waiting users have to learn of the end even if the disk is full.
+        The end of a snapshot takes effect even if it cannot be written into the folder, because no worker will report the last stream
+        again, and because waiting users have to learn of the end even if the disk is full.
         """
         match record:
             case SnapshotCompleted():
@@ -317,8 +324,8 @@ class SnapshotMachine:
         return {stream.owner for stream in self.streams if stream.state is StreamState.ASSIGNED}
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the snapshot: `state`, `error`, `streams`, `streams_done`, `handed_out` positions, and `positions` of all
-        sources and repetitions (-1: no end).
+        """Return the figures of the snapshot: `state`, `error`, `streams`, `streams_done`, the number of positions that were `handed_out`,
+        and the number of `positions` of all sources and repetitions (-1 if they have no end).
         """
         pairs = list(zip(self._counts, self._repetitions, strict=True))
         return {
@@ -332,11 +339,11 @@ class SnapshotMachine:
 
 
 def begin_order(owners: Mapping[str, set[str]], has: Mapping[str, int], concurrent_max: int) -> list[str]:
-    """Return the snapshots of which a worker may get a new stream, those with the fewest workers first.
+    """Return the snapshots of which a worker may get a new stream, in ascending order of their numbers of workers.
 
     Args:
       owners: for each snapshot that is not over, the workers to which its streams are assigned.
-      has: the streams that the worker has, by snapshot.
+      has: the streams that the worker has already, by snapshot.
     """
     if len(has) >= concurrent_max:
         return []

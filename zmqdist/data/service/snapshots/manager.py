@@ -1,10 +1,11 @@
-"""The runtime of the dispatcher's snapshots: it writes the decisions of the machine (machine.py) into the folders, and reads folders back.
+"""The runtime of the dispatcher's snapshots. It writes the decisions of each machine (machine.py) into the snapshot's folder, and restores
+machines from folders.
 
 Rules
-    Each snapshot has a lock, under which one decision at a time is taken, written and applied. So a slow disk holds up only the snapshots
-    whose folders are on it.
+    Each snapshot has a lock. A thread that holds the lock has the machine decide, writes the records, and has the machine apply them. A
+    slow disk therefore delays only the snapshots whose folders are on that disk.
 
-All methods may be called from any thread. They block on the disk.
+Any thread may call the methods. They block until the disk has written or read.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from zmqdist.errors import (
 
 
 class SnapshotFolder:
-    """One snapshot with its folder. `create` and `recover` return it. The other methods call those of SnapshotMachine, and write the
-    records.
+    """One snapshot with its folder. `create` and `recover` return an instance. Most other methods call the method of SnapshotMachine with
+    the same name, and write the records that it returns.
 
     Attributes:
       path: the folder.
@@ -71,7 +72,7 @@ class SnapshotFolder:
 
     @property
     def error(self) -> OpError | None:
-        """The error by which the snapshot has failed; None: it has not."""
+        """The error with which the snapshot has failed; None if it has not failed."""
         return self._machine.error
 
     # -- creating a folder and reading it back --
@@ -84,8 +85,9 @@ class SnapshotFolder:
 
         Args:
           dataset: the description of the dataset, from `Dataset.serialize`. Nothing in it is unpickled.
-          spec: the spec of its elements, from `chunks.spec_to_json`.
-          request: identifies the call; the same call again, after a lost reply, gets the folder that the first one created.
+          spec: the spec of the dataset's elements, from `chunks.spec_to_json`.
+          request: identifies the call. If the caller repeats the call after a lost reply, the repeated call gets the folder that the first
+            call created.
 
         Raises:
           InvalidArgumentError: the dataset is infinite. AlreadyExistsError: the path exists. FailedPreconditionError: the file system
@@ -121,10 +123,11 @@ class SnapshotFolder:
 
     @classmethod
     def recover(cls, path: str) -> SnapshotFolder:
-        """Return the snapshot in a folder.
+        """Return the snapshot that is in a folder.
 
         Raises:
-          InvalidArgumentError (a ValueError), InternalError (a RuntimeError): a file in the folder is invalid; the text names it.
+          InvalidArgumentError (a ValueError), InternalError (a RuntimeError): a file in the folder is invalid. The error text names the
+            file.
           DataLossError: the metadata is missing or unreadable.
         """
         try:
@@ -138,7 +141,7 @@ class SnapshotFolder:
         return made
 
     def restore(self) -> None:
-        """Take the state of the folder. Raises as `recover` does."""
+        """Restore the machine from the folder. Raises as `recover` does."""
         error = snapshot_layout.read_error(self.path)
         done = storage.exists(snapshot_layout.snapshot_done_path(self.path))
         streams = _FolderReader(self.path, self._sources).streams()
@@ -152,7 +155,7 @@ class SnapshotFolder:
             self._write(self._machine.restore(streams, done, error, failures))
 
     def _write(self, records: Sequence[Record]) -> None:
-        """Write and apply the records of a decision, one at a time. Call it with the lock held. Raises OSError if the disk fails."""
+        """Write and apply the records of a decision, one after the other. Call this with the lock held. Raises OSError."""
         for record in records:
             try:
                 self._write_one(record)
@@ -222,12 +225,14 @@ class SnapshotFolder:
             return self._machine.owners()
 
     def streams(self) -> list[StreamAssignment]:
-        """Return the streams in order, as copies without their runs."""
+        """Return copies of the streams in order, without their runs of positions."""
         with self._lock:
             return [StreamAssignment(each.index, each.owner, each.state) for each in self._machine.streams]
 
     def progress(self) -> dict[str, Any]:
-        """Return the figures of `SnapshotMachine.figures` with the committed `chunks` and `elements`, as JSON types. Reads the folder."""
+        """Return the figures of `SnapshotMachine.figures` and the numbers of committed `chunks` and `elements`, as JSON types. Reads the
+        folder.
+        """
         chunks = snapshot_layout.committed_chunks(self.path)
         with self._lock:
             figures = self._machine.figures()
@@ -245,10 +250,10 @@ class _FolderReader:
         self._sources = sources
 
     def streams(self) -> list[StreamAssignment]:
-        """Return every stream in order. Raises InvalidArgumentError or InternalError for invalid files."""
+        """Return all streams in order. Raises InvalidArgumentError or InternalError if a file is invalid."""
         root = storage.join(self._path, "streams")
         indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
-        # If a folder has no owner, the dispatcher ended while it created the folder, and no worker knows of the stream.
+        # Leave out a folder without an owner: the dispatcher ended while it created the folder, and no worker knows of the stream.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
             raise InternalError(f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}")
@@ -346,7 +351,7 @@ class SnapshotManager:
     """The snapshots of a dispatcher, by path.
 
     Args:
-      concurrent_max: the most streams that one worker writes at once.
+      concurrent_max: the largest number of streams that one worker writes at the same time.
     """
 
     def __init__(self, concurrent_max: int = 3) -> None:
@@ -367,10 +372,10 @@ class SnapshotManager:
         return bool(self._by_path)
 
     def create(self, path: str, dataset: str, spec: Any, compression: str | None, request: str) -> SnapshotFolder:
-        """Create a snapshot; workers get no stream of it before `add`. Call it for one snapshot at a time.
+        """Create a snapshot. Workers get no stream of the snapshot before `add`. Call this for one snapshot at a time.
 
         Raises:
-          AlreadyExistsError: the snapshot exists, and another `request` has created it. Otherwise as `SnapshotFolder.create`.
+          AlreadyExistsError: another `request` has created a snapshot at this path. Otherwise as `SnapshotFolder.create`.
         """
         with self._lock:
             known = self._by_path.get(path)
@@ -381,7 +386,7 @@ class SnapshotManager:
         raise AlreadyExistsError(f"{path}: a snapshot there is already started or completed")
 
     def add(self, snapshot: SnapshotFolder) -> None:
-        """Let workers get the streams of a snapshot. Harmless if it was added before."""
+        """Let workers get the streams of a snapshot. Does nothing if the snapshot was added before."""
         with self._lock:
             self._by_path.setdefault(snapshot.path, snapshot)
 
@@ -390,8 +395,10 @@ class SnapshotManager:
         self.add(SnapshotFolder.recover(path))
 
     def assign(self, worker: str) -> dict[str, int]:
-        """Return the streams that a worker should write, by path. At most one of them is new, of the snapshot with the fewest workers."""
-        with self._assigning:  # two requests of a worker at the same time get only one new stream
+        """Return the streams that a worker should write, by path. At most one of these streams is new to the worker, and it is of the
+        snapshot with the fewest workers.
+        """
+        with self._assigning:  # if a worker sends two requests at the same time, it gets only one new stream
             return self._assign(worker)
 
     def _assign(self, worker: str) -> dict[str, int]:

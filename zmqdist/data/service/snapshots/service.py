@@ -1,18 +1,21 @@
-"""The distributed snapshots of a dispatcher: its RPC methods, and the replies to pending requests.
+"""The distributed snapshots of a dispatcher: the RPC methods, and the replies to pending requests.
 
 Rules
-    Threads of this service read and write the folders, so that a slow disk does not hold up the loop. Only the loop uses the tables of
-    workers and of pending requests.
-    Each worker always has one request "streams" pending, which lists the streams that it writes. The service replies when the worker should
-    write other streams; at most one stream of the reply is new to the worker.
-    The dispatcher records a snapshot in its journal after the folder was created, and assigns its streams after the record was written.
+    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. Only the loop thread uses the
+    tables of workers and of pending requests.
 
-Methods (each after "zmqdist.data."; `incarnation` is that of the calling worker)
+    Each worker always has one request "streams" pending, which lists the streams that the worker writes. The service replies when the
+    worker should write other streams. At most one stream in the reply is new to the worker.
+
+    The dispatcher records a snapshot in its journal after the folder was created, and assigns the snapshot's streams after the record was
+    written.
+
+Methods (each name has the prefix "zmqdist.data."; `incarnation` is the incarnation of the calling worker)
     save(request, path, description, spec, compression)                      -> None
-    streams(incarnation, has)                                                -> {path: stream}, or None: send the request again
+    streams(incarnation, has)                                                -> {path: stream}, or None to have the request sent again
     positions(incarnation, path, stream, source, repetition, taken, count)   -> (start, length)
     stream_ended(incarnation, path, stream, code, message)                   -> None
-    snapshot_wait(path)                                                      -> (code, message) at the end; code 0: it is complete
+    snapshot_wait(path)                                                      -> (code, message) at the end; code 0 means complete
     snapshot_progress(path)                                                  -> figures, see machine.py
     snapshot_streams(path)                                                   -> [(index, owner, state)]
     snapshot_cancel(path)                                                    -> None
@@ -50,13 +53,13 @@ NOT_TOLERANT: Final = "tf.data distributed snapshot requires running tf.data ser
 
 
 class SnapshotService:
-    """Serves the snapshots of a data service's dispatcher; the module's docstring lists the methods.
+    """Serves the snapshots of a data service's dispatcher. The docstring of the module lists the methods.
 
     Args:
-      note: `note(token, path)` records a snapshot in the journal, and then calls `token.reply` or `token.fail`. None: there is no journal,
-        and the service refuses snapshots.
-      concurrent_max: the most streams that one worker writes at once.
-      owner_return_s: how long the owner of a stream may take to register after a restart of the dispatcher, in seconds.
+      note: `note(token, path)` records a snapshot in the journal, and then calls `token.reply` or `token.fail`. None means that there is no
+        journal, so that the service refuses snapshots.
+      concurrent_max: the largest number of streams that one worker writes at the same time.
+      owner_return_s: seconds within which the owner of a stream has to register after a restart of the dispatcher, to keep the stream.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class SnapshotService:
         concurrent_max: int,
         owner_return_s: float,
     ) -> None:
-        """Register the methods. Create the object before the service is attached."""
+        """Register the methods on `service`, which must not be attached to a server yet."""
         self._loop = loop
         self._note = note
         self._owner_return_s = owner_return_s
@@ -97,10 +100,10 @@ class SnapshotService:
         }
 
     def recover(self, paths: Iterable[str]) -> None:
-        """Continue the snapshots of the journal. Call it before the port is served.
+        """Continue the snapshots that the journal lists. Call this before the port is served.
 
-        A snapshot whose folder is gone, or has become something else, is left out with a warning, because a folder that a user has moved
-        must not keep the dispatcher from starting.
+        If a folder no longer has a snapshot, leave the snapshot out with a warning, because a folder that a user has moved or removed must
+        not prevent the start of the dispatcher.
 
         Raises:
           InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid; see manager.py.
@@ -111,7 +114,7 @@ class SnapshotService:
                 there.append(path)
             else:
                 log.warning(
-                    "%s does not hold the snapshot in the journal any more, and the dispatcher leaves it out", path
+                    "%s: the folder has no snapshot, although the journal lists one; the dispatcher leaves it out", path
                 )
         for made in self._pool.map(SnapshotFolder.recover, there):
             self._snapshots.add(made)
@@ -134,7 +137,9 @@ class SnapshotService:
         self._addresses[incarnation] = address
 
     def lost(self, incarnation: int) -> None:
-        """Note that a worker is lost. Other workers get its streams, or the worker itself if it registers and requests streams first."""
+        """Note that a worker is lost. Its streams go to the workers that request streams first, which may be the lost worker after it has
+        registered again.
+        """
         address = self._addresses.pop(incarnation, None)
         self._pending.pop(incarnation, None)
         self._written.pop(incarnation, None)
@@ -148,7 +153,7 @@ class SnapshotService:
 
     def _forget_workers(self, addresses: Iterable[str]) -> None:
         if not self._snapshots.has_snapshots:
-            return  # no worker has a stream, and a dispatcher without snapshots needs no threads
+            return  # without snapshots no worker has a stream, and no thread is needed
 
         def forget() -> None:
             for address in addresses:
@@ -157,13 +162,13 @@ class SnapshotService:
         self._in_thread(forget)
 
     def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread call `fn`, which changes snapshots, and then serve the pending requests."""
+        """Have a thread call `fn`, which changes snapshots. Then reply to the pending requests for which this changes the reply."""
 
         def run() -> None:
             try:
                 fn()
             except BaseException:
-                log.exception("a change of snapshots failed")
+                log.exception("the dispatcher could not update its snapshots")
             self._soon(self._changed)
 
         self._submit(run)
@@ -183,7 +188,7 @@ class SnapshotService:
 
     def _assign(self, call: PendingCall, incarnation: int, address: str, has: dict[str, int]) -> None:
         version = self._version
-        # Every worker sends this request, and without snapshots it needs no thread.
+        # Every worker sends this request, so do not use a thread for it while there are no snapshots.
         if not self._snapshots.has_snapshots:
             self._assigned(call, incarnation, has, {}, version)
             return
@@ -212,7 +217,7 @@ class SnapshotService:
             self._pending[incarnation] = (call, has)
 
     def _changed(self) -> None:
-        """Reply to pending requests of workers that should write other streams, and of users whose snapshot is over."""
+        """Reply to the pending requests of workers that should write other streams, and of users who wait for a snapshot that is over."""
         self._version += 1
         pending, self._pending = self._pending, {}
         for incarnation, (call, has) in pending.items():
@@ -273,7 +278,7 @@ class SnapshotService:
         self._soon(self._note, _PendingSave(self, call, made), path)
 
     def begin(self, made: SnapshotFolder) -> None:
-        """Let workers get the streams of a snapshot, because the journal has recorded it."""
+        """Let workers get the streams of a snapshot, because the journal has recorded the snapshot."""
         self._snapshots.add(made)
         self._changed()
 
@@ -302,7 +307,9 @@ class SnapshotService:
     # -- threads ------------------------------------------------------------------------------------------------------------
 
     def _work(self, call: PendingCall, fn: Callable[[], Any], changes: bool = False) -> None:
-        """Call `fn` in a thread, and reply with its result or error. `changes`: serve the pending requests afterwards."""
+        """Call `fn` in a thread, and reply to `call` with its result or error. If `fn` changes snapshots (`changes`), then reply to the
+        pending requests too.
+        """
 
         def run() -> None:
             try:
@@ -317,7 +324,7 @@ class SnapshotService:
         self._submit(run)
 
     def _submit(self, run: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the pool was closed: the dispatcher stops, and its connections end with it
+        with suppress(RuntimeError):  # the pool is closed because the dispatcher stops
             self._pool.submit(run)
 
     def _soon(self, fn: Callable[..., object], *args: Any) -> None:
@@ -327,13 +334,13 @@ class SnapshotService:
             pass  # the dispatcher has ended
 
     def _close(self) -> None:
-        """Wait until the threads have written their files, so that another dispatcher does not read half of them."""
+        """Wait until the threads have written their files, so that another dispatcher does not read incomplete files."""
         for pool in (self._maker, self._pool):
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _PendingSave:
-    """The call of `save` while the journal records the snapshot."""
+    """A pending RPC call of `save`, whose snapshot the journal is recording."""
 
     def __init__(self, service: SnapshotService, call: PendingCall, made: SnapshotFolder) -> None:
         self._service = service
@@ -357,7 +364,7 @@ def _over(snapshot: SnapshotFolder) -> tuple[int, str] | None:
 
 
 def _as_op_error(error: BaseException) -> BaseException:
-    """Return an error of the disk as an OpError; any other error unchanged."""
+    """Return an error of the disk as an OpError. Return any other error unchanged."""
     if isinstance(error, OSError) and not isinstance(error, OpError):
         return storage.error_of(error, str(error.filename or ""))
     return error

@@ -1,4 +1,4 @@
-"""A stream of a snapshot in a thread of the worker: it writes chunks, and sends the stream's requests to the dispatcher."""
+"""A stream of a snapshot in a thread of the worker. The thread writes chunks, and sends the stream's requests to the dispatcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("zmqdist.data.snapshots")
 
 
 class SnapshotTaskProgress(NamedTuple):
-    """The progress of a stream that this worker writes or has written. `chunks` and `elements` count the committed ones."""
+    """The progress of a stream that this worker writes or has written. `chunks` and `elements` count only committed chunks and elements."""
 
     snapshot_task_base_path: str
     snapshot_task_stream_index: int
@@ -30,7 +30,7 @@ class SnapshotStream:
     """Writes one stream in a thread of its own.
 
     Args:
-      ended: `ended(stream)` is called in the thread when the stream needs nothing more from this worker.
+      ended: `ended(stream)` is called in the thread when this worker has nothing more to do for the stream.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class SnapshotStream:
         self._thread.join()
 
     def progress(self) -> SnapshotTaskProgress:
-        """Return how much is committed so far."""
+        """Return the number of chunks and elements that are committed so far."""
         done = self._writer.progress
         return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
 
     def leave(self) -> None:
-        """Commit the elements so far, and end, so that another worker continues the stream. Does not block."""
+        """Have the thread commit the elements so far and end, so that another worker continues the stream. Does not block."""
         self._writer.leave()
 
     def stop(self) -> None:
-        """End the stream with its next element, without a report to the dispatcher. Does not block."""
+        """Have the thread end at its next element, without a report to the dispatcher. Does not block."""
         self._stopped.set()
         self._writer.cancel()
 
@@ -93,7 +93,7 @@ class SnapshotStream:
         code, message = 0, ""
         try:
             self._writer.run()
-        except BaseException as error:  # any error has to reach the dispatcher
+        except BaseException as error:  # whatever the error is, the dispatcher has to get it
             code, message = code_and_message(error)
             log.log(
                 logging.WARNING if self._writer.failed else logging.INFO,
@@ -102,7 +102,7 @@ class SnapshotStream:
                 self.path,
                 message,
             )
-        # In all other cases another worker writes the stream, or the snapshot is over.
+        # Report only a stream that has ended or failed. In all other cases another worker writes the stream, or the snapshot is over.
         if not code or self._writer.failed:
             try:
                 self._call("stream_ended", inf, code, message)

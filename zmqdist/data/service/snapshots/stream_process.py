@@ -1,10 +1,10 @@
-"""A stream of a snapshot in a process of its own, so that a pipeline that crashes takes down only its stream.
+"""A stream of a snapshot in a process of its own, so that a crash of the pipeline stops only its own stream.
 
-The worker's zygote forks the process. The process sends its requests to the dispatcher itself, and reports its progress and its end over a
-pipe. The worker stops the stream by LEAVE on that pipe, or by closing its end.
+The worker's zygote forks the process. The process sends its requests to the dispatcher directly, and reports its progress and its end to
+the worker over a pipe. The worker stops the stream by sending LEAVE on that pipe, or by closing its end of the pipe.
 
-When the process crashes, another process continues from the last commit, and need not know how the earlier one ended (writer.py). After
-CRASHES_MAX crashes without a commit in between, the snapshot has failed, with an error that says how the process died.
+When the process crashes, another process continues from the last commit, and need not know how the earlier process ended (writer.py). After
+CRASHES_MAX crashes without a commit in between, the snapshot fails with an error that says how the process died.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ log = logging.getLogger("zmqdist.data.snapshots")
 CRASHES_MAX: Final = 3
 
 END_S: Final = 5.0
-"""How long a stopped stream may take to clean up before the worker kills its process, in seconds."""
+"""Seconds that a stopped stream may take to clean up before the worker kills its process."""
 
 REPORT_S: Final = 0.5
-"""How often the process reports its progress to the worker, in seconds."""
+"""Seconds between two reports of the process's progress to the worker."""
 
 LEAVE: Final = b"leave"
 
@@ -52,12 +52,13 @@ class StreamTerms(msgspec.Struct, array_like=True):
 
 
 class StreamProcess:
-    """The worker's side of a stream that a child process writes, with the methods of `SnapshotStream`. It runs in the worker's loop.
+    """The worker's side of a stream that a child process writes. It has the methods of `SnapshotStream`, and runs in the worker's loop
+    thread.
 
     Args:
-      spawn: forks the child process and reports its exit code when it ends. The code is SILENT if the zygote ended the child because
-        this worker was suspended.
-      ended: called when the stream needs nothing more from this worker.
+      spawn: a function that forks the child process and reports the exit code when the child ends. The code is SILENT if the zygote ended
+        the child because this worker was suspended.
+      ended: called when this worker has nothing more to do for the stream.
       failed: `failed(stream, code, message, then)` reports an error to the dispatcher, and then calls `then`.
     """
 
@@ -118,16 +119,16 @@ class StreamProcess:
         self._fork()
 
     def progress(self) -> SnapshotTaskProgress:
-        """Return how much was committed at the last report of the process."""
+        """Return the numbers of committed chunks and elements in the last report of the process."""
         return SnapshotTaskProgress(self.path, self.index, *self._figures)
 
     def leave(self) -> None:
-        """Have the process commit the elements so far, and end."""
+        """Have the process commit the elements so far and end, so that another worker continues the stream."""
         self._leaving = True
         self._pipe.send(LEAVE)
 
     def stop(self) -> None:
-        """End the process, without a report to the dispatcher; kill it after END_S."""
+        """Have the process end without a report to the dispatcher. Kill the process if it still runs after END_S."""
         if self._stopped:
             return
         self._stopped = True
@@ -135,14 +136,14 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """Forget the process at once. It ends because its pipe is closed, and at the latest with the zygote."""
+        """Forget the process at once. The process ends because its pipe is closed, and at the latest with the zygote."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()
 
 
 def main(pipe_fd: int) -> None:
-    """Run in the process: write the stream to its end, or until the worker stops it. Does not return."""
+    """Run the child process: write the stream to its end, or until the worker stops it. Does not return."""
     pipe = BlockingPipe(pipe_fd, BYTES)
     first, _ = pipe.receive()
     begin = msgspec.msgpack.decode(first, type=StreamTerms)

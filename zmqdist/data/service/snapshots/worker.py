@@ -1,7 +1,7 @@
-"""The streams of distributed snapshots at a worker: which streams it writes, each in a thread or a process, and its requests for streams.
+"""The worker's side of distributed snapshots. It requests streams from the dispatcher, and writes each stream in a thread or a process.
 
-Everything except the threads runs in the worker's loop. One request, "streams", is always pending at the dispatcher; it lists the streams
-that the worker writes: see service.py.
+Everything except these threads runs in the worker's loop thread. One request "streams", which lists the streams that the worker writes, is
+always pending at the dispatcher (service.py).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.data.snapshots")
 
 AGAIN_S: Final = 0.05
-"""Pause before a failed request is sent again, in seconds."""
+"""Seconds before the worker sends a failed request again."""
 
 
 class SnapshotWorker:
-    """Writes the streams of one worker; hosted by the worker's data service.
+    """Writes the streams of one worker. It is a part of the worker's data service.
 
     Args:
-      timeout_s: how long a stream repeats requests to a dispatcher that does not reply, in seconds.
+      timeout_s: seconds for which a stream repeats requests to a dispatcher that does not reply.
 
     Attributes:
-      processes: forks a process for a stream (stream_process.py); None: streams run in threads.
+      processes: a function that forks a process for a stream (stream_process.py). None means that streams run in threads.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class SnapshotWorker:
         return len(self._writing)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Commit the elements so far, leave the streams to other workers, and call `then` each time a stream has ended. Call it in the
-        loop.
+        """Have each stream commit its elements so far and end, so that other workers continue the streams. Call `then` each time a stream
+        has ended. Call this in the loop thread.
         """
         self._left = then
         self._request += 1
@@ -84,7 +84,9 @@ class SnapshotWorker:
             stream.leave()
 
     def progresses(self) -> list[SnapshotTaskProgress]:
-        """Return the progress of the current streams, and of those completed in this incarnation. Call it in the loop."""
+        """Return the progress of the current streams, and of the streams that were completed in this incarnation. Call this in the loop
+        thread.
+        """
         return [*self._completed.values(), *(stream.progress() for stream in self._writing.values())]
 
     def registered(self) -> None:
@@ -107,7 +109,7 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                self._note_completed(stream)  # the dispatcher may know of the stream's end before `_note_ended` runs
+                self._note_completed(stream)  # the dispatcher may learn of the stream's end before `_note_ended` runs
                 stream.stop()
                 self._ending.add(stream)
                 del self._writing[path]
@@ -117,7 +119,7 @@ class SnapshotWorker:
         self._ask()
 
     def _ask_again(self) -> None:
-        """Request streams if there is a connection; after a reconnect `registered` requests them."""
+        """Request streams if the dispatcher is connected. After a reconnect, `registered` requests them."""
         if self._calls.connected:
             self._ask()
 
@@ -139,7 +141,7 @@ class SnapshotWorker:
         stream.start()
 
     def _ended(self, stream: SnapshotStream) -> None:
-        """Note the end of a stream. Called in the stream's thread."""
+        """Have the loop thread note the end of a stream. Called in the stream's thread."""
         try:
             self._loop.call_soon(self._note_ended, stream)
         except OpError:
@@ -172,8 +174,8 @@ class SnapshotWorker:
             self._completed[stream.path, stream.index] = progress
 
     def close(self) -> None:
-        """End all streams. The loop calls it when it stops. Threads end with their next element; a worker that takes over their streams
-        need not wait for that.
+        """End all streams. The loop calls this when it stops. A thread ends only at its next element, but a worker that takes over its
+        stream need not wait for that.
         """
         for stream in (*self._writing.values(), *self._ending):
             stream.close()

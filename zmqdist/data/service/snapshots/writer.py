@@ -1,20 +1,20 @@
-"""The writer of one stream of a snapshot: it runs the pipeline, and writes its elements into chunks that readers can read.
+"""The writer of one stream of a snapshot. It runs the pipeline, and writes the elements into chunks.
 
 Theory
-    Elements go into chunks in the stream's `uncommitted_chunks/<incarnation>`. A commit publishes these chunks: first a checkpoint, which
-    holds the iterator's state after their last element, appears by a rename; then the chunks are renamed into the snapshot's `chunks`. A
-    writer that takes over the stream, after a crash at any point, loads the newest checkpoint. It moves the chunks before the checkpoint
-    that the earlier writer did not move, deletes the chunks after it, and computes their elements again. So every element is in the
-    snapshot exactly once, if the pipeline has a state and computes the same elements again. A pipeline without a state is committed once,
-    at its end.
+    The writer writes elements into chunks in the stream's folder `uncommitted_chunks/<incarnation>`. A commit publishes these chunks in two
+    steps. First a checkpoint, which contains the iterator's state after the last element of the chunks, appears by a rename. Then the
+    chunks are renamed into the snapshot's folder `chunks`. A writer may crash at any point. The writer that takes over the stream then
+    loads the newest checkpoint, moves the chunks before the checkpoint that the earlier writer did not move, deletes the chunks after the
+    checkpoint, and computes the elements of the deleted chunks again. Every element is therefore in the snapshot exactly once, if the
+    pipeline has a state and computes the same elements again. The stream of a pipeline without a state is committed once, at its end.
 
-    Each writer works in a folder of its own, and renames everything that it publishes out of that folder. A writer that takes over a stream
-    first moves the folder of the earlier one away. From then on the earlier writer, which may be alive, cannot publish. So two writers
-    never commit at the same time.
+    Each writer works in a folder of its own, and publishes only by renaming files out of that folder. A writer that takes over a stream
+    first moves the folder of the earlier writer away. From then on the earlier writer cannot publish, even if it is alive, so that two
+    writers never commit at the same time.
 
 Promises
-    P1  Every chunk in `chunks` is complete, and holds only elements before the newest checkpoint.
-    P2  DONE appears when all chunks are in `chunks`. ERROR holds the error of the pipeline or of the disk.
+    P1  Every chunk in `chunks` is complete, and has only elements before the newest checkpoint.
+    P2  The file DONE appears when all chunks are in `chunks`. The file ERROR contains the error of the pipeline or of the disk.
     P3  After `cancel` no further commit is published.
 """
 
@@ -51,15 +51,15 @@ from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX
 LOG = logging.getLogger("zmqdist.data.snapshots")
 
 RUN_MAX = 1024
-"""The most positions that a stream requests at once."""
+"""The largest number of positions in one request of a stream."""
 
 _QUICK_S, _SLOW_S = 0.1, 1.0
-"""A run of positions should last between these times, in seconds. At the end of the data, a longer run would leave other workers without
-positions."""
+"""The shortest and the longest time for which a run of positions should last, in seconds. At the end of the data, a longer run would leave
+other workers without positions."""
 
 
 def commit_interval_s(chunk_index: int) -> float:
-    """Return the seconds between two commits: five minutes at first, half a minute more with each chunk, at most half an hour."""
+    """Return the seconds between two commits: five minutes, and half a minute more for each chunk, but at most half an hour."""
     return min(30.0, 5.0 + 0.5 * chunk_index) * 60.0
 
 
@@ -68,7 +68,7 @@ class StreamProgress:
     """The progress of a stream.
 
     Attributes:
-      chunks, elements: how many of them are committed.
+      chunks, elements: the numbers of committed chunks and elements.
     """
 
     chunks: int
@@ -81,14 +81,14 @@ class StreamWriter:
 
     Args:
       path: the snapshot's folder.
-      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source, after the first `taken` that this stream has
-        had in that repetition; none at the end of the repetition. It may block. A repeated call returns positions that begin with the same
-        ones.
-      chunk_bytes_max: a chunk ends with the element with which it reaches this size.
-      interval_s: returns the seconds from one commit to the next, given the number of chunks.
+      ask: `ask(source, repetition, taken, count)` returns up to `count` positions of a source for this stream, after the `taken` positions
+        that the stream has already used in that repetition. It returns no positions at the end of the repetition. It may block. A repeated
+        call returns the same positions, perhaps followed by more.
+      chunk_bytes_max: the size, in bytes, at which a chunk ends.
+      interval_s: a function that returns the seconds from one commit to the next, given the number of chunks.
 
     Attributes:
-      failed: `run` has raised an error of the pipeline or of the disk, by which the snapshot fails.
+      failed: whether `run` has raised an error of the pipeline or of the disk, with which the snapshot fails.
     """
 
     def __init__(
@@ -124,28 +124,29 @@ class StreamWriter:
         return self._committed
 
     def cancel(self) -> None:
-        """Have `run` end with the next element. May be called from any thread. The caller must see to it that `ask` blocks no longer."""
+        """Have `run` end at the next element. Any thread may call this. The caller must make sure that `ask` no longer blocks."""
         self._cancelled.set()
         if self._iterator is not None:
             self._iterator.close()
 
     def leave(self) -> None:
-        """Have `run` commit after the next element, and end, so that another writer continues after it. May be called from any thread."""
+        """Have `run` commit after the next element and end, so that another writer continues from there. Any thread may call this."""
         self._leaving.set()
 
     def run(self) -> None:
-        """Write the stream to its end, and leave DONE.
+        """Write the stream to its end, and write the file DONE.
 
         Raises:
-          CancelledError: `cancel` or `leave` was called, or another writer has taken over the stream. Otherwise the error of `ask`,
-            unchanged; or an OpError of the pipeline or of the disk, which `run` also leaves as ERROR if the disk allows it.
+          CancelledError: `cancel` or `leave` was called, or another writer has taken over the stream.
+          OpError: the error of `ask`, unchanged, or an error of the pipeline or of the disk. `run` also tries to write an error of the
+            pipeline or the disk into the file ERROR.
         """
         try:
             if not storage.exists(snapshot_layout.snapshot_done_path(self._folder)):
                 self._write()
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
-        except (Exception, SystemExit) as error:  # user code may raise SystemExit; waiting users have to learn of it
+        except (Exception, SystemExit) as error:  # user code may raise SystemExit, of which waiting users have to learn
             if self._cancelled.is_set() or self._leaving.is_set() or error is self._requests.error:
                 raise
             raise self._fail(error) from error
@@ -170,7 +171,7 @@ class StreamWriter:
             if time.monotonic() >= due or self._leaving.is_set():
                 self._commit()
                 if self._leaving.is_set():
-                    raise CancelledError(f"stream {self._stream} of {self._path} is left to others")
+                    raise CancelledError(f"stream {self._stream} of {self._path} is left to other workers")
                 due = time.monotonic() + self._interval_s(self._chunks)
         self._check()
         self._end_chunk()
@@ -202,7 +203,7 @@ class StreamWriter:
         self._committed = StreamProgress(self._chunks, self._elements, False)
 
     def _recover_chunks(self) -> None:
-        """Move the chunks before the checkpoint to the committed ones, and delete the others.
+        """Move the chunks before the checkpoint to the committed chunks, and delete the chunks after the checkpoint.
 
         Raises:
           InternalError: a chunk before the checkpoint is missing.
@@ -275,7 +276,7 @@ class StreamWriter:
             raise CancelledError(f"stream {self._stream} of {self._path} was cancelled")
 
     def _fail(self, error: Exception | SystemExit) -> OpError:
-        """Leave ERROR. Delete the unfinished chunk first, because the disk may be full. Return the error as an OpError."""
+        """Write the file ERROR, and return the error as an OpError. First delete the unfinished chunk, because the disk may be full."""
         self.failed = True
         if isinstance(error, OSError):
             op_error: OpError = storage.error_of(error, self._folder)
@@ -287,7 +288,7 @@ class StreamWriter:
         try:
             self._publish(snapshot_layout.write_error, self._folder, op_error)
         except (OSError, _TakenOver):
-            LOG.exception("%s: its error could not be written: %s", self._folder, op_error)
+            LOG.exception("%s: the file ERROR could not be written: %s", self._folder, op_error)
         return op_error
 
     def _drop_file(self) -> None:
@@ -307,7 +308,7 @@ class StreamWriter:
 
 
 class _TakenOver(Exception):
-    """The folder of this writer is gone: another writer has taken over the stream."""
+    """The folder of this writer no longer exists, because another writer has taken over the stream."""
 
 
 def _guarded(function: Callable[..., Any], *args: Any) -> Any:
@@ -323,10 +324,11 @@ def _checkpoint(name: str) -> tuple[int, int, str]:
 
 
 class _PositionRequests:
-    """Requests runs of positions. It adapts their length, so that a run lasts between _QUICK_S and _SLOW_S. `open_stream` calls it.
+    """Requests runs of positions for `open_stream`. It adapts the length of the runs, so that a run lasts between _QUICK_S and _SLOW_S
+    seconds.
 
     Attributes:
-      error: the error that `ask` raised; None: it raised none.
+      error: the error that `ask` raised; None if it raised no error.
     """
 
     def __init__(self, ask: Callable[[int, int, int, int], Sequence[int]], check: Callable[[], None]) -> None:

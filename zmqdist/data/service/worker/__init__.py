@@ -1,1 +1,1 @@
-"""The data-service tasks of one worker: the machine that lists them, a runner for each kind of task, and the replies to readers."""
+"""The data-service tasks of one worker: the machine that begins and drops tasks, a runner for each kind of task, the replies to readers."""

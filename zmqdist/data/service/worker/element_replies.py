@@ -1,4 +1,4 @@
-"""How a task replies to a reader, in this process or another."""
+"""The interfaces by which a task replies to readers in this process and in other processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, Give
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
 
 TAKEN, SOURCE, POSITION = range(PROGRESS)
-"""Indexes into a task's progress. It holds the number of elements that readers have taken, 1 + the source of the last position that the
-task got (0: none yet), and that position."""
+"""Indexes into a task's progress. At TAKEN is the number of elements that readers have taken. At POSITION is the last position that the
+task got, and at SOURCE is 1 + the number of its source, or 0 if the task has got no position yet."""
 
 
 DescribeError: TypeAlias = Callable[[BaseException, str], BaseException]
@@ -24,14 +24,16 @@ be computed, for example "element 5".
 
 
 class Packed:
-    """Elements for several readers: packed once, and compressed once for each codec."""
+    """Elements for several readers. They are packed once, and compressed once for each codec."""
 
     def __init__(self, value: Any) -> None:
-        """`value` is the result of elements.pack, and must not change."""
+        """Take the result of elements.pack, which the caller must not change afterwards."""
         self._forms: dict[str, Any] = {"": value}
 
     def form(self, codec: str) -> Any:
-        """Return the elements compressed with `codec`. Two threads may compress at the same time: the result of one of them is kept."""
+        """Return the elements compressed with `codec`. Any thread may call this. If two threads compress at the same time, one result is
+        cached.
+        """
         encoded = self._forms.get(codec)
         if encoded is None:
             encoded = self._forms[codec] = compress_batch(self._forms[""], codec)
@@ -39,7 +41,9 @@ class Packed:
 
 
 class ElementReply(Protocol):
-    """Takes the reply to one request. The task calls exactly one of the replying methods, once, from any thread."""
+    """The protocol of an object that sends the reply to one request. The task calls exactly one of its replying methods, once, in any
+    thread.
+    """
 
     answered: bool
 
@@ -47,12 +51,12 @@ class ElementReply(Protocol):
         """Return whether the reader still waits for the reply."""
 
     def soon(self, fn: Callable[[], None]) -> None:
-        """Call `fn` a little later in the loop that sends this reply, so that the reply can carry the elements that are computed until
-        then.
+        """Call `fn` a little later in the loop that sends this reply, so that the reply can contain the elements that are computed in the
+        meantime.
         """
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
-        """Reply with some elements, in order. Each kind of task has its own `tag`: see rounds_machine.py and portions_machine.py."""
+        """Reply with some elements, in order. rounds_machine.py and portions_machine.py define the `tag` for their kinds of tasks."""
 
     def packed(self, batch: Packed) -> None:
         """Reply with elements that are packed already."""
@@ -61,14 +65,14 @@ class ElementReply(Protocol):
         """Reply that the task has no more elements."""
 
     def skip(self, tag: Any = None) -> None:
-        """Reply that the task has no elements now."""
+        """Reply that the task has no elements at the moment."""
 
     def fail(self, error: BaseException) -> None:
         """Reply that an element could not be computed, or that the task cannot continue."""
 
 
 def send_reply(answer: TaskReply) -> None:
-    """Carry out a reply that a machine has decided on."""
+    """Send a reply on which a task's machine has decided."""
     reply: ElementReply = answer.reply
     match answer:
         case GiveElements(_, elements, tag):
@@ -82,20 +86,20 @@ def send_reply(answer: TaskReply) -> None:
 
 
 class Runner(Protocol):
-    """Runs one task."""
+    """The protocol of an object that runs one task."""
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        """Reply when there are elements. Does not block."""
+        """Reply to a request as soon as elements are ready. Does not block."""
 
     def expire(self, reply: ElementReply) -> None:
-        """Reply with `skip` to a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
 
     def close(self) -> None:
-        """Stop the task; waiting requests get an error. Does not wait for user code."""
+        """Stop the task, and reply to the waiting requests with an error. Does not wait for user code."""
 
 
 def skip_late(waiting: deque[tuple[Wanted, ElementReply]], lock: threading.Lock, reply: ElementReply) -> None:
-    """Reply with `skip` to a request whose time is over, if it still waits."""
+    """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
     with lock:
         found = next((each for each in waiting if each[1] is reply), None)
         if found is None:

@@ -1,19 +1,19 @@
-"""The buffer of a task that serves requests in order of arrival.
+"""The machine of a task that serves requests in order of arrival: a buffer of elements.
 
 Promises
-    B1  Each element goes to one request. Requests get elements in the order of the pipeline, and replies in the order of arrival. Elements
-        in the buffer go out at once, as many in one reply as the request allows.
-    B2  An error takes the place of its element: one request gets the error, and the next request gets the elements after it. While an
-        error waits in the buffer, no further element is computed: a pipeline that cannot work at all fails once for each request, and no
-        more often.
-    B3  At the end every request gets END; `has_finished` is True once, when the last element was taken. A pipeline that could not be
-        opened, or that has failed for good, has no end: every request gets its error.
+    B1  Each element is sent in the reply to one request. Requests are served in order of arrival, with elements in the order of the
+        pipeline. If the buffer has elements, a request gets its reply at once, with as many elements as it allows.
+    B2  An error takes the place of its element: one request gets the error, and the next request gets the elements after it. While an error
+        waits in the buffer, no further element is computed, so that a pipeline that can compute no element at all fails only once for each
+        request.
+    B3  After the last element every request gets END, and `has_finished` returns True once. If a pipeline could not be opened or has failed
+        for good, every request gets its error instead of END.
     B4  The number of elements in the buffer is bounded.
-    B5  After `close` no request gets elements: the buffer is dropped.
+    B5  `close` drops the buffer, and no request gets elements after it.
 
-One thread computes elements and other threads take them. The callers hold a lock around each call of this class. Exception: between the
-calls, the computing thread appends to `elements`, up to `limit`, without the lock. Appending is atomic, and no other thread changes that
-end.
+One thread computes elements and other threads take them. The callers hold a lock while they call a method of this class. Without the lock,
+the computing thread may only append to `elements`, up to `limit`. This is safe because appending is atomic, and because the other threads
+only remove elements from the left.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class ElementFailure(NamedTuple):
 
 
 class FirstComeBuffer:
-    """Elements that wait for requests, and requests that wait for elements. `reply` is any object by which the caller identifies a request.
+    """The elements that wait for requests, and the requests that wait for elements. A caller identifies its request by any object, `reply`.
 
     Args:
-      elements_min: the initial limit, before the size of an element is known.
-      fits: `fits(elements, bytes)` returns how many of these elements fit into a reply of so many bytes, at least one.
+      elements_min: the value of `limit` until the size of an element is known.
+      fits: `fits(elements, bytes)` returns how many of the elements fit into a reply of this number of bytes. It returns at least 1.
 
     Attributes:
-      elements: the elements that were computed and not taken.
-      waiting: the requests, the next one to be served first.
+      elements: the elements that were computed and not taken yet.
+      waiting: the waiting requests, in the order in which they are served.
       limit: how many elements may wait in the buffer.
-      taken: number of elements that were taken, failures included.
-      closed: the task was dropped: no further element is to be computed.
+      taken: number of elements that were taken, including failures.
+      closed: whether the task was dropped, so that no further element may be computed.
     """
 
     def __init__(self, elements_min: int, fits: Callable[[Iterable[Any], int], int]) -> None:
@@ -78,7 +78,7 @@ class FirstComeBuffer:
         self._failures += 1
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that there are no more elements, or, with an error, that no further element can be computed."""
+        """Note that the pipeline has ended. With an error, note that it has failed and that no further element can be computed."""
         self._over = True
         self._error = self._error or error
 
@@ -91,11 +91,11 @@ class FirstComeBuffer:
     # -- called by the threads that take elements ------------------------------------------------------------------------------
 
     def add_request(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request; `next_reply` returns its reply."""
+        """Add a request, to which `next_reply` will return the reply."""
         self.waiting.append((wanted, reply))
 
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send; None if no request can be served now."""
+        """Return the next reply to send. Return None if no request waits or no reply is possible yet."""
         if not self.waiting or not (self.elements or self._over):
             return None
         wanted, reply = self.waiting.popleft()

@@ -1,8 +1,9 @@
-"""A task that serves requests in order of arrival: a thread runs the pipeline and fills the machine's buffer (first_come_machine.py).
+"""The runner of a task that serves requests in order of arrival. A thread runs the pipeline and fills the machine's buffer
+(first_come_machine.py).
 
-The thread starts with the first request. A request takes the elements in the buffer at once. If the buffer is empty the request waits;
-when the thread has an element, it schedules the reply a little later, so that a fast pipeline sends many elements in one reply. After
-`close` the thread may compute one more element.
+The thread starts with the first request. A request takes the elements in the buffer at once. If the buffer is empty, the request waits.
+When the thread has then computed an element, it schedules the reply a little later, so that a fast pipeline sends many elements in one
+reply. After `close` the thread may compute one more element.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class FirstComeRunner:
         progress: MutableSequence[int],
         failed: TaskFailure | None = None,
     ) -> None:
-        """Create the runner; its thread starts later.
+        """Create the runner. Its thread starts with the first request, or with `start`.
 
         Args:
-          open: opens the pipeline; called in the thread.
-          finished: called once, in any thread, when the last element has been taken.
+          open: a function that opens the pipeline. The runner's thread calls it.
+          finished: a function that is called once, in any thread, when the last element has been taken.
           describe_error: see element_replies.py.
-          progress: see element_replies.py; this object updates it.
-          failed: the crash of an earlier process of this task; a request gets it before any element.
+          progress: the task's progress (element_replies.py), which this object updates.
+          failed: the crash of an earlier process of this task. A request gets this error before any element.
         """
         self._describe_error = describe_error
         self._progress = progress
@@ -67,7 +68,7 @@ class FirstComeRunner:
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread without waiting for the first request, which will soon arrive."""
+        """Start the thread before the first request, when the caller knows that a request will soon arrive."""
         if not self._thread.ident:
             self._thread.start()
 
@@ -78,7 +79,7 @@ class FirstComeRunner:
         self._serve()
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a TaskReport (machine/figures.py). Sizes are estimated from the last element that was weighed."""
+        """Return the fields of a TaskReport (machine/figures.py). The sizes are estimates from the last element that was weighed."""
         machine = self._machine
         taken = self._progress[TAKEN]
         computed = taken + len(machine.elements)
@@ -103,7 +104,7 @@ class FirstComeRunner:
             if not self._machine.ended:
                 self._started = time.monotonic()
                 self._read(self._open())
-        except BaseException as failure:  # opening or closing the pipeline raised
+        except BaseException as failure:  # opening or closing the pipeline raised an error
             error = failure
         with self._lock:
             self._machine.end(error)
@@ -142,7 +143,7 @@ class FirstComeRunner:
         reply.soon(self._serve)
 
     def _wait_for_room(self, element: Any) -> bool:
-        """Weigh `element`, adapt the limit, and wait until elements were taken. Return False when the task is closed."""
+        """Weigh `element`, adapt the buffer's limit to its size, and wait until the buffer has room. Return False if the task is closed."""
         element_bytes = max(1, weigh(element))
         with self._lock:
             if not self._machine.closed:
@@ -162,13 +163,13 @@ class FirstComeRunner:
     # -- replies, in any thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Send all replies that are ready. One thread at a time does so, because replies must leave in the order in which elements were
-        taken.
+        """Send all replies that are ready. Only one thread at a time sends replies, because they must be sent in the order in which their
+        elements were taken.
         """
         machine = self._machine
         with self._lock:
             if self._serving:
-                return  # the serving thread looks for replies once more before it ends
+                return  # the serving thread checks for further replies before it returns
             self._serving = True
         while True:
             with self._lock:
@@ -188,7 +189,7 @@ class FirstComeRunner:
 
 
 def fitting(elements: Iterable[Any], bytes_max: int) -> int:
-    """Return how many of these elements fit into a reply of `bytes_max` bytes, at least one."""
+    """Return how many of these elements fit into a reply of `bytes_max` bytes. The result is at least 1."""
     iterator = iter(elements)
     first = next(iterator)
     return BUFFER_ELEMENTS_MAX if is_scalar(first) else fits(chain((first,), iterator), bytes_max)

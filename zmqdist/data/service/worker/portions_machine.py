@@ -1,24 +1,26 @@
-"""The portions of one reader in a task that computes them: how many to request, how far the task may run ahead, what goes into a reply.
+"""The machine for the portions that a task computes for one reader. It decides how many portions the task requests, how far the task may
+compute ahead, and which elements are in a reply.
 
-An element is identified by (portion, offset). The pipeline of a portion gives the same elements on every worker, so that another worker
+An element is identified by (portion, offset). The pipeline of a portion produces the same elements on every worker, so that another worker
 can continue a portion at the offset that the reader has acknowledged.
 
 Promises
-    L1  Elements go out in the order of the pipelines: portion after portion, and in each the offsets from the one at which it was begun,
-        without gap or repetition.
-    L2  Only the run with the last element of a portion says that the portion is done; a portion without elements has a run as well.
-    L3  An error takes the place of its element and has that element's offset. It is a run of its own.
-    L4  The buffer is bounded, in elements and in portions, because portions without elements fill it as well.
+    L1  Elements are sent portion after portion, and within a portion in the order of the pipeline. The offsets of a portion begin at the
+        offset at which the task began the portion, and have no gap or repetition.
+    L2  Only the run with the last element of a portion is marked as done. A portion without elements has a run too, which is empty.
+    L3  An error takes the place and the offset of its element, and is a run of its own.
+    L4  The number of elements in the buffer is bounded. The number of portions is bounded too, because portions may have no elements.
     L5  Each reply names the portions that the task holds for this reader, so that the reader knows which task has the portion that it needs
         next.
 
 Tag of a reply
-    (runs, bytes, portions in hand). A run is (number, skip, first, count, done, code, text): `count` elements from offset `first` on, of a
-    portion that was begun at offset `skip`. With a `code` the run is one element that raised, and has no element in the batch.
+    (runs, bytes, portions in hand). A run is (number, skip, first, count, done, code, text). It has `count` elements, from offset `first`
+    on, of the portion `number`, which the task began at offset `skip`. A run with a `code` is the error of one element, and has no element
+    in the batch.
 
-One thread computes elements and other threads take them. The callers hold a lock around each call of this class. Exception: between the
-calls, the computing thread appends to the elements of its segment, up to `room`, without the lock. Appending is atomic, and no other thread
-changes that end.
+One thread computes elements and other threads take them. The callers hold a lock while they call a method of this class. Without the lock,
+the computing thread may only append to the elements of its segment, up to `room`. This is safe because appending is atomic, and because the
+other threads only remove elements from the left.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, TaskReply
 
 GIVEN_MAX: Final = 64
-"""The most portions in one request to the dispatcher."""
+"""The largest number of portions in one request to the dispatcher."""
 
 QUICK_S: Final = 0.02
-"""When the last portions took less time than this, in seconds, the next request is for twice as many."""
+"""Seconds. If the last portions took less time than this, the next request is for twice as many portions."""
 
 SEGMENTS_MAX: Final = 256
-"""The most portions in the buffer."""
+"""The largest number of portions in the buffer."""
 
 Run: TypeAlias = tuple[int, int, int, int, bool, int, str]
 
@@ -59,19 +61,20 @@ class PortionSegment:
         self.skip = self.first = skip
         self.elements: deque[Any] = deque()
         self.done = False
-        """The pipeline has ended. Set without the lock, after the last element was appended."""
+        """Whether the portion's pipeline has ended. The computing thread sets it without the lock, after it has appended the last
+        element."""
 
 
 class PortionsLane:
-    """The buffer of one reader. `reply` is any object by which the caller identifies a request.
+    """The buffer for one reader. A caller identifies its request by any object, `reply`.
 
     Args:
-      elements_min: how many elements may be computed ahead before the size of one is known.
+      elements_min: how many elements may be computed ahead until the size of an element is known.
 
     Attributes:
       room: how many elements the last segment may have.
-      closed: the task was dropped: no further element is to be computed.
-      waiting: the requests, the next one to be served first.
+      closed: whether the task was dropped, so that no further element may be computed.
+      waiting: the waiting requests, in the order in which they are served.
     """
 
     def __init__(self, elements_min: int) -> None:
@@ -81,7 +84,7 @@ class PortionsLane:
         self._element_bytes = 1
         self._segments: deque[PortionSegment] = deque()
         self._coming: list[int] = []
-        """Numbers of the portions that the dispatcher has given and the thread has not begun."""
+        """The numbers of the portions that the dispatcher has given to this task and that the thread has not begun."""
         self._failures = 0
         self.waiting: deque[tuple[Wanted, Any]] = deque()
         self._over = False
@@ -92,13 +95,13 @@ class PortionsLane:
     # -- called by the thread that computes elements ------------------------------------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
-        """Return how many portions to request now: twice as many as last time if those were computed quickly, otherwise half as many."""
+        """Return how many portions to request now: twice the last number if those were computed quickly, otherwise half of it."""
         quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count
 
     def portions_received(self, numbers: list[int], now: float) -> None:
-        """Note the portions that the dispatcher has given for this reader, in the order in which they are begun."""
+        """Note the portions that the dispatcher has given to this task for the reader, in the order in which the thread will begin them."""
         self._coming = numbers
         self._received_at = now
 
@@ -107,7 +110,7 @@ class PortionsLane:
         return len(self._segments) < SEGMENTS_MAX and self._made() < self._limit
 
     def begin(self, number: int, skip: int) -> PortionSegment:
-        """Begin a portion. Return the segment that takes its elements."""
+        """Begin a portion. Return the segment to which the thread appends its elements."""
         self._coming.remove(number)
         segment = PortionSegment(number, skip)
         self._segments.append(segment)
@@ -120,18 +123,18 @@ class PortionsLane:
         return len(self._segments[-1].elements) < self.room
 
     def weighed(self, element_bytes: int, elements_max: int) -> None:
-        """Note the size of an element, and how many elements of this size may be in the buffer."""
+        """Note the size of an element, and how many elements of this size the buffer may have."""
         self._element_bytes = element_bytes
         self._limit = elements_max
         self._make_room()
 
     def failed(self, segment: PortionSegment, code: int, text: str) -> None:
-        """Note that computing the next element of `segment` raised."""
+        """Note that computing the next element of `segment` raised an error."""
         self._failures += 1
         segment.elements.append(PortionError(code, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that there are no more portions, or, with an error, that no further portion can be computed."""
+        """Note that there are no more portions. With an error, note that no further portion can be computed."""
         self._over = True
         self._error = error
 
@@ -151,7 +154,7 @@ class PortionsLane:
     # -- called by the threads that take elements ------------------------------------------------------------------------------
 
     def add_request(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request; `next_reply` returns its reply."""
+        """Add a request, to which `next_reply` will return the reply."""
         self.waiting.append((wanted, reply))
 
     def withdraw(self, reply: Any) -> bool:
@@ -162,7 +165,7 @@ class PortionsLane:
         return found is not None
 
     def next_reply(self) -> TaskReply | None:
-        """Return the next reply to send; None if no request can be served now."""
+        """Return the next reply to send. Return None if no request waits or no reply is possible yet."""
         first = self._segments[0] if self._segments else None
         something = first is not None and (first.done or bool(first.elements))
         if not self.waiting or not (something or self._over):
@@ -178,7 +181,8 @@ class PortionsLane:
         runs: list[Run] = []
         while self._segments and left > 0:
             segment = self._segments[0]
-            # L2: read `done` before the elements. The other thread appends to them meanwhile, and sets `done` after the last one.
+            # Promise L2: read `done` before the elements, because the computing thread appends elements meanwhile, and sets `done` after
+            # the last.
             done = segment.done
             taken, failure = self._pop(segment.elements, left)
             elements += taken
@@ -199,7 +203,7 @@ class PortionsLane:
         return GiveElements(reply, elements, (tuple(runs), len(elements) * self._element_bytes, in_hand))
 
     def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], PortionError | None]:
-        """Remove and return some elements, and the failure after them."""
+        """Remove the next elements of a segment. Return them, and the error that follows them or None."""
         popleft = buffer.popleft
         if not self._failures:
             return [popleft() for _ in range(min(count, len(buffer)))], None

@@ -1,7 +1,8 @@
-"""A task that computes portions. The dispatcher gives it portions for each reader, and each portion has a pipeline of its own.
+"""The runner of a task that computes portions. The dispatcher gives the task portions for each reader, and the task opens a pipeline for
+each portion.
 
 Each reader has a lane. A thread of the lane requests portions, runs them one after the other, and puts their elements into the machine's
-buffer (portions_machine.py). A request takes the elements in the buffer, even if they are of several portions.
+buffer (portions_machine.py). The reply to a request may have elements of several portions.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ class PortionsRunner:
         describe_error: DescribeError,
         more: Callable[[int, int], list[Portion]],
     ) -> None:
-        """Create the runner; a lane starts with the first request of its reader.
+        """Create the runner. The thread of a lane starts with the first request of its reader.
 
         Args:
-          open: `open(start, length)` opens the pipeline over positions; called in a thread.
+          open: `open(start, length)` opens the pipeline over these positions. A lane's thread calls it.
           describe_error: see element_replies.py.
-          more: `more(client, count)` returns the next portions for a client. It blocks until there is a portion, and returns an empty list
-            when no more will come. Called in a thread.
+          more: `more(client, count)` returns the next portions for a client. It blocks until the dispatcher has a portion, and returns an
+            empty list when no more portions will come. A lane's thread calls it.
         """
         self._name = name
         self._open = open
@@ -70,7 +71,7 @@ class PortionsRunner:
 
 
 class _Lane:
-    """Computes the portions of one reader."""
+    """Computes the portions for one reader."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class _Lane:
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
-        """Reply with `skip` to a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
         with self._lock:
             late = self._machine.withdraw(reply)
         if late:
@@ -183,7 +184,7 @@ class _Lane:
                 self._machine.weighed(element_bytes, fit)
 
     def _wait_for_room(self) -> bool:
-        """Wait until another element may be computed. Return False when the task is closed."""
+        """Wait until another element may be computed. Return False if the task is closed."""
         with self._lock:
             while not self._machine.closed and not self._machine.may_add():
                 self._taken.wait()
@@ -206,7 +207,7 @@ class _Lane:
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:
-    """Skip `count` elements. An element whose computation raises counts as one."""
+    """Skip `count` elements of a pipeline. An element whose computation raises an error counts as an element."""
     for _ in range(count):
         try:
             next(iterator)

@@ -1,4 +1,4 @@
-"""The reply to a reader in another process: sent by RPC, compressed as the reader requested."""
+"""The reply to a reader in another process. It is sent by RPC, and compressed as the reader requested."""
 
 from __future__ import annotations
 

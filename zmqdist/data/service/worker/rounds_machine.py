@@ -1,21 +1,21 @@
-"""A task of a coordinated read: consumer i gets the i-th element of each group of consecutive elements.
+"""The machine of a task of a coordinated read, in which consumer i gets the i-th element of each group of consecutive elements.
 
 Promises
-    K1  A round is either served to all consumers, with one group, or skipped by all. It is served when all consumers have requested it and
-        a group is ready. If the time that one consumer waits ends before that, all consumers skip the round. A consumer that requests the
-        round later learns how many rounds were skipped without it.
-    K2  Groups are served in their order. A skipped round loses no group, because the group is kept for the next round.
-    K3  A reply may cover several rounds, if so many groups are ready. The number is the same for all consumers.
-    K4  A repeated request, after a lost reply, gets the same reply.
-    K5  At most one request of each consumer waits. A newer one replaces it, and the older one is refused: with ABORTED if both come from
-        the same reader, with FAILED_PRECONDITION if another reader sends requests as the same consumer.
-    K6  After the groups that are ready, every waiting and later request gets the error that ended the pipeline.
+    K1  A round is either served to all consumers, with one group, or skipped by all consumers. It is served when all consumers have
+        requested it and a group is ready. If the waiting time of one request ends earlier, all consumers skip the round. A consumer that
+        requests a skipped round later gets a skip up to the current round.
+    K2  Groups are served in order. A skipped round uses up no group; the next round gets the group instead.
+    K3  A reply may have the elements of several rounds if several groups are ready. The number of rounds is equal for all consumers.
+    K4  If a consumer repeats a request after a lost reply, it gets the same reply again.
+    K5  At most one request of each consumer waits. A newer request of the consumer replaces the waiting request, which is refused: with
+        ABORTED if both requests are from the same reader, and with FAILED_PRECONDITION if two readers send requests as the same consumer.
+    K6  When the groups that are ready have been served, every waiting and later request gets the error that ended the pipeline.
 
-After a restart of the task some consumers may have received a round that others have not. The others get it as soon as all consumers have
-sent a request, unless the request of a consumer that is ahead says that the round was skipped.
+When this machine starts, some consumers may have received a round that the other consumers have not. When all consumers have sent a
+request, the others get a group for that round, unless a request of a consumer that is ahead says that the round was skipped.
 
-A tag is (next round of this consumer, the last round that all consumers have received). A consumer that requests a round has received all
-rounds before it.
+A tag is (next round of this consumer, the last round that all consumers have received). The machine knows the last round from the requests,
+because a consumer that requests a round has received all earlier rounds.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class _Served:
 
 
 class RoundsMachine:
-    """The groups of one task, and the requests of its consumers. `reply` is any object by which the caller identifies a request."""
+    """The groups of one task, and the requests of its consumers. A caller identifies its request by any object, `reply`."""
 
     def __init__(self, consumers: int) -> None:
         self._consumers = consumers
         self._groups: deque[list[Any]] = deque()
         self._group_bytes = 1
         self._round: int | None = None
-        """The next round to be served or skipped; None before the first."""
+        """The next round to be served or skipped; None before the first round."""
         self._waiting: dict[int, tuple[Wanted, Any]] = {}
         self._requested_rounds: dict[int, int] = {}
         self._served: dict[int, _Served] = {}
@@ -59,17 +59,17 @@ class RoundsMachine:
         return len(self._groups)
 
     def waiting(self) -> list[Any]:
-        """Return the requests that wait."""
+        """Return the requests of consumers that wait for a reply."""
         return [reply for _, reply in self._waiting.values()]
 
     def add(self, group: list[Any], group_bytes: int) -> None:
-        """Add a group; `serve` distributes it."""
+        """Add a group, which `serve` distributes when all consumers have requested a round."""
         self._groups.append(group)
         self._group_bytes = group_bytes
 
     def end(self, error: BaseException) -> list[TaskReply]:
-        """Note that no further group will be added, because of `error`. Only the first error counts. A CancelledError takes effect before
-        the groups that are ready.
+        """Note that `error` has ended the pipeline, and return the replies that are ready. Only the first error counts. After a
+        CancelledError the groups that are ready are not served.
         """
         self._error = self._error or error
         return self.serve()
@@ -83,7 +83,7 @@ class RoundsMachine:
         self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
 
     def expired(self, reply: Any) -> list[TaskReply]:
-        """Have all consumers skip the round of this request, because its time is over."""
+        """Have all consumers skip the round of this request, whose waiting time is over. Return the replies that are ready."""
         late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
         if late is None:
             return []
@@ -103,8 +103,8 @@ class RoundsMachine:
         return effects
 
     def _note(self, wanted: Wanted, reply: Any) -> list[TaskReply]:
-        """Let a request wait. Return the reply to it if the machine can reply at once, or the error for an older request that it
-        replaces.
+        """Add a request to the waiting requests, or return its reply if a reply is possible at once. If the request replaces an older
+        request, return the error for the older request.
         """
         consumer, requested = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
@@ -112,7 +112,7 @@ class RoundsMachine:
             return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and requested < before.next:
-            if (before.reader, before.round) == (wanted.reader, requested):  # K4
+            if (before.reader, before.round) == (wanted.reader, requested):  # promise K4: the same reply again
                 tag = before.next, self._received_by_all()
                 return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
             return [GiveError(reply, FailedPreconditionError(restarted(consumer, requested, before.next)))]
@@ -131,8 +131,8 @@ class RoundsMachine:
         return GiveSkip(reply, (next_round, self._received_by_all()))
 
     def _next_replies(self) -> list[TaskReply]:
-        """Return the replies for one round, or for several together; none if the round is not complete."""
-        # K6: groups that are ready come first, unless the task was closed.
+        """Return the replies for the next round or rounds. Return an empty list if no reply is possible yet."""
+        # Promise K6: serve the groups that are ready before the error, unless the task was closed.
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
             error = self._error
             refused = self.waiting()
@@ -144,7 +144,7 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskReply]
-        if any(wanted.skipped for wanted in ahead):  # K1: a consumer that is ahead has skipped this round
+        if any(wanted.skipped for wanted in ahead):  # promise K1: a consumer that is ahead has skipped this round
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:
@@ -159,7 +159,7 @@ class RoundsMachine:
         return answers
 
     def _count(self, requests: list[Wanted]) -> int:
-        """Return how many rounds fit into one reply to each consumer."""
+        """Return for how many rounds the elements fit into one reply to each consumer."""
         fits = min(each.bytes_max for each in requests) * self._consumers // self._group_bytes
         return max(1, min(len(self._groups), fits, *(each.elements_max for each in requests)))
 
@@ -171,7 +171,7 @@ class RoundsMachine:
 
 
 def restarted(consumer: int, requested: int, reached: int) -> str:
-    """Return the error text for a consumer that begins again while the others continue."""
+    """Return the error text for a consumer that begins again while the other consumers continue."""
     return (
         f"Consumer {consumer} requested data for round {requested}, but the current round has already reached {reached}. "
         "This may indicate that the consumer was restarted with the same job name."

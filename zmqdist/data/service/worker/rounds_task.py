@@ -1,4 +1,6 @@
-"""A task of a coordinated read: a thread makes groups ahead, and the machine (rounds_machine.py) decides when the consumers get them."""
+"""The runner of a task of a coordinated read. A thread computes groups ahead, and the machine (rounds_machine.py) decides when the
+consumers get a group.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
 GROUPS_BYTES: Final = 16 << 20
-"""The thread makes at most this many groups, and about this many bytes, ahead of the consumers; it always makes one group."""
+"""The largest number of groups, and about the largest number of bytes, that the thread computes ahead of the consumers. It always computes
+at least one group ahead."""
 
 
 class RoundsRunner:
@@ -26,10 +29,10 @@ class RoundsRunner:
     def __init__(
         self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, consumers: int
     ) -> None:
-        """Create the runner; its thread starts with the first request.
+        """Create the runner. Its thread starts with the first request.
 
         Args:
-          open: opens the pipeline; called in the thread.
+          open: a function that opens the pipeline. The runner's thread calls it.
           describe_error: see element_replies.py.
         """
         self._open = open
@@ -50,15 +53,15 @@ class RoundsRunner:
         self._decide(lambda: self._machine.add_request(wanted, reply))
 
     def expire(self, reply: ElementReply) -> None:
-        """Have all consumers skip the round of this request, because its time is over."""
+        """Have all consumers skip the round of this request, because the request's waiting time is over."""
         self._decide(lambda: self._machine.expired(reply))
 
     def close(self) -> None:
         self._end(CancelledError("the task was stopped"))
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a TaskReport (machine/figures.py). Sizes are estimated from the last group; the time for an element is not
-        known.
+        """Return the fields of a TaskReport (machine/figures.py). The sizes are estimates from the last group. The time for an element is
+        reported as unknown.
         """
         with self._lock:
             groups = self._machine.groups
@@ -67,7 +70,7 @@ class RoundsRunner:
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]]) -> None:
-        """Have the machine decide, and send its replies. May be called from any thread."""
+        """Have the machine decide, and send the replies that it returns. Any thread may call this."""
         with self._lock:
             for reply in self._machine.waiting():
                 if not reply.wanted():
@@ -104,7 +107,7 @@ class RoundsRunner:
         return group
 
     def _add(self, group: list[Any]) -> None:
-        """Add a group, have it distributed, and wait until there is room for another."""
+        """Add a group, send the replies that are ready, and wait until another group may be computed."""
         with self._lock:
             self._made += len(group)
             self._group_bytes = max(1, sum(map(weigh, group)))
@@ -117,7 +120,7 @@ class RoundsRunner:
                 self._room.wait()
 
     def _groups_max(self) -> int:
-        """Return how many groups may be made ahead. Call it with the lock held."""
+        """Return how many groups may be computed ahead. Call this with the lock held."""
         return min(GROUPS_MAX, max(1, GROUPS_BYTES // self._group_bytes))
 
     def _end(self, error: BaseException) -> None:
@@ -132,7 +135,7 @@ ENDED: Final = (
 
 
 def require_infinite(cardinality: int) -> None:
-    """Raise FailedPreconditionError for a pipeline that is known to end."""
+    """Raise FailedPreconditionError if the pipeline is known to end."""
     if cardinality >= 0:
         raise FailedPreconditionError(
             "Round robin reads require that the input dataset has infinite cardinality, but the dataset has cardinality "

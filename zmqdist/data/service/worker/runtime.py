@@ -1,16 +1,18 @@
-"""The data-service side of a worker: it carries out the dispatcher's assignments, and routes the requests of readers to the tasks.
+"""The data-service side of a worker. It carries out the dispatcher's assignments, and passes the requests of readers to the tasks.
 
 Rules
     The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request.
-    Tasks run in threads of the worker's process (`TaskThreads`), or each in a process of its own (task_process.py). Such a process has a
-    `TaskThreads` with this one task, so that no user code runs in the worker's process.
-    Everything runs in the worker's loop, except the pipelines.
+    Tasks run in threads of the worker's process (`TaskThreads`), or each task runs in a process of its own (task_process.py), so that no
+    user code runs in the worker's process. A process of a task has a `TaskThreads` with this one task.
 
-Methods (after "zmqdist.data.")
+    Everything except the pipelines runs in the loop thread.
+
+Methods (each name has the prefix "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, tag); the kinds are in reader/delivery.py
-    profile()                                    -> {task: its figures}
+    profile()                                    -> {number of a task: figures of the task}
 
-Not here: how a kind of task makes elements and distributes them ({first_come,rounds,shared,portions}_task.py), snapshots (../snapshots).
+Not here: how each kind of task computes elements and distributes them ({first_come,rounds,shared,portions}_task.py), snapshots
+(../snapshots).
 """
 
 from __future__ import annotations
@@ -70,13 +72,13 @@ PROFILE: Final = "zmqdist.data.profile"
 ELEMENTS: Final = "zmqdist.data.elements"
 
 AGAIN_S: Final = 0.05
-"""Pause before a failed request to the dispatcher is sent again, in seconds."""
+"""Seconds before the worker sends a failed request to the dispatcher again."""
 
 REPORT_S: Final = 5.0
-"""How often a worker that has running tasks reports their figures, in seconds."""
+"""Seconds between two reports of figures by a worker with running tasks."""
 
 FLUSH_S: Final = 0.1
-"""How long the last replies have to leave the process before a worker stops, in seconds."""
+"""Seconds that a stopping worker waits before each check whether its last replies have left the process."""
 
 READERS: Final = frozenset({"submit", "worker"})
 
@@ -86,9 +88,9 @@ class WorkerDataSnapshot:
     """The work of a worker for the data service at one moment.
 
     Attributes:
-      tasks: number of tasks that the dispatcher has assigned to it and that have not ended.
-      writing: number of streams of distributed snapshots that it writes.
-      streams: the progress of these streams, and of those that it has completed in this incarnation.
+      tasks: number of tasks that the dispatcher has assigned to the worker and that have not ended.
+      writing: number of streams of distributed snapshots that the worker is writing.
+      streams: the progress of these streams, and of the streams that the worker has completed in this incarnation.
     """
 
     tasks: int
@@ -97,18 +99,18 @@ class WorkerDataSnapshot:
 
 
 class TaskHost(Protocol):
-    """Runs a worker's tasks.
+    """The protocol of an object that runs a worker's tasks.
 
     Attributes:
-      state: number of the dispatcher's state that the tasks belong to.
+      state: number of the dispatcher's state to which the tasks belong.
       address: the worker's address.
-      read_at: the address to which readers connect if it is not `address`; "%dts_port%" stands for the port of a task that has one of its
-        own.
+      read_at: the address to which readers connect; empty if they connect to `address`. If each task has a port of its own, "%dts_port%" in
+        this address stands for that port.
       cache_bytes: size of the window of a task that trainers share.
-      began: called in the loop when the first reader of a task has sent a request.
-      finished: called in the loop with the number of a task whose last element was taken.
-      crashed: `crashed(task, how, then)`, called in the loop when the process of a task that computes portions has crashed: reports it to
-        the dispatcher, and calls `then` when the dispatcher has confirmed.
+      began: called in the loop thread when a task has begun to run.
+      finished: called in the loop thread with the number of a task whose last element was taken.
+      crashed: `crashed(task, how, then)` is called in the loop thread when the process of a task that computes portions has ended. It
+        reports this to the dispatcher, and calls `then` when the dispatcher has confirmed the report.
     """
 
     state: int
@@ -123,14 +125,14 @@ class TaskHost(Protocol):
         """Serve `task` from now on."""
 
     def location(self, number: int) -> str:
-        """Return the address at which readers reach task `number`."""
+        """Return the address to which readers of task `number` connect."""
 
     def drop(self, number: int) -> None:
-        """End task `number`. Does not block; an unknown number is ignored."""
+        """End task `number`. Ignores an unknown number. Does not block."""
 
     def hand_back(self, number: int) -> bool:
-        """Have task `number` give back the positions that it has not begun, and take no more. Return False if the task has not opened its
-        pipeline.
+        """Have task `number` take no more positions, and give back the positions that it has not begun. Return False if the task has not
+        begun to run.
         """
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
@@ -138,25 +140,25 @@ class TaskHost(Protocol):
 
     @property
     def unsent(self) -> bool:
-        """Whether replies to readers have not left the process yet."""
+        """Whether some replies to readers have not left the process yet."""
 
     @property
     def has_requests(self) -> bool:
-        """Whether readers wait for replies, or may still send requests. It becomes False some time after `refuse`."""
+        """Whether readers wait for replies or may still send requests. After `refuse`, False when all replies have been sent."""
 
     def refuse(self) -> None:
-        """Reply to the requests that have been received, and refuse new ones with CANCELLED."""
+        """Reply to the requests that have been received, and refuse new requests with CANCELLED."""
 
     def close(self) -> None:
         """End all tasks."""
 
 
 class DataWorker:
-    """The data-service side of a worker; hosted by a WorkerServer. The module's docstring gives its rules.
+    """The data-service side of a worker, which is a part of a WorkerServer. The docstring of the module gives the rules.
 
     Attributes:
-      host: runs the tasks.
-      key: the public key that the worker shows to readers; empty without CURVE.
+      host: the object that runs the tasks.
+      key: the public key that the worker publishes for readers; empty without CURVE.
     """
 
     def __init__(
@@ -171,10 +173,10 @@ class DataWorker:
         host: TaskHost | None = None,
         chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
     ) -> None:
-        """Create the object before the service is attached.
+        """Register the methods on `service`, which must not be attached to a server yet.
 
         Args:
-          host: runs the tasks; None: threads of this process do.
+          host: the object that runs the tasks. None runs them in threads of this process.
           chunk_bytes_max: the size of the files of a snapshot, in bytes.
         """
         self._loop = loop
@@ -191,7 +193,7 @@ class DataWorker:
         )
         self._machine = WorkerTasks()
         self._drained: Callable[[], None] | None = None
-        """Called when a worker that leaves has nothing left to do; None while it does not leave."""
+        """Called when a worker that is leaving has nothing left to do; None while the worker is not leaving."""
         self._left = False
         self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
@@ -208,7 +210,7 @@ class DataWorker:
         return self._machine.num_tasks
 
     def snapshot(self) -> WorkerDataSnapshot:
-        """Return the worker's tasks and streams of this moment. Call it in the loop."""
+        """Return the worker's present tasks and streams. Call this in the loop thread."""
         return WorkerDataSnapshot(self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses()))
 
     # -- assignments of the dispatcher ------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ class DataWorker:
             self._end_if_drained()
 
     def _ask_again(self) -> None:
-        """Request work, if there is a connection; after a reconnect `registered` requests it."""
+        """Request work if the dispatcher is connected. After a reconnect, `registered` requests work."""
         if self._calls.connected:
             self._perform(self._machine.ask())
 
@@ -268,7 +270,7 @@ class DataWorker:
     def _report_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
         def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
-                then()  # a dispatcher that does not know the task will have this worker drop it
+                then()  # a dispatcher that does not know the task will tell this worker to drop it
             else:
                 again = partial(self._report_crash, number, how, then)
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
@@ -291,8 +293,8 @@ class DataWorker:
     # -- leaving ----------------------------------------------------------------------------------------------------------------
 
     def refuse(self, then: Callable[[], None]) -> None:
-        """Send no further request to the dispatcher, which has released this worker; reply to the pending requests of readers, then call
-        `then`. Call it in the loop.
+        """Prepare to stop after the dispatcher has released this worker. Send no further request to the dispatcher, reply to the pending
+        requests of readers, and then call `then`. Call this in the loop thread.
         """
         self._machine.leave()
         self.host.refuse()
@@ -303,10 +305,10 @@ class DataWorker:
         self._loop.set_timer((self, "answered"), self._loop.now() + FLUSH_S, again)
 
     def drain(self, then: Callable[[], None]) -> None:
-        """Take no more positions, give back those not begun, let readers take the elements that are ready, then call `then`. Call it in the
-        loop.
+        """Finish the worker's tasks. Take no more positions, give back the positions that are not begun, wait until readers have taken the
+        elements that are ready, and then call `then`. Call this in the loop thread.
 
-        A task that has the whole dataset for itself continues to its end. A worker that has no time for that calls `close` instead.
+        A task that reads the whole dataset or a static shard continues to its end. If there is no time for this, call `close` instead.
         """
         self._drained = then
         self._report_leaving()
@@ -333,7 +335,7 @@ class DataWorker:
             self._drained()
 
     def close(self) -> None:
-        """End all tasks. The loop calls it when it stops."""
+        """End all tasks. The loop calls this when it stops."""
         local_workers.remove(self._incarnation)
         self.host.close()
 
@@ -350,7 +352,7 @@ class TaskThreads:
         incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
-        """Create the object before the service is attached."""
+        """Register the method on `service`, which must not be attached to a server yet."""
         self.state = 0
         self.address = self.read_at = ""
         self.cache_bytes = TRAINER_CACHE_BYTES
@@ -433,19 +435,19 @@ class TaskThreads:
     def _elements(self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
-        # `codec_of` raises if the codec's package is missing, before the request takes an element.
+        # Call `codec_of` before the request takes an element, because it raises if the codec's package is missing.
         codec_of(codec or None)
         self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Handle the request of a reader in this process. May be called from any thread."""
+        """Handle the request of a reader in this process. Any thread may call this."""
         try:
             self._loop.call_soon(self._answer, state, number, wanted, reply)
         except OpError as error:
             reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
 
     def delete(self, number: int) -> None:
-        """Delete a task on behalf of its only reader, which is in this process. May be called from any thread."""
+        """Delete a task for its only reader, which is in this process. Any thread may call this."""
         try:
             self._loop.call_soon(self._delete, number)
         except OpError:
@@ -471,7 +473,7 @@ class TaskThreads:
             reply.fail(UnavailableError(f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
-            if task.done:  # an earlier process of this task has given its last element
+            if task.done:  # an earlier process of this task has sent the last element
                 reply.end()
                 return
             task.runner = self._run(task)
@@ -482,8 +484,8 @@ class TaskThreads:
             self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
 
     def start(self, task: WorkerTask) -> None:
-        """Create the runner of a task before its first request. A task that serves requests in order of arrival begins to compute. Call it
-        in the loop.
+        """Create the runner of a task before its first request. A task that serves requests in order of arrival begins to compute elements.
+        Call this in the loop thread.
         """
         if task.runner is None and not task.done:
             task.runner = self._run(task)
@@ -535,7 +537,7 @@ class TaskThreads:
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, split_client.ask)
         policy = ShardingPolicy(task.terms.mode).name
-        # The user gave no seed. All workers of an iteration use the same one, so that their shards are parts of one order.
+        # Where the user gave no seed, all workers of an iteration use one seed, so that their shards are parts of the same order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: WorkerTask) -> None:

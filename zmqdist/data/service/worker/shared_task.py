@@ -1,16 +1,16 @@
-"""A task that all trainers share: it keeps a window of the latest elements, encoded once for all of them.
+"""The runner of a task that all trainers share. It has a window of the latest elements, which are encoded once for all trainers.
 
 Rules
-    Each trainer has a position of its own, and gets no element twice. A trainer that has fallen behind the window continues at the oldest
-    element in it; a new trainer begins there. A trainer at the end of the window waits for the next batch. The task computes that batch for
-    the first waiting trainer, and gives it to all trainers.
-    A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window, so that trainers that read ahead
-    a little stay in the window.
+    Each trainer has a position of its own, and gets no element twice. A new trainer begins at the oldest element in the window. A trainer
+    that has fallen behind the window continues at the oldest element too. A trainer at the end of the window waits for the next batch. The
+    task computes that batch for the first waiting trainer, and sends it to all trainers.
+    A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window, so that a trainer that is a little
+    slower than the others does not fall behind the window.
     When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
-    An error is not kept: one trainer gets it, and the next request continues after it. The end of the pipeline is an error, for all
-    trainers.
+    One trainer gets the error of an element, and the next request continues after the error. If the pipeline ends, all trainers get an
+    error.
 
-The window does not survive the task: a worker that was restarted begins a new one.
+The window ends with the task. A restarted worker begins a new window.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class SharedRunner:
     def __init__(
         self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, limit: int
     ) -> None:
-        """Create the runner; its thread starts with the first request.
+        """Create the runner. Its thread starts with the first request.
 
         Args:
-          open: opens the pipeline; called in the thread.
+          open: a function that opens the pipeline. The runner's thread calls it.
           describe_error: see element_replies.py.
           limit: largest size of the window, in bytes.
         """
@@ -63,10 +63,10 @@ class SharedRunner:
         self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
-        """The error of the element after the last batch; one request gets it. None: there is no error."""
+        """The error of the element after the last batch, until one request has got it; otherwise None."""
         self._woken = False
-        """True while a call of `_serve` is scheduled. The thread computes no batch before that call, because the window may already have
-        the batch that the waiting requests need."""
+        """True while a call of `_serve` is scheduled. Until that call the thread computes no batch, because the window may already have the
+        batch that the waiting requests need."""
         self._error: BaseException | None = None
         self._replies = self.misses = self.nbytes = 0
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class SharedRunner:
         self._end(CancelledError("the task was stopped"))
 
     def _serve(self) -> None:
-        """Send all replies that are ready. Runs in the thread that receives requests, so that a trainer's replies keep their order."""
+        """Send all replies that are ready. Runs in the loop thread, so that the replies to a trainer keep their order."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
             served = []
@@ -121,7 +121,9 @@ class SharedRunner:
         return self._replies - self.misses
 
     def _find(self, wanted: Wanted) -> Packed | None:
-        """Return the trainer's next batch if it is in the window, and advance its position. Call it with the lock held."""
+        """Return the trainer's next batch and advance the trainer's position; None if the window does not have that batch. Call this with
+        the lock held.
+        """
         position = max(self._first, self._positions.get(wanted.trainer, 0))
         if position == self._first + len(self._window):
             return None
@@ -140,7 +142,7 @@ class SharedRunner:
             self._end(error)
 
     def _wait_for_need(self) -> Wanted | None:
-        """Wait until a request needs a batch that is not computed yet, and return the request. Return None when the task is over."""
+        """Wait until a request needs a batch that is not computed yet, and return the request. Return None if the task has ended."""
         with self._lock:
             while self._error is None:
                 if self._waiting and not self._woken and self._failure is None:
@@ -149,7 +151,9 @@ class SharedRunner:
         return None
 
     def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, BaseException | None]:
-        """Return (elements, their bytes, the error after them or None). Raises InvalidArgumentError at the end of the pipeline."""
+        """Compute a batch. Return (elements, number of bytes, error of the element after these or None). Raises InvalidArgumentError at the
+        end of the pipeline.
+        """
         began, total = time.monotonic(), 0
         elements: list[Any] = []
         enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
@@ -188,13 +192,13 @@ class SharedRunner:
                 self.misses += 1
                 self._window.append((batch, nbytes))
                 self.nbytes += nbytes
-            while self.nbytes > self._limit:  # a trainer that is still behind continues at the oldest batch left
+            while self.nbytes > self._limit:  # a trainer that needs a dropped batch continues at the oldest batch
                 self.nbytes -= self._window.popleft()[1]
                 self._first += 1
             self._wake()
 
     def _wake(self) -> None:
-        """Schedule `_serve`, if requests wait. Call it with the lock held."""
+        """Schedule `_serve` if requests wait. Call this with the lock held."""
         if self._waiting:
             self._woken = True
             self._waiting[0][1].soon(self._serve)
@@ -207,7 +211,7 @@ class SharedRunner:
 
 
 def require_infinite(cardinality: int) -> None:
-    """Raise InvalidArgumentError for a pipeline that is known to end."""
+    """Raise InvalidArgumentError if the pipeline is known to end."""
     if cardinality >= 0:
         text = "Cross-trainer caching requires the input dataset to be infinite. Got input with cardinality "
         raise invalid(f"{text}{cardinality}.")

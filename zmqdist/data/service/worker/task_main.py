@@ -1,11 +1,11 @@
-"""The process of one data-service task: it runs the task's pipeline, and replies to the task's readers without the worker.
+"""The process of one data-service task. It runs the task's pipeline, and replies to the task's readers without the worker.
 
-The worker's zygote forks it. It has a loop, and a router of its own on the listening socket that its worker has opened, so that elements
-go from this process to the readers directly. It requests positions from the dispatcher. With the worker it shares
-    a pipe      The worker sends Begin, perhaps HAND_BACK or REFUSE, and closes its end when the task is over. This process sends its
-    figures, FINISHED when the last element was taken, and ANSWERED after REFUSE when no request is left.
-    a page      This process writes the progress of the task into it (element_replies.py). When the process has crashed, the worker takes
-    from it the numbers for the error text.
+The worker's zygote forks this process. The process has a loop, and a router on the listening socket that the worker has opened, so that it
+sends elements directly to the readers. It requests positions from the dispatcher. With the worker it shares
+    a pipe      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes its end of the pipe when the task is dropped.
+                This process sends its figures, FINISHED when the last element was taken, and ANSWERED when no request waits after REFUSE.
+    a page      of memory, to which this process writes the progress of the task (element_replies.py). If the process crashes, the worker
+                reads the numbers for the error text there.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ FINISHED: Final = b"finished"
 ANSWERED: Final = b"answered"
 
 FIGURES_S: Final = 1.0
-"""How often the process reports its figures to the worker, in seconds."""
+"""Seconds between two reports of the process's figures to the worker."""
 
 ANSWERS_S: Final = 2.0
-"""How long the last replies have to reach their readers, in seconds."""
+"""Seconds within which the last replies have to reach their readers."""
 
 
 class Begin(msgspec.Struct, array_like=True):
-    """The order of the worker to the process of a task.
+    """The first message of the worker to the process of a task.
 
     Attributes:
       task: definition of the task, as the dispatcher sent it.
       state, incarnation: number of the dispatcher's state, and incarnation of the worker.
       worker: address of the worker, for error texts.
       host: address that the listening socket is bound to.
-      failure: error code and text of the crash of the previous process of this task; None: there was no crash.
-      for_good: the task has failed for good: every request gets `failure`. Otherwise one request does.
-      done: the task has ended: every request gets END.
+      failure: error code and text of the crash of the previous process of this task; None if there was no crash.
+      for_good: whether the task has failed for good, so that every request gets `failure`. Otherwise only one request gets it.
+      done: whether the task has ended, so that every request gets END.
     """
 
     task: list[Any]
@@ -75,10 +75,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt (malloc.h)."""
 
 MAPPED_BYTES_MIN: Final = 32 << 20
-"""The largest M_MMAP_THRESHOLD that glibc accepts, in bytes. It maps each larger array into fresh pages."""
+"""The largest M_MMAP_THRESHOLD that glibc accepts, in bytes. glibc maps each larger array into fresh pages."""
 
 KEPT_BYTES_MAX: Final = 256 << 20
-"""Free memory at the top of the heap that glibc keeps for later arrays."""
+"""Bytes of free memory at the top of the heap that glibc keeps for later arrays."""
 
 
 def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
@@ -122,7 +122,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop.on_stop(service.close)
     router.bind_fd(listener_fd)
     loop.start()
-    loop.call_soon(tasks.start, task)  # a reader is connecting, or the worker would not have started this process
+    loop.call_soon(tasks.start, task)  # the worker started this process because a reader is connecting
     with contextlib.suppress(EOFError):
         while True:
             message, _ = pipe.receive()
@@ -138,8 +138,8 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc reuse the memory of arrays. By default it maps and unmaps the memory of each large array, and the page faults of a 4 MiB
-    array then cost more time than sending it.
+    """Have glibc reuse the memory of arrays. By default glibc maps and unmaps the memory of each large array, and for an array of 4 MiB the
+    page faults then take more time than sending it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have no mallopt
     if mallopt is not None:

@@ -1,26 +1,28 @@
-"""Data-service tasks as child processes, from the worker's side: user code that crashes or hangs takes down nothing but its task.
+"""Data-service tasks as child processes of the worker. User code that crashes or hangs stops only its own task. This is the worker's side.
 
 How readers reach a task
-    The worker opens a listening socket for each task, and publishes its port at once. The worker accepts no connection on it: when the
-    first reader connects, the worker has its zygote fork a child, which takes over the socket (task_main.py). So a task without readers
-    costs a socket and no process, and the fork needs no request and reply. The worker keeps the socket: if the child crashes, its readers
-    reconnect to the same port, and the next child finds them waiting.
+    The worker opens a listening socket for each task, and publishes the socket's port at once. It accepts no connection on this socket.
+    When the first reader connects, the worker has its zygote fork a child, which accepts the connections (task_main.py). A task without
+    readers therefore costs a socket and no process, and a reader need not request the start of the process. The worker keeps the socket
+    open. If the child crashes, its readers reconnect to the same port, where the next child accepts their connections.
 
 When the process crashes (a signal, os._exit, out of memory)
-    Only its own task is affected. In a DYNAMIC task one reader gets an error that says how the process ended. The elements that the process
-    held are lost (at most once), and a new process continues with the positions that no process was given. After CRASHES_MAX crashes the
-    task has failed for good: every request gets the error. In any other mode the task has failed for good after the first crash, because a
-    new process would begin again and deliver all elements a second time.
-    A task that computes portions loses nothing: the worker reports the crash to the dispatcher, which gives out the portions of the process
-    again, and counts the crashes. The next process starts after the dispatcher has confirmed, so that the crash is not charged to the
-    portions of the next process.
-    A process that the zygote ended because this worker was suspended has not crashed: another process starts when a reader connects.
+    Only the task of the process is affected. In a DYNAMIC task one request gets an error that says how the process ended. The elements that
+    the process held are lost, and a new process continues with the positions that no process was given. After CRASHES_MAX crashes the task
+    has failed for good, and every request gets the error. A task that is not DYNAMIC, is coordinated, or is shared by trainers has failed
+    for good after the first crash, because a new process would begin again and deliver all elements a second time.
+
+    A task that computes portions loses no elements. The worker reports the crash to the dispatcher, which gives out the portions of the
+    process again, and counts the crashes. The next process starts only after the dispatcher has confirmed the report, so that the crash is
+    not charged to the portions of the next process.
+
+    If the zygote ended the process because this worker was suspended, this is no crash. Another process starts when a reader connects.
 
 The end
-    The process of a dropped task may send its last replies; END_S later the worker kills it, whatever user code does. All processes end
-    with the worker.
+    After a task is dropped, its process may send its last replies for END_S. Then the worker kills the process, even if user code is
+    running. All processes end with the worker.
 
-Everything here runs in the worker's loop.
+Everything here runs in the worker's loop thread.
 """
 
 from __future__ import annotations
@@ -57,22 +59,24 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.data")
 
 CRASHES_MAX: Final = 3
-"""Crashes after which a DYNAMIC task has failed for good."""
+"""The number of crashes after which a DYNAMIC task has failed for good."""
 
 END_S: Final = ANSWERS_S + 3.0
-"""How long the process of a dropped task may live, in seconds."""
+"""Seconds after which the worker kills the process of a dropped task."""
 
 
 class TaskProcesses:
-    """Runs each task of a worker in a process of its own; a `TaskHost` (runtime.py).
+    """Runs each task of a worker in a process of its own. Implements `TaskHost` (runtime.py).
 
     Args:
-      spawn: forks a task's process; SILENT is the exit code of a process that the zygote ended because this worker was suspended.
-      bind: the host that sockets are bound to.
+      spawn: a function that forks a task's process. It reports the exit code SILENT for a process that the zygote ended because this worker
+        was suspended.
+      bind: the host to which listening sockets are bound.
 
     Attributes:
-      crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the loop when it has confirmed.
-      ending: the dropped tasks whose process still runs.
+      crashed: `crashed(task, how, then)` reports a crash to the dispatcher, and calls `then` in the loop thread when the dispatcher has
+        confirmed the report.
+      ending: the dropped tasks whose processes still run.
     """
 
     def __init__(
@@ -119,12 +123,12 @@ class TaskProcesses:
 
     @property
     def unsent(self) -> bool:
-        """Whether replies may be on their way: any running process may have some. A process ends when its task is dropped."""
+        """Whether a process of a task runs, which may then have unsent replies. A process ends after its task is dropped."""
         return bool(self.ending) or any(process.alive for process in self._tasks.values())
 
     @property
     def has_requests(self) -> bool:
-        """Whether readers may wait for replies. The readers of every running process count as waiting."""
+        """Whether a process of a task runs, whose readers may then wait for replies."""
         return self.unsent
 
     def refuse(self) -> None:
@@ -132,7 +136,7 @@ class TaskProcesses:
             process.refuse()
 
     def close(self) -> None:
-        """Drop all tasks. Their processes end with the zygote, or because the worker's end of the pipe is closed."""
+        """Drop all tasks. Their processes end when the worker's end of the pipe closes, or with the zygote."""
         for process in (*self._tasks.values(), *self.ending):
             process.close()
         self._tasks.clear()
@@ -157,16 +161,16 @@ class TaskProcesses:
 
 
 class _TaskProcess:
-    """One task, and the process that runs it while there is one."""
+    """One task, and the process that runs the task while readers need it."""
 
     def __init__(self, owner: TaskProcesses, task: WorkerTask) -> None:
         self._owner = owner
         self._loop = owner.loop
         self._task = task
-        # The listener stays open across crashes, so that readers find the next process at the same port.
+        # The listening socket stays open across crashes, so that readers reach the next process at the same port.
         try:
             self._listener = listen(owner.bind)
-        except UnknownError as error:  # a task without a port would leave its readers waiting
+        except UnknownError as error:  # without a port, the readers of the task would wait for ever
             log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]
@@ -220,7 +224,8 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
-            # An exit after the last element loses nothing. SILENT: the zygote ended the process, because the worker was suspended.
+            # An exit after the last element is no crash, because it loses nothing. Nor is SILENT, with which the zygote ended the process
+            # of a suspended worker.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())
@@ -266,7 +271,7 @@ class _TaskProcess:
         return True
 
     def refuse(self) -> None:
-        """See `TaskHost.refuse`. If no process runs, no reader has sent a request, and the task closes its port."""
+        """See `TaskHost.refuse`. If no process runs, no reader has sent a request, and the task only closes its port."""
         if self._pipe is not None:
             self._pipe.send(REFUSE)
         else:

@@ -1,4 +1,4 @@
-"""The replies that the machines of tasks decide on. `reply` identifies the request; element_replies.py sends the reply."""
+"""The replies on which the machines of tasks decide. The field `reply` identifies the request, and element_replies.py sends the reply."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 @dataclass(slots=True)
 class GiveElements:
-    """Reply with some elements, in order. Each kind of task has its own `tag`: see rounds_machine.py and portions_machine.py."""
+    """Reply with some elements, in order. rounds_machine.py and portions_machine.py define the `tag` for their kinds of tasks."""
 
     reply: Any
     elements: list[Any]
@@ -17,7 +17,7 @@ class GiveElements:
 
 @dataclass(slots=True)
 class GiveSkip:
-    """Reply that there are no elements now."""
+    """Reply that the task has no elements at the moment."""
 
     reply: Any
     tag: Any = None

@@ -1,16 +1,16 @@
-"""The machine of a worker's data-service tasks. It decides when the worker requests work, which tasks it begins and drops, and which it
-reports as ended.
+"""The machine of a worker's data-service tasks. It decides when the worker requests work, which tasks the worker begins and drops, and
+which tasks it reports as ended.
 
 Promises
-    T1  While there is a connection, one request for work is pending at the dispatcher. The reply to an older request is ignored. A request
-        that failed is sent again a little later.
+    T1  While the worker is connected, one request for work is pending at the dispatcher. The machine ignores the reply to an older request,
+        and sends a failed request again a little later.
     T2  Each request lists the tasks that the worker has, and which of them have ended. A task stays on the list, ended or not, until the
         dispatcher drops it.
-    T3  A task is begun once and dropped once. A dispatcher that has lost its state (its state number differs) knows none of the worker's
-        tasks, and lists them among those to drop.
-    T4  A worker that leaves takes no more positions. Of its DYNAMIC tasks, those that compute portions end at once, because other workers
-        compute the unacknowledged elements; tasks without readers end at once, too. The other DYNAMIC tasks give back the positions that
-        they have not begun, and then end. A task that has the whole dataset for itself continues to its end.
+    T3  A task is begun once and dropped once. If the dispatcher has lost its state, its state number differs, and it tells the worker to
+        drop all tasks of the earlier state.
+    T4  A worker that leaves takes no more positions. A DYNAMIC task that computes portions ends at once, because other workers compute the
+        unacknowledged elements. A DYNAMIC task without readers ends at once too. Every other DYNAMIC task gives back the positions that it
+        has not begun, and then ends. A task in another mode continues to its end.
     T5  After `leave` the worker sends no request, because the dispatcher has released it.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, Terms
 
 PROGRESS: Final = 3
-"""The progress of a task consists of this many numbers (element_replies.py)."""
+"""The number of numbers in the progress of a task (element_replies.py)."""
 
 
 class WorkerTask:
@@ -31,11 +31,12 @@ class WorkerTask:
 
     Attributes:
       definition: the fields of the task as the dispatcher sent them.
-      progress: numbers that show how far the task is, for error texts (element_replies.py).
+      progress: numbers that show, in error texts, how much of the task is done (element_replies.py).
       failed: the crash of an earlier process of this task (task_errors.TaskFailure), or None.
-      runner, pipeline: set by the host that runs the task: its Runner, and the pipeline that is run over each portion.
-      done: the last element was taken.
-      deleted: its only reader has deleted it.
+      runner: the Runner of the task, set by the TaskHost.
+      pipeline: the pipeline that the TaskHost runs over each portion, set when it begins the first portion.
+      done: whether the task has ended, because its last element was taken or because the worker leaves.
+      deleted: whether the only reader of the task has deleted it.
     """
 
     def __init__(self, definition: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
@@ -62,9 +63,9 @@ class RequestWork:
     """Send a request for work to the dispatcher.
 
     Attributes:
-      request: its number, for `work_received` and `request_failed`.
-      tasks: the tasks that this worker has.
-      done: those of them that have ended.
+      request: the number of the request, for `work_received` and `request_failed`.
+      tasks: the numbers of the tasks that this worker has.
+      done: the numbers of the tasks among these that have ended.
     """
 
     request: int
@@ -74,7 +75,7 @@ class RequestWork:
 
 @dataclass(frozen=True, slots=True)
 class RequestWorkLater:
-    """Call `ask` a little later, if there is a connection."""
+    """Call `ask` a little later, if the dispatcher is then connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,9 @@ class DropTask:
 
 @dataclass(frozen=True, slots=True)
 class GiveBackPositions:
-    """Have a task give back the positions that it has not begun, and then call `finished`. If no reader reads the task, call it at once."""
+    """Have a task give back the positions that it has not begun, and then call `finished`. If the task has no readers, call `finished` at
+    once.
+    """
 
     number: int
 
@@ -102,11 +105,11 @@ WorkerTasksEffect: TypeAlias = RequestWork | RequestWorkLater | BeginTask | Drop
 
 
 class WorkerTasks:
-    """The tasks of one worker; the module's docstring gives the rules.
+    """The tasks of one worker. The docstring of the module gives the promises.
 
     Attributes:
       tasks: the worker's tasks, by number.
-      state: number of the dispatcher's state that the tasks belong to.
+      state: number of the dispatcher's state to which the tasks belong.
     """
 
     def __init__(self) -> None:
@@ -121,9 +124,7 @@ class WorkerTasks:
         return sum(not (task.done or task.deleted) for task in self.tasks.values())
 
     def ask(self) -> list[WorkerTasksEffect]:
-        """Request work, with the current list of tasks. Call it when the worker was registered, for the first time or again, and after a
-        change.
-        """
+        """Request work, with the current list of tasks. Call this each time the worker has been registered, and after a change."""
         if self._left:
             return []
         self._request += 1
@@ -131,12 +132,12 @@ class WorkerTasks:
         return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
-        """Note the dispatcher's reply: (its state, tasks to begin, tasks to drop). `reply` is None if a later request of this worker has
-        replaced this one.
+        """Note the dispatcher's reply, (number of its state, tasks to begin, tasks to drop). It is None if another request of this worker
+        has replaced this request.
         """
         if request != self._request:
             return []
-        if reply is None:  # a request of an earlier connection reached the dispatcher after this one
+        if reply is None:  # the dispatcher received a request of an earlier connection after this request
             return self.ask()
         self.state, new, drop = reply
         dropped = [number for number in drop if self.tasks.pop(number, None) is not None]
@@ -145,25 +146,25 @@ class WorkerTasks:
         return [*map(DropTask, dropped), *map(BeginTask, begun), *self.ask()]
 
     def request_failed(self, request: int) -> list[WorkerTasksEffect]:
-        """Note that a request failed, or got no reply."""
+        """Note that a request has failed or got no reply."""
         return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
         """Note that the last element of a task was taken, or that the task has given back the positions that it had not begun."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
-            return []  # requests for a deleted task get an error, and the dispatcher drops tasks without readers
+            return []  # requests to a deleted task get an error, and the dispatcher drops the task because it has no readers
         task.done = True
         return self.ask()
 
     def drain(self) -> list[WorkerTasksEffect]:
-        """End the DYNAMIC tasks (T4), so that the worker can leave when all tasks have ended."""
+        """End the DYNAMIC tasks as promise T4 says, so that the worker can leave when all tasks have ended."""
         dynamic = [task for task in self.tasks.values() if task.terms.mode == DYNAMIC and not task.done]
         for task in dynamic:
             task.done = task.terms.portioned
         return [*(GiveBackPositions(task.id) for task in dynamic if not task.done), *self.ask()]
 
     def leave(self) -> None:
-        """Send no further request: the dispatcher has released this worker."""
+        """Send no further request, because the dispatcher has released this worker."""
         self._left = True
         self._request += 1

@@ -1,11 +1,13 @@
-"""Estimate how many workers would be enough for the readers. The figure is for the operator of a cluster; this module starts no worker.
+"""Estimate how many workers would be enough for the readers. The estimate is for the operator of a cluster; zmqdist starts no worker
+because of it.
 
 Theory
-    An iteration needs enough workers to make elements as fast as its readers could take them: the sum of the readers' rates, divided by
-    the mean rate of a worker, rounded up. The rate of a reader is the rate at which it would take elements if it never waited. A rate
-    further than one standard deviation from the mean is replaced by the median, so that one slow start does not ask for a hundred
-    workers.
-    The figure is the largest of all iterations, and at most FACTOR_MAX times the current number of workers, and MORE_MAX above it.
+    An iteration needs enough workers to make elements as fast as its readers could take them: the sum of the readers' rates, divided by the
+    mean rate of a worker, rounded up. The rate of a reader is the rate at which it would take elements if it never waited. The median
+    replaces every rate that differs from the mean by more than one standard deviation, so that a worker that is slow at its start does not
+    raise the estimate to a hundred workers.
+    The estimate for the service is the largest estimate of all iterations. It is at most FACTOR_MAX times the current number of workers,
+    and at most MORE_MAX above that number.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ class AutoScaler:
         self._made: dict[int, float] = {}
 
     def report_worker(self, worker: int, seconds: float) -> None:
-        """Note the seconds that a worker needs for an element. Raises InvalidArgumentError if they are not positive."""
+        """Note how many seconds a worker needs for an element. Raises InvalidArgumentError if `seconds` is not positive."""
         self._made[worker] = _rate("processing_time", seconds)
 
     def report_reader(self, reader: int, seconds: float) -> None:
-        """Note the seconds after which a reader could take another element. Raises InvalidArgumentError if they are not positive."""
+        """Note after how many seconds a reader could take another element. Raises InvalidArgumentError if `seconds` is not positive."""
         self._taken[reader] = _rate("target_processing_time", seconds)
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:
-        """Forget all workers and readers except these."""
+        """Forget the rates of all workers and readers except these."""
         self._made = {number: rate for number, rate in self._made.items() if number in workers}
         self._taken = {number: rate for number, rate in self._taken.items() if number in readers}
 
@@ -55,7 +57,7 @@ class AutoScalers:
         self._scalers: dict[int, AutoScaler] = {}
 
     def of(self, iteration: int) -> AutoScaler:
-        """Return the rates of one iteration; create them for a new one."""
+        """Return the AutoScaler of an iteration. Create it if the iteration has none."""
         return self._scalers.setdefault(iteration, AutoScaler())
 
     @property
@@ -64,11 +66,13 @@ class AutoScalers:
         return list(self._scalers)
 
     def discard(self, iteration: int) -> None:
-        """Forget an iteration that has ended; harmless for one without reports."""
+        """Forget an iteration that has ended. Does nothing for an iteration without reports."""
         self._scalers.pop(iteration, None)
 
     def optimal(self, workers: int) -> int | None:
-        """Return how many workers would be enough, given the current number; None without reports."""
+        """Return how many workers would be enough for all iterations; None without reports. `workers` is their current number, which bounds
+        the result.
+        """
         found = [each for each in (scaler.optimal() for scaler in self._scalers.values()) if each is not None]
         if not found:
             return None

@@ -1,4 +1,5 @@
-"""Clients, the readers of iterations: their watch requests, and the end of a client or of an iteration that no client reads.
+"""Clients are the readers of iterations. This part of the machine replies to their watch requests, releases silent clients, and ends
+iterations that no client reads.
 
 The dispatcher replies to a watch request when the client's list of tasks has changed. It releases a client that has sent no request for
 `client_timeout_s`, and ends an iteration that has had no client for `gc_timeout_s`.
@@ -24,7 +25,7 @@ WATCHES_PER_TIMEOUT: Final = 3
 
 
 class Clients:
-    """The part of the machine that serves clients; the module's docstring gives its rules."""
+    """The part of the machine that serves clients. The docstring of the module gives the rules."""
 
     def __init__(self, tables: DispatcherTables) -> None:
         self._tables = tables
@@ -34,7 +35,7 @@ class Clients:
         return min(WATCH_S_MAX, self._tables.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
     def registered_client(self, state: int, number: int) -> r.ClientEntry:
-        """Return the client that sent a request. Raises Refusal, with the reason, if the sender is not a client or has been released."""
+        """Return the client that sent a request. Raises Refusal if the dispatcher does not know the client, or has released it."""
         client = self._tables.state.clients.get(number)
         if state == self._tables.state.number and client is not None:
             return client
@@ -91,7 +92,7 @@ class Clients:
             if not address or worker.incarnation != incarnation:
                 if task.worker in self._tables.missing:
                     continue
-                # The worker has not reported the address yet, but the reader must know that the task exists.
+                # The worker has not yet reported the address that serves the task, but the reader must know that the task exists.
                 address = ""
             tasks.append((number, worker.address, address, worker.incarnation, worker.tags, task.starting_round))
         portions = iteration.portions
@@ -111,9 +112,7 @@ class Clients:
                 self._tables.reply_news(watch[0].token, self._news_for(iteration, watch[0]))
 
     def release(self, call: ev.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release a client that has closed its reader. If it was the last client of an anonymous job, which no other client can join, end
-        the iteration too.
-        """
+        """Release a client that has closed its reader. End the iteration of an anonymous job too, because no other client can join it."""
         client = self._tables.state.clients.get(call.client)
         if call.state == self._tables.state.number and client is not None:
             self._release(client, now, end)
@@ -143,7 +142,7 @@ class Clients:
             self._tables.reply(self._tables.portion_requests.pop(key).token, [])
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Drop the watch request with this token, because its caller is gone. Return False if no watch request has the token."""
+        """Drop the watch request with this token, because its caller has gone. Return False if no watch request has the token."""
         for number, (watch, _) in self._tables.watches.items():
             if watch.token == token:
                 del self._tables.watches[number]
@@ -152,7 +151,7 @@ class Clients:
         return False
 
     def tick(self, now: float) -> None:
-        """Reply to the watch requests that have waited for `watch_s`."""
+        """Reply to the watch requests that have waited for `watch_s` seconds without news."""
         for number, (watch, since) in list(self._tables.watches.items()):
             if since + self.watch_s > now:
                 break
@@ -172,7 +171,8 @@ class Clients:
             if iteration.finished or iteration.collected:
                 del tables.unread_since[number]
                 continue
-            # A later client of a DYNAMIC iteration gets the positions that are left; in a new iteration it would get all positions again.
+            # Keep a DYNAMIC iteration for a later client, which then gets the positions that are left. A new iteration would deliver all
+            # positions again.
             keeps = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
             if since + tables.rules.gc_timeout_s <= now and not keeps:
                 del tables.unread_since[number]

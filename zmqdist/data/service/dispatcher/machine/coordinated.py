@@ -1,4 +1,4 @@
-"""Facts about the tasks of coordinated reads, for the other parts of the machine. The decisions about these tasks are in rounds.py."""
+"""Functions on the tasks of coordinated reads, for the other parts of the machine. rounds.py decides when these tasks begin and end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 
 def is_coordinated(tables: DispatcherTables, iteration: r.Iteration) -> bool:
-    """Return whether the consumers of an iteration read it round by round."""
+    """Return whether an iteration is a coordinated read, in which its consumers read round by round."""
     return tables.state.jobs[iteration.job].terms.coordinated
 
 
@@ -20,7 +20,9 @@ def is_pending(task: r.TaskEntry) -> bool:
 
 
 def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
-    """Return whether a task can run: it has not ended, and its worker is still in the incarnation to which the task is bound, if any."""
+    """Return whether a task can run. The task must not have ended. If it is bound to an incarnation, its worker must still be in that
+    incarnation.
+    """
     worker = tables.state.workers.get(task.worker)
     return not task.finished and (
         not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
@@ -28,7 +30,7 @@ def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
 
 
 def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
-    """Return whether the consumers are to stop at their next round, so that a pending task can begin."""
+    """Return whether the consumers have to stop at their next round, because a pending task can begin."""
     tasks = (tables.state.tasks[number] for number in iteration.tasks)
     return any(is_pending(task) and is_runnable(tables, task) and task.worker not in tables.missing for task in tasks)
 
@@ -36,10 +38,10 @@ def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
 def news_for_consumer(
     tables: DispatcherTables, iteration: r.Iteration, call: ev.WatchRequest
 ) -> tuple[list[Any], bool, dict[int, int]]:
-    """Return the news for a consumer: (tasks, hold, ended). `hold` tells the consumer to stop at its next round. `ended` has the end round
-    of each task in `call.lost` that has ended.
+    """Return the news for a consumer as (tasks, hold, ended). `hold` tells the consumer to stop at its next round. `ended` contains the end
+    round of each task in `call.lost` that has ended.
 
-    A task whose worker the dispatcher has lost as well has incarnation -1; a task that is not served yet has no address.
+    In `tasks`, a task has incarnation -1 while the dispatcher has lost its worker, and has no address until its worker serves it.
     """
     tasks: list[Any] = []
     for number in iteration.tasks:

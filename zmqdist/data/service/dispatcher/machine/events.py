@@ -1,7 +1,7 @@
 """The events and effects of the data service's dispatcher machine.
 
-Most events are requests of clients and workers. A request carries a token, which identifies its caller; the machine gives the token back
-with the reply. In the docstrings below, `->` gives the value of the reply.
+Most events are requests of clients and workers. A request has a token, which identifies the caller. The effect that replies to the request
+has the same token. In the docstrings below, the value of the reply follows `->`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from zmqdist.data.service.dispatcher.machine.records import Terms
 from zmqdist.events import Ticked
 
 Token: TypeAlias = Hashable
-"""Identifies the caller of a request. The runtime chooses it, and the machine returns it with the reply."""
+"""Identifies the caller of a request. The runtime chooses the token, and the machine puts it into the effect that replies to the
+request."""
 
 
 # -- events without a reply -----------------------------------------------------------------------------------------------
@@ -25,7 +26,7 @@ class WorkerJoined:
     """A worker has registered, for the first time or again.
 
     Attributes:
-      name: its job and index.
+      name: the worker's job and index, "worker:0".
       address: the address at which readers connect to it.
       incarnation: the number of its process.
       named: True if the worker was started with its index; False if a dispatcher, this one or an earlier one, assigned the index.
@@ -40,7 +41,9 @@ class WorkerJoined:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """The connection or the process of a worker has ended. `left`: the worker has stopped in good order and will not come back."""
+    """The connection or the process of a worker has ended. `left` tells whether the worker has stopped in good order and will not come
+    back.
+    """
 
     incarnation: int
     left: bool = False
@@ -48,7 +51,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class CallerGone:
-    """The caller of a request waits for the reply no longer."""
+    """The caller of a request no longer waits for the reply."""
 
     token: Token
 
@@ -60,7 +63,9 @@ class JournalCommitted:
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """None of the records of the last CommitJournal is durable; `DataDispatcherMachine.restore` brings back the journal's state."""
+    """None of the records of the last CommitJournal is durable. The runtime then calls `DataDispatcherMachine.restore` with the journal's
+    content.
+    """
 
     code: int
     message: str
@@ -71,7 +76,7 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """Register a dataset. -> (id, whether another pipeline was registered under this id before and is kept)."""
+    """Register a dataset. -> (id, whether this id keeps another pipeline, which was registered before)."""
 
     token: Token
     request: int
@@ -86,10 +91,10 @@ class SavedRequest:
     """The saved position of a reader of portions.
 
     Attributes:
-      state, iteration, client: the numbers of the dispatcher's state, the iteration and the client that saved it.
-      cut, lanes: (positions, repetitions, length of a portion) and number of lanes of its iteration. The machine refuses a reader whose
-        iteration has other values.
-      done: runs of finished steps of its lane.
+      state, iteration, client: the numbers of the dispatcher's state, of the iteration, and of the client that saved the position.
+      cut: (positions, repetitions, length of a portion) of the iteration.
+      lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has another `cut` or `lanes`.
+      done: runs of the finished steps of the client's lane.
       open: (number of the portion, elements received) of each unfinished portion.
     """
 
@@ -104,16 +109,17 @@ class SavedRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Read a dataset once: join the iteration that exists, or create job, iteration and tasks.
+    """Begin to read a dataset for one repetition. The machine has the client join the existing iteration, or creates the job, the iteration
+    and its tasks.
 
-    -> (client, iteration, state number, cut); `cut` is None, or (positions, repetitions, length of a portion, lowest unfinished portion) if
-    the job is read in portions.
+    -> (client, iteration, state number, cut). If the job is read in portions, `cut` is (positions, repetitions, length of a portion, lowest
+    unfinished portion); otherwise `cut` is None.
 
     Attributes:
-      request: a number that the client repeats after a lost reply.
-      sources: the number of positions of each source in a repetition, for a DYNAMIC job.
+      request: the number of the request. The client sends the same number again after a lost reply.
+      sources: for a DYNAMIC job, the number of positions of each source in a repetition.
       consumer: the client's index among `terms.num_consumers`.
-      grain: (positions, repetitions, grain), for a job that is read in portions.
+      grain: (positions, repetitions, grain) for a job that is read in portions.
       saved: the position to continue from.
     """
 
@@ -124,7 +130,7 @@ class OpenRequest:
     terms: Terms
     sources: tuple[int, ...] = ()
     unnamed: str = ""
-    """The name of the job if `job_name` is None. No other job has it."""
+    """The name that the job gets if `job_name` is None. No other job has this name."""
     consumer: int = -1
     grain: tuple[int, int, int] | None = None
     saved: SavedRequest | None = None
@@ -132,17 +138,18 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, otherwise at the next change or
-    after a while.
+    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old; otherwise it replies at the next
+    change, and without a change after WATCH_S_MAX at the latest (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
-    starting round). `failed` says why the iteration cannot continue. `hold` and `ended` are set in coordinated reads only: `hold` tells the
-    consumer to stop, and `ended` is task -> the first round in which the task takes no part. See rounds.py.
+    starting round). `failed` is the reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads
+    only (rounds.py): `hold` tells the consumer to stop at its next round, and `ended` maps a task to the first round in which the task
+    takes no part.
 
     Attributes:
-      version: the version of the news that the client has.
-      stopped: in coordinated reads, the round that the consumer does not begin before the reply arrives; -1: none.
-      lost: in coordinated reads, each task that does not reply -> the first of its rounds that the consumer has not received.
+      version: the version of the news that the client received last.
+      stopped: in coordinated reads, the round that the consumer does not begin before the reply arrives; -1 if the consumer does not stop.
+      lost: in coordinated reads, maps each task that does not reply to the first round that the consumer has not received from this task.
     """
 
     token: Token
@@ -152,7 +159,7 @@ class WatchRequest:
     stopped: int = -1
     lost: dict[int, int] = field(default_factory=dict)
     target_s: float = 0.0
-    """The seconds after which the reader could take another element; 0: unknown."""
+    """The seconds after which the reader could take another element; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,9 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """A client's consumer has finished elements. -> None. A mark is (portion, number of elements, whether that is the whole portion)."""
+    """Report that a client's consumer has finished elements. -> None. A mark is (portion, number of finished elements, whether the portion
+    is done).
+    """
 
     token: Token
     state: int
@@ -174,7 +183,9 @@ class AcknowledgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """A reply of this incarnation of a worker to this client was lost: its elements must be computed again. -> None."""
+    """Report that a reply of this incarnation of a worker to this client was lost, so that the elements in the reply must be computed
+    again. -> None.
+    """
 
     token: Token
     state: int
@@ -192,7 +203,7 @@ class WorkRequest:
     -> (state number, new tasks, tasks to drop).
 
     Attributes:
-      has: task -> the address at which the worker serves it; "" until the worker serves it.
+      has: maps each task of the worker to the address at which the worker serves the task; "" until the worker serves it.
       done: the tasks that have ended.
     """
 
@@ -202,14 +213,14 @@ class WorkRequest:
     has: dict[int, str]
     done: tuple[int, ...]
     figures: dict[int, Any] = field(default_factory=dict)
-    """Task -> its TaskReport (figures.py)."""
+    """Maps a task to its TaskReport (figures.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitsRequest:
-    """Get up to `count` positions of a source. -> (start, length); length 0: this repetition has none left.
+    """Get up to `count` positions of a source. -> (start, length). A length of 0 means that this repetition has no positions left.
 
-    `request` is a number that the worker repeats after a lost reply.
+    `request` is the number of the request. The worker sends the same number again after a lost reply.
     """
 
     token: Token
@@ -224,9 +235,10 @@ class SplitsRequest:
 
 @dataclass(frozen=True, slots=True)
 class PortionsRequest:
-    """Get up to `count` portions to compute for a client. The reply waits until there is a portion.
+    """Get up to `count` portions to compute for a client. The machine replies when it has a portion for the client.
 
-    -> [(number, repetition, start, length, elements to skip)]; an empty list: no further portion will come.
+    -> [(number, repetition, start, length, elements to skip)]. An empty list means that no further portion will come for the client, or
+    that a newer request of this worker for the client has replaced this request.
     """
 
     token: Token
@@ -240,9 +252,10 @@ class PortionsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """The process in which a worker ran a task has died, and its elements are lost. The next process starts after the reply. -> None.
+    """Report that the process in which a worker ran a task has died, and that the elements in the process are lost. The worker starts the
+    next process after the reply. -> None.
 
-    `how` describes the death. It is "" if the pipeline is not at fault; then no portion is charged.
+    `how` describes the death of the process. It is "" if the pipeline did not cause the death; then no portion is charged with it.
     """
 
     token: Token
@@ -268,7 +281,7 @@ class HandBackRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """A worker finishes its tasks and then leaves for good: it gets no new ones. -> None."""
+    """Announce that a worker finishes its tasks and then leaves for good. From now on the machine gives it no new tasks. -> None."""
 
     token: Token
     incarnation: int
@@ -276,7 +289,7 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Decide whether compression "AUTO" is off for a dataset. -> the decision, which is `off` of the first request for this dataset."""
+    """Decide whether compression "AUTO" is off for a dataset. -> the decision. The first request for the dataset decides, by its `off`."""
 
     token: Token
     dataset: str
@@ -315,7 +328,9 @@ Event: TypeAlias = Request | WorkerJoined | WorkerGone | CallerGone | JournalCom
 
 @dataclass(frozen=True, slots=True)
 class ReplyToRequest:
-    """Reply to a request. `news`: the request waited for any change, so that its caller sends it again when the journal has failed."""
+    """Reply to a request. `news` tells whether the request waited for news. If the journal then fails, the caller has to send such a
+    request again.
+    """
 
     token: Token
     value: Any
@@ -331,14 +346,16 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitJournal:
-    """Write these records, and report JournalCommitted or JournalFailed. The machine returns no other CommitJournal before the report."""
+    """Write these records to the journal, and then handle JournalCommitted or JournalFailed. Until then the machine returns no other
+    CommitJournal.
+    """
 
     records: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """Read the journal, and call `restore` with its content."""
+    """Read the journal, and call `DataDispatcherMachine.restore` with its content."""
 
 
 Effect: TypeAlias = ReplyToRequest | FailRequest | CommitJournal | Reload

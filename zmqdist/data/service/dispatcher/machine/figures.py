@@ -1,4 +1,4 @@
-"""Figures that tasks and readers report, and the rows that `zmqdist status` shows of them. They decide nothing."""
+"""The figures that tasks and readers report, and the rows that `zmqdist status` shows. No decision of the machine depends on them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from zmqdist.data.service.dispatcher.machine.autoscale import AutoScalers
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables
 
 SHORTEST_S: Final = 1e-9
-"""A shorter reported time for an element counts as unknown, because no task or reader is so fast."""
+"""Seconds. A shorter reported time for an element counts as unknown, because no task or reader is that fast."""
 
 
 class TaskReport(NamedTuple):
     """The figures of one task since it began.
 
     Attributes:
-      elements, nbytes: the elements that readers have taken, and their bytes.
-      buffered, room: the elements that wait for readers, and how many may wait.
-      element_s: seconds of work for one element; 0: unknown.
+      elements, nbytes: the number of elements that readers have taken, and the sum of their bytes.
+      buffered, room: the number of elements that wait for readers, and the largest number that may wait.
+      element_s: seconds of work for one element; 0 if unknown.
     """
 
     elements: int = 0
@@ -38,7 +38,7 @@ class Figures:
         self._scalers = AutoScalers()
 
     def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
-        """Note the reports of a worker: the number of each task -> its figures."""
+        """Note the figures that a worker reports, by the number of each task."""
         for number, report in tasks.items():
             task = self._tables.state.tasks.get(number)
             if task is None:
@@ -73,7 +73,7 @@ class Figures:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
 
     def optimal(self) -> int | None:
-        """Return how many workers would be enough for all readers; None without reports."""
+        """Return how many workers would be enough for all readers; None until workers and readers have reported."""
         self.forget()
         state = self._tables.state
         return self._scalers.optimal(len(state.workers) - len(self._tables.missing))

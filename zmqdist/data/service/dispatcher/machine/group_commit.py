@@ -1,13 +1,14 @@
-"""Effects that wait until the changes on which they depend are in the journal.
+"""The effects of the machine, which wait until the changes on which they depend are in the journal.
 
 Theory
-    The machine applies the changes of an event at once, but no effect leaves before these changes are durable. One group of records is
-    being written at a time. The changes made meanwhile form the next group, so that a slow disk makes groups larger and not more
-    numerous. An effect of an event that changed nothing also waits while a group is being written, because it may show the group's
-    changes.
+    The machine applies the changes of an event to its state at once, but returns no effect of the event until these changes are durable.
+    The runtime writes one group of records at a time. The changes that are made meanwhile form the next group, so that a slow disk leads to
+    larger groups and not to more of them. While a group is being written, an effect waits even if its event changed nothing, because the
+    effect may show changes of the group.
 
-    When the journal fails, every waiting reply becomes an error, and the state is read back from the journal. A caller with a pending
-    request for news sends it again, because the facts that it reported may be among the lost changes.
+    When the journal fails, every waiting reply becomes an error, and the runtime loads the state from the journal again. A caller that
+    waits for news gets the error UNAVAILABLE, upon which it sends its request again, because the facts that it reported in the request may
+    be among the lost changes.
 
 Without a journal no effect waits.
 """
@@ -19,16 +20,16 @@ from zmqdist.data.service.dispatcher.machine import events as ev
 
 
 class GroupCommit:
-    """The records and effects that wait for the journal; the module's docstring gives the rules."""
+    """The records and effects that wait for the journal. The docstring of the module gives the rules."""
 
     def __init__(self, journaled: bool) -> None:
         self._journaled = journaled
         self._records: list[bytes] = []
         self._effects: list[ev.Effect] = []
         self._held: list[ev.Effect] = []
-        """Effects that leave when the group that is being written is durable."""
+        """Effects to return when the group that is being written is durable."""
         self._next: list[ev.Effect] = []
-        """Effects that leave when the group after the one that is being written is durable."""
+        """Effects to return when the next group, whose writing has not begun, is durable."""
         self._committing = False
 
     def record(self, record: bytes) -> None:
@@ -41,7 +42,7 @@ class GroupCommit:
         self._effects.append(effect)
 
     def flush(self) -> list[ev.Effect]:
-        """End the current event. Return the effects that can leave now."""
+        """End the current event. Return the effects that do not have to wait for the journal."""
         effects, self._effects = self._effects, []
         if self._committing:
             self._next += effects
@@ -52,7 +53,7 @@ class GroupCommit:
         return effects
 
     def committed(self) -> list[ev.Effect]:
-        """Note that the group that was being written is durable. Return the effects that can leave now."""
+        """Note that the group that was being written is durable. Return the effects that no longer have to wait."""
         ready, self._held, self._next = self._held, self._next, []
         self._committing = False
         if self._records:
@@ -62,7 +63,7 @@ class GroupCommit:
         return ready
 
     def failed(self, code: int, message: str) -> list[ev.Effect]:
-        """Note that the group could not be written. Return the effects: a reload of the state, and an error for every waiting request."""
+        """Note that the group could not be written. Return the effects that reload the state and send an error to every waiting request."""
         waiting = self._held + self._next
         self._held, self._next, self._records = [], [], []
         self._committing = False

@@ -1,27 +1,29 @@
-"""The machine of a data service's dispatcher. It decides which client reads which iteration, which worker runs which task, and which task
-gets which positions.
+"""The machine of a data service's dispatcher decides which client reads which iteration, which worker runs which task, and which task gets
+which positions.
 
 Theory
-    A request carries a token, and gets its reply when there is news for it. A worker always has one `WorkRequest` pending, a client one
-    `WatchRequest`, so that news reach them at once and no process polls.
+    A `WorkRequest` of a worker and a `WatchRequest` of a client get their replies when there is news. Each worker and each client sends the
+    next such request as soon as it has the reply, so that news arrives at once and no process polls.
 
-    With a journal, the machine applies the changes of an event at once, but no effect leaves before they are durable: group_commit.py.
+    With a journal, the machine applies the changes of an event at once, but returns no effect until the changes are durable
+    (group_commit.py).
 
 Promises, checked by tests/machines/splits and tests/sim
-    D1  A position of a DYNAMIC iteration is given to one task, once. A repeated request gets the same positions again.
-    D2  Readers that open a job of one name for the same repetition read the same iteration. A finished iteration gives no elements.
+    D1  A position of a DYNAMIC iteration is given to only one task, once. If a task repeats a request, it gets the same positions again.
+    D2  Readers that open a job of the same name for the same repetition read the same iteration. A finished iteration gives no more
+        elements.
     D3  A reply shows only changes that survive a restart of the dispatcher.
     D4  An iteration ends when its last live task has ended. The tasks of a lost worker count as ended: at once if the iteration is
         DYNAMIC, otherwise after `worker_timeout_s`. A DYNAMIC iteration ends only after one of its tasks has found no position left, so
-        that a live worker computes the positions that lost workers gave back. After a restart of the dispatcher, a worker that it knew
-        counts as live for RETURN_S.
-    D5  The numbers of datasets, jobs, iterations, tasks and clients only grow, also across restarts.
-    D6  Every connected worker has a place, even after the journal failed; a worker that has left for good has none.
+        that a live worker computes the positions that leaving workers returned. After a restart of the dispatcher, a worker that was
+        registered before counts as live for RETURN_S.
+    D5  The numbers of datasets, jobs, iterations, tasks and clients are never used twice, also across restarts.
+    D6  Every connected worker has a place, even after the journal has failed. A worker that has left for good has no place.
 
-For jobs that are read in portions, exactly once or in order, see portions.py.
+portions.py has the promises for jobs that are read in portions, which are those with exactly-once delivery or ordered reading.
 
-This file handles datasets and jobs, and dispatches events to the parts: clients.py, workers.py, split_assignment.py, rounds.py and
-portions.py. All parts share one DispatcherTables (tables.py).
+This file handles datasets and jobs, and passes every other event to a part of the machine: clients.py, workers.py, split_assignment.py,
+rounds.py or portions.py. All parts share one DispatcherTables (tables.py).
 Not here: sockets, files, the content of a pipeline.
 """
 
@@ -49,19 +51,19 @@ from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 from zmqdist.events import Ticked
 
 LOOK_AGAIN_S: Final = 0.5
-"""Seconds between `restore` and the repair of the restored state. The repair waits, because it writes to the journal, and a journal that
-has just failed may fail again."""
+"""Seconds between `restore` and the repair of the restored state. The repair is delayed because it writes to the journal, and a journal
+that has just failed may fail again."""
 
 FIRST_WATCH_S: Final = 3600.0
-"""Seconds that a reader has for its first watch request after it opened its iteration. A reader that was killed in between sends none, and
-is released after `client_timeout_s` more."""
+"""Seconds within which a reader has to send its first watch request after it has opened its iteration. The machine releases a reader that
+was killed before its first watch request `client_timeout_s` after this time."""
 
 
 class DataDispatcherMachine:
-    """Decides for a data service's dispatcher; the module's docstring gives the promises."""
+    """The machine of a data service's dispatcher. The docstring of the module gives the promises."""
 
     def __init__(self, rules: Rules, number: int, now: float) -> None:
-        """Start with an empty state. `number` is random: it distinguishes this state from those of earlier and later dispatchers."""
+        """Start with an empty state. `number` is random, and distinguishes this state from the states of earlier and later dispatchers."""
         self._tables = DispatcherTables(rules, number)
         self._clients = Clients(self._tables)
         self._workers = WorkerTable(self._tables, self._clients)
@@ -80,13 +82,15 @@ class DataDispatcherMachine:
         return self._tables.state
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Take the state of a journal. Each client counts as heard from at `now`; each worker is missing until it registers."""
+        """Replace the state by the state in a journal. The times since which clients are silent begin at `now`. Each worker is missing
+        until it registers.
+        """
         self._tables.restore(snapshot, records, now)
         self._look_at = now + LOOK_AGAIN_S
 
     @property
     def deadline(self) -> float:
-        """The time at which `handle(Ticked(), now)` is due next."""
+        """The time at which the runtime has to call `handle(Ticked(), now)` next."""
         due = min(self._next_check, self._look_at)
         if self._tables.missing:
             due = min(
@@ -120,16 +124,16 @@ class DataDispatcherMachine:
         return sum(map(len, self._tables.tasks_of.values()))
 
     def waiting_for(self, incarnation: int) -> int:
-        """Return how many tasks wait for this incarnation of a worker, or for the next one in its place."""
+        """Return how many tasks wait for this incarnation of a worker, or for the incarnation that takes its place."""
         number = self._tables.worker_numbers.get(incarnation)
         return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
     def admit(self, address: str) -> None:
-        """Check that a worker with this address can have a place. Raises FailedPreconditionError."""
+        """Check that a worker with this address can have a place. Raises FailedPreconditionError if it cannot."""
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event, and return the effects in order. A wrong request raises nothing: its caller gets the error as a reply."""
+        """Apply one event, and return the effects in order. A wrong request raises nothing; an effect sends the error to its caller."""
         self._tables.now = now
         match event:
             case ev.JournalCommitted():
@@ -217,7 +221,7 @@ class DataDispatcherMachine:
 
     def _register(self, call: ev.RegisterRequest) -> None:
         known = self._tables.dataset_by_request.get(call.request)
-        if known is not None:  # the reply was lost, and the client repeats its request
+        if known is not None:  # the client repeats a request whose reply was lost
             self._tables.reply(call.token, (known, False))
             return
         if call.id is not None and call.id in self._tables.state.datasets:
@@ -233,7 +237,7 @@ class DataDispatcherMachine:
         self._tables.reply(call.token, (name, False))
 
     def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
-        """Apply `on_conflict` to an id that is registered already. Return whether another pipeline is kept under it."""
+        """Apply `on_conflict` to an id that is registered already. Return whether the id keeps another pipeline."""
         if not _fit(known.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
@@ -265,7 +269,7 @@ class DataDispatcherMachine:
                 errors.FAILED_PRECONDITION,
                 f"Requesting data for consumer index {call.consumer}, but the job has only {consumers} consumers",
             )
-        # A static shard is chosen by the worker's index in the fixed list of workers, so without a list no worker has a shard.
+        # A worker's static shard is its index in the fixed list of workers. Without such a list no worker has a static shard.
         if call.terms.mode not in (r.OFF, r.DYNAMIC) and not self._tables.worker_list.entries:
             worker = next((each.address for each in self._tables.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
@@ -319,8 +323,8 @@ class DataDispatcherMachine:
         return job
 
     def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
-        """Refuse a reader whose dataset has another compression than the job's dataset: elements are compressed as the job's dataset
-        says.
+        """Refuse a reader whose dataset has another compression than the job's dataset, because the workers compress elements as the job's
+        dataset says.
         """
         used, expected = (self._tables.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
         if not _fit(used, expected, "compression"):
@@ -330,7 +334,7 @@ class DataDispatcherMachine:
             )
 
     def _comparable_terms(self, terms: r.Terms) -> list[tuple[str, object]]:
-        """Return the terms that all readers of a job have to share, as (name, value) in a user's words."""
+        """Return the terms that must be equal for all readers of a job, as pairs (name in the user's API, value)."""
         return [
             ("processing mode", r.MODES[terms.mode]),
             ("cross-trainer cache", "enabled" if terms.cache else "disabled"),
@@ -360,7 +364,9 @@ class DataDispatcherMachine:
 
 
 def _fit(metadata: str, other: str, *names: str) -> bool:
-    """Return whether two datasets have the same metadata; with `names`, compare only these keys. An unknown element_spec fits any other."""
+    """Return whether two datasets have equal metadata. `names` restricts the comparison to these keys. An unknown element_spec equals any
+    other.
+    """
     one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
     keys = names or one.keys() | two.keys()
     return all(

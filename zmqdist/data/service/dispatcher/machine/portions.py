@@ -1,32 +1,35 @@
-"""Portions: which worker computes which part of the data for which client, until the client has acknowledged all of it.
+"""Portions are parts of the data. This part of the machine decides which worker computes which portion for which client, until the client
+has acknowledged all elements of the portion.
 
 Theory
-    A task requests portions on behalf of a client, and the client acknowledges how many elements of each its consumer has finished.
-    Delivery is exact because an element is identified by (portion, offset). A task skips the elements that are acknowledged, the client
-    drops those that it has received before, and portions that are not acknowledged are given out again.
+    A task requests portions on behalf of a client. The client acknowledges, for each portion, how many elements its consumer has finished.
+    Each element is delivered exactly once because (portion, offset) identifies it. When a worker is lost, the machine gives its unfinished
+    portions to another worker, whose task skips the acknowledged elements. The client drops elements that it has already received.
 
-    When a worker, or a process of a worker, dies, every portion that it was computing is charged with the death. From then on such a
-    portion is given out alone, so that the next death shows which one is the cause. If a lost incarnation registers again, it had only lost
-    its connection, and the charge is revoked. In ordered reading, the worker that computes a charged portion also gets the portions before
-    it, because the reader cannot acknowledge the charged one earlier.
+    When a worker, or a process of a worker, dies, the machine charges the death to every portion that was being computed there. From then
+    on it gives such a portion to a worker that computes no other portion, so that the next death shows which portion is the cause. If a
+    lost incarnation registers again, it had only lost its connection, and the machine revokes the charge. In ordered reading, the worker
+    that computes a charged portion also gets the portions before it, because the reader can acknowledge the charged portion only after
+    these.
 
-    In ordered reading, a portion is given out only when it is less than a window ahead of the lowest unfinished one, so that the elements
-    that a reader holds until their turn are bounded.
+    In ordered reading, the machine gives out a portion only when it is less than a window ahead of the lowest unfinished portion. This
+    bounds the elements that a reader has to hold until their turn.
 
 Promises, checked by tests/machines/splits/test_portions.py
-    E1  A portion belongs to one client at a time, and one incarnation of a worker computes it for that client.
-    E2  An iteration ends when each portion is acknowledged as done, and not before.
-    E3  When a worker is lost, its unfinished portions are given out again at once, before new ones, without the acknowledged elements.
+    E1  A portion belongs to at most one client at a time, and at most one incarnation of a worker computes it.
+    E2  An iteration ends when every portion is acknowledged as done, and not earlier, unless E7 ends it.
+    E3  When a worker is lost, the machine gives out its unfinished portions again at once, before new portions and without the acknowledged
+        elements.
     E4  When a client is released, its unfinished portions go to other clients. A client that takes over from another client gets all
         unfinished portions of that client.
-    E5  A client that continues from a saved state gets the elements that were acknowledged after the state was saved, and none that
-        were acknowledged before.
-    E6  Lanes and lengths of portions do not depend on the workers. In ordered reading, each portion that is given out is less than a
-        window ahead of the lowest unfinished one.
-    E7  A portion over which DEATHS_MAX workers, or processes of workers, died ends the iteration with an error that names the portion
-        and the workers.
+    E5  A client that continues from a saved state gets again the elements that were acknowledged after the state was saved. It does not get
+        elements that were acknowledged before.
+    E6  The lanes and lengths of portions do not depend on the workers. In ordered reading, each portion that is given out is less than a
+        window ahead of the lowest unfinished portion.
+    E7  If DEATHS_MAX workers, or processes of workers, have died while they computed a portion, the iteration ends with an error that names
+        the portion and the workers.
 
-Not here: how the state of an iteration's portions changes (range_math.py), the content of a portion.
+Not here: how a record changes an iteration's portions (range_math.py), the content of a portion.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Ref
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
-"""When so many deaths are charged to one portion, the pipeline itself counts as their cause."""
+"""The number of deaths charged to one portion at which the pipeline itself counts as their cause."""
 
 WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
@@ -54,7 +57,7 @@ WINDOW_MIN: Final = 4
 
 
 class PortionAssignment:
-    """The part of the machine that gives out portions; the module's docstring gives its promises."""
+    """The part of the machine that gives out portions. The docstring of the module gives the promises."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
         self._tables = tables
@@ -64,11 +67,13 @@ class PortionAssignment:
     # -- clients ------------------------------------------------------------------------------------------------------------
 
     def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
-        """Give a new client the portions that it takes over: those of its saved state, or those of the client that read its lane before."""
+        """Give a new client the portions of its saved state or, without a saved state, the portions of the client that read its lane
+        before.
+        """
         iteration, portions = self._of(client)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first one
+        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first reader
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]
@@ -90,7 +95,7 @@ class PortionAssignment:
         return iteration, iteration.portions
 
     def saved_iteration(self, saved: ev.SavedRequest, dataset: str) -> r.Iteration | None:
-        """Return the iteration of a saved state; None if this dispatcher does not have it.
+        """Return the iteration of a saved state; None if this dispatcher does not have that iteration.
 
         Raises:
           Refusal: the client cannot continue in that iteration without losing elements.
@@ -196,21 +201,21 @@ class PortionAssignment:
     # -- workers ------------------------------------------------------------------------------------------------------------
 
     def lost(self, event: ev.WorkerGone) -> None:
-        """Free the portions that a lost incarnation of a worker was computing, and refuse its pending requests."""
-        # First repeat the revocations that a failed journal may have lost. Without them, a portion could reach DEATHS_MAX with this loss.
+        """Free the portions that a lost incarnation of a worker was computing, and refuse the pending requests of this incarnation."""
+        # First repeat the revocations that a failed journal may have lost, because with a charge too many this loss could reach DEATHS_MAX.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
         for iteration in self._active():
             self._lose(iteration, event.incarnation, 0, name or "")
         for key in [key for key in self._tables.portion_requests if key[1] == event.incarnation]:
-            # A task sends its requests over its own connection, which may still be open. Without a reply the task would wait for ever.
+            # A task has a connection of its own, which may still be open. Without this reply the task would wait for ever.
             call = self._tables.portion_requests.pop(key)
             why = f"the worker of task {call.task} has no connection"
             self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
     def check_incarnations(self) -> None:
-        """Free the portions of incarnations that ended while no dispatcher ran, and revoke the deaths of incarnations that are
+        """Free the portions of incarnations that ended while no dispatcher ran, and revoke the charged deaths of incarnations that are
         connected.
         """
         self._revoke_charges()
@@ -221,7 +226,7 @@ class PortionAssignment:
                 self._lose(iteration, incarnation, 0, "")
 
     def _revoke_charges(self) -> None:
-        """Revoke the deaths that were charged for incarnations that are connected again: these have not died."""
+        """Revoke the deaths that were charged for incarnations that are connected again and so have not died."""
         for iteration in self._active():
             assert iteration.portions is not None
             charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}
@@ -284,14 +289,15 @@ class PortionAssignment:
         if worker.incarnation != call.incarnation:
             raise Refusal(errors.UNAVAILABLE, reassigned_text(call.task))
         if worker.number in self._tables.confirmed_gone:
-            # The request came over another connection than the broken one. `lost` has already freed the worker's portions, and no later
-            # event would free a portion that the worker gets now. The task repeats the request, which succeeds when the worker is back.
+            # The worker's connection is broken, and this request came over the task's own connection. `lost` has already freed the worker's
+            # portions, and no later event would free a portion that the worker gets now. The task repeats the request, which succeeds when
+            # the worker has registered again.
             raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {call.task} has no connection")
         return task, worker
 
     def crashed(self, call: ev.CrashReport) -> None:
-        """Free the portions that a dead process of a live worker was computing. A repeated report changes nothing, because the next process
-        starts only after the reply.
+        """Free the portions that a dead process of a live worker was computing. A repeated report changes nothing, because the worker
+        starts the next process only after the reply.
         """
         task, worker = self._task_of(call)
         iteration = self._tables.state.iterations[task.iteration]
@@ -301,7 +307,8 @@ class PortionAssignment:
                 for key in self._tables.portion_requests
                 if key[1] == call.incarnation and self._reads(key[0], iteration)
             ]:
-                del self._tables.portion_requests[key]  # the process that sent the request has ended
+                # No process waits for the reply, because the process that sent the request has died.
+                del self._tables.portion_requests[key]
             died = f"{worker.name} ({call.how})" if call.how else ""
             self._lose(iteration, call.incarnation, 0, died, crashed=True)
         self._tables.reply(call.token, None)
@@ -316,7 +323,9 @@ class PortionAssignment:
         return number, *range_math.place_of(portions, number), portions.open[number].acked
 
     def caller_gone(self, token: ev.Token) -> bool:
-        """Drop the request for portions with this token, because its caller is gone. Return False if no such request has the token."""
+        """Drop the request for portions with this token, because its caller has gone. Return False if no request for portions has the
+        token.
+        """
         for key, call in self._tables.portion_requests.items():
             if call.token == token:
                 del self._tables.portion_requests[key]
@@ -326,7 +335,9 @@ class PortionAssignment:
     # -- giving out -----------------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """End the current event: give out portions that it has freed, and end iterations that it has completed."""
+        """Finish the current event: in the iterations that it changed, give portions to waiting requests, and end the iterations that are
+        complete.
+        """
         iterations_to_serve, self._tables.iterations_to_serve = self._tables.iterations_to_serve, set()
         for number in sorted(iterations_to_serve):
             iteration = self._tables.state.iterations[number]
@@ -361,15 +372,16 @@ class PortionAssignment:
     def _choose(
         self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, call: ev.PortionsRequest
     ) -> list[int]:
-        """Return portions for a request: first those that were begun and have no worker, the lowest first, then new ones. A portion that is
-        charged with deaths is given out alone.
+        """Choose portions for a request and return their numbers: first portions that were begun and have no worker, the lowest number
+        first, then new portions. A portion that is charged with deaths is given out alone.
         """
         lanes, lane = len(portions.next), range_math.lane_of(portions, client)
         mine = (
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        # While this worker computes a charged portion it gets no others, except a portion that has to be acknowledged before it.
+        # While this worker computes a charged portion, it gets a further portion only if that has to be acknowledged before the charged
+        # one.
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
@@ -389,7 +401,7 @@ class PortionAssignment:
                     return given or [number]
                 given.append(number)
         last = range_math.total(portions)
-        if last != inf:  # near the end, leave portions for the other workers
+        if last != inf:  # near the end of the data, leave portions for the other workers
             new = int(last - portions.next[lane] * lanes) // lanes // (SHARES * max(1, len(iteration.tasks)))
             count = min(count, max(1, new))
         step = portions.next[lane]

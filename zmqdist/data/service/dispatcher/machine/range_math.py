@@ -1,13 +1,16 @@
-"""How an iteration is cut into portions, and how each record changes its portions: functions of one row, `records.PortionsEntry`.
+"""Functions that cut an iteration into portions, and that change the portions as a record says. Their state is one row,
+`records.PortionsEntry`.
 
 Theory
-    A portion is a run of positions of one repetition of the only source. Portions are numbered 0, 1, 2, ... in the order of the data. Their
-    length depends on the dataset alone, so that neither the order nor the shares depend on the number of workers.
+    A portion is a run of positions of one repetition of the only source. Portions are numbered 0, 1, 2, ... in the order of the data. The
+    length of a portion depends on the dataset alone, so that the number of workers changes neither the order of the elements nor the share
+    of each consumer.
 
-    With consumers, portion `n` belongs to lane `n % consumers`, as its step `n // consumers`; without consumers there is one lane. A client
-    reads one lane. Finished steps are kept as runs, of which there are few if a client reads its lane alone.
+    With consumers, portion `n` is step `n // consumers` of lane `n % consumers`. Without consumers there is one lane. A client reads one
+    lane. The finished steps of a lane are stored as runs, because a client that reads its lane alone finishes steps almost in order, and so
+    there are few runs.
 
-Not here: which worker and client get a portion (portions.py).
+Not here: the choice of the worker and client that get a portion (portions.py).
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from zmqdist.data.service.dispatcher.machine.runs import Runs
 
 PORTIONS_WANTED: Final = 256
 LENGTH_MAX: Final = 1024
-"""The most positions in a portion, unless the grain is larger. With larger portions, the loss of a worker would lose more work."""
+"""The largest number of positions in a portion, unless the grain is larger. With longer portions, more work would have to be done again
+after the loss of a worker."""
 
 ENDLESS_LENGTH: Final = 256
 
@@ -38,7 +42,7 @@ Change: TypeAlias = (
 
 
 def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsEntry:
-    """Return the portions of a new iteration. The length of a portion is a multiple of `grain`."""
+    """Return the row for the portions of a new iteration. The length of a portion is a multiple of `grain`."""
     wanted = ENDLESS_LENGTH if positions == r.INFINITE else min(LENGTH_MAX, positions // PORTIONS_WANTED)
     length = max(1, wanted // grain) * grain
     return r.PortionsEntry(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
@@ -48,7 +52,7 @@ def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsE
 
 
 def total(portions: r.PortionsEntry) -> float:
-    """Return the number of portions; `inf` for data without end."""
+    """Return the number of portions; `inf` if the data has no end."""
     if 0 in (portions.positions, portions.repetitions):
         return 0
     if r.INFINITE in (portions.positions, portions.repetitions):
@@ -74,7 +78,7 @@ def lane_of(portions: r.PortionsEntry, client: r.ClientEntry) -> int:
 
 
 def first_open(portions: r.PortionsEntry, lane: int) -> int:
-    """Return the lowest number of a lane's portions that are not done."""
+    """Return the number of the first portion of a lane that is not done."""
     lanes = len(portions.next)
     mine = (number for number in portions.open if number % lanes == lane)
     return min(mine, default=portions.next[lane] * lanes + lane)
@@ -103,7 +107,7 @@ def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int,
 
 
 def _advance(portions: r.PortionsEntry, lane: int) -> None:
-    """Move a lane's next step past the steps that an earlier iteration has delivered."""
+    """Move the next step of a lane past the steps that an earlier iteration has delivered."""
     while (end := sets.end_of(portions.skip[lane], portions.next[lane])) is not None:
         portions.next[lane] = end
 
@@ -125,10 +129,10 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
 
 
 def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
-    """Free the portions that an incarnation was computing, and charge them if it died.
+    """Free the portions that an incarnation of a worker was computing. If a process died (`died`), charge the portions with its death.
 
-    A reader may report a lost reply before the dispatcher sees that the worker has died. The portions of that reply are free already when
-    the death becomes known, and are charged as well.
+    A reader may report a lost reply before the dispatcher learns that the worker has died. The portions of that reply are then already free
+    when the dispatcher learns of the death, and are charged as well.
     """
     for portion in portions.open.values():
         if portion.incarnation == incarnation and client in (0, portion.client):
@@ -147,7 +151,7 @@ def revoke_death(portions: r.PortionsEntry, incarnation: int) -> None:
 
 
 def leave(portions: r.PortionsEntry, client: int) -> None:
-    """Leave the unfinished portions of a client to other clients."""
+    """Make the unfinished portions of a client free for other clients."""
     for number, portion in portions.open.items():
         if portion.client == client:
             portion.client = portion.incarnation = portion.request = 0
@@ -165,7 +169,7 @@ def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
 
 
 def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Return a client to its saved state: portions that it acknowledged after the state was saved are open again."""
+    """Set a client back to its saved state. The portions that it acknowledged after the state was saved become open again."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     elements = dict(open_)
     had = portions.done.pop(client.id, [])
@@ -188,7 +192,7 @@ def restore_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, 
 
 
 def skip_saved(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
-    """Skip the portions that are finished in a saved state of another iteration. Portions that belong to other clients stay theirs."""
+    """Skip the portions that a saved state of another iteration reports as finished. Do not change portions of other clients."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     begun = portions.next[lane]
     mine = portions.done.setdefault(client.id, [])

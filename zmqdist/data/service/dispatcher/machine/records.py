@@ -1,13 +1,15 @@
 """The rows of a data service's durable state, and the records that change them.
 
 Theory
-    Jobs read a dataset (a registered pipeline). Each pass of a job over its dataset is an iteration, and each worker has one task of an
-    iteration. A client is one reading iterator. With a journal all of it survives a restart: only `DurableState.apply(record)` changes the
-    state, so that the journal's records, applied in order, give the same state again.
+    A job reads a dataset, which is a registered pipeline. Each pass of a job over its dataset is an iteration, and each worker has one task
+    of an iteration. A client is an iterator in a program that reads an iteration. With a journal, the state survives a restart of the
+    dispatcher. Only `DurableState.apply(record)` changes the state, so that applying the journal's records in order gives the same state
+    again.
 
-    A newer version reads the journal of an older one: new fields come at the end, with a default, and tags are never reused.
+    A newer version of zmqdist has to read the journal of an older version. Therefore new fields are added at the end, with a default, and
+    tags of records are never reused.
 
-Not here: the decisions (machine.py), the facts of the moment, such as connections, pending requests and times (tables.py).
+Not here: the decisions (machine.py); facts that are not durable, such as connections, pending requests and times (tables.py).
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import msgspec
 FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000, 3000, 4000, 5000
 
 OFF, DYNAMIC = 0, 1
-"""The numbers of two processing modes; all others assign static shards."""
+"""The numbers of two processing modes. All other modes assign static shards."""
 
 AT_MOST_ONCE, EXACTLY_ONCE = "at_most_once", "exactly_once"
-"""Delivery modes. AT_MOST_ONCE: the elements that a worker held when it died are lost. EXACTLY_ONCE: each element is delivered once."""
+"""Delivery modes. With AT_MOST_ONCE, the elements that a worker held when it died are lost. With EXACTLY_ONCE, each element is delivered
+once."""
 
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 """The names of the processing modes, by number."""
@@ -33,18 +36,18 @@ PENDING = -1
 
 
 class Row(msgspec.Struct, array_like=True):
-    """A part of the durable state."""
+    """Base class of the rows of the durable state."""
 
 
 class Record(msgspec.Struct, array_like=True):
-    """One change of the durable state."""
+    """Base class of the records. A record is one change of the durable state."""
 
 
 # -- parts of the state ---------------------------------------------------------------------------------------------------
 
 
 class DatasetEntry(Row):
-    """A registered pipeline. `metadata` is JSON for its readers; the description of the pipeline is in a file of its own (store.py)."""
+    """A registered pipeline. `metadata` is JSON for the pipeline's readers. The description of the pipeline is in a file (store.py)."""
 
     id: str
     fingerprint: str
@@ -53,7 +56,7 @@ class DatasetEntry(Row):
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """The way in which a job is read. All readers of a job have to give the same terms."""
+    """The terms on which a job is read. All readers of a job have to pass equal terms."""
 
     dataset: str
     mode: int
@@ -65,18 +68,18 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def portioned(self) -> bool:
-        """Whether the job is read in portions: see portions.py."""
+        """Whether the job is read in portions (portions.py)."""
         return self.delivery == EXACTLY_ONCE or self.ordered
 
     @property
     def coordinated(self) -> bool:
-        """Whether consumers read the job round by round: see rounds.py."""
+        """Whether the job is a coordinated read, in which consumers read round by round (rounds.py)."""
         return self.num_consumers > 0 and not self.portioned
 
 
 class JobEntry(Row):
-    """A named reading of a dataset, which readers can join, or the reading of a single reader. `anonymous`: the dispatcher made up the
-    name, so that no other client can join.
+    """A job: the reading of a dataset under a name. If `anonymous`, the dispatcher invented the name, so that only one client can read the
+    job. Otherwise all readers that use the name join the job.
     """
 
     id: int
@@ -89,7 +92,7 @@ class Cursor(Row):
     """The next position of one source of a DYNAMIC iteration.
 
     Attributes:
-      count: the number of positions in a repetition; INFINITE: no end.
+      count: the number of positions in a repetition; INFINITE if the source has no end.
       returned: runs (start, length) of the current repetition that leaving workers have returned.
     """
 
@@ -108,14 +111,14 @@ class Portion(Row):
     """A portion that was given out and is not done.
 
     Attributes:
-      client: the client that it belongs to; 0: none, because its client was released.
-      incarnation: the incarnation of the worker that computes it; 0: the portion is to be given out.
-      acked: the number of its elements that the client has acknowledged.
-      request: number of the request for portions to which this portion was in the reply.
-      deaths: processes of live workers that died while they computed it.
-      missed: the incarnation that computed it before and whose reply was lost, perhaps because that worker was about to die.
-      lost: incarnations that were lost while they computed it -> the worker's name. An incarnation that registers again has not died, and
-        is removed.
+      client: the client to which the portion belongs; 0 if its client was released.
+      incarnation: the incarnation of the worker that computes the portion; 0 if the portion has to be given out.
+      acked: the number of elements of the portion that the client has acknowledged.
+      request: the number of the request for portions whose reply contained this portion.
+      deaths: the processes of live workers that died while they computed the portion.
+      missed: the incarnation that computed the portion before, if its reply was lost. The portion is charged if that incarnation dies.
+      lost: maps each incarnation that was lost while it computed the portion to the worker's name. An incarnation that registers again has
+        not died, and is removed.
     """
 
     client: int
@@ -128,22 +131,22 @@ class Portion(Row):
 
     @property
     def charged(self) -> list[str]:
-        """The names of all processes and workers that have died while they computed the portion, as far as the dispatcher knows."""
+        """The names of all processes and workers whose deaths are charged to the portion."""
         return [*self.deaths, *self.lost.values()]
 
 
 class PortionsEntry(Row):
-    """The portions of an iteration; range_math.py says how they change.
+    """The portions of an iteration. The functions of range_math.py change this row.
 
     Attributes:
-      positions, repetitions: the numbers of the source's positions and repetitions; INFINITE: no end.
+      positions, repetitions: the number of positions of the source, and the number of its repetitions; INFINITE if there is no end.
       length: the length of a portion, in positions.
-      next: for each lane, the step that is given out next.
-      skip: for each lane, runs of later steps that are not given out, because an earlier iteration has delivered them.
+      next: for each lane, the first step that was not given out yet.
+      skip: for each lane, runs of later steps that are never given out, because an earlier iteration has delivered them.
       open: the portions that were given out and are not done, by number.
-      done: client -> runs of the steps of its lane that it has acknowledged as done; also of released clients.
-      left: released client -> (number, acknowledged elements) of its unfinished portions.
-      failed: why the iteration cannot continue; empty: it can.
+      done: maps each client, released clients too, to runs of the steps of its lane that it has acknowledged as done.
+      left: maps each released client to (number, acknowledged elements) of its unfinished portions.
+      failed: the reason why the iteration cannot continue; empty if it can.
     """
 
     positions: int
@@ -173,12 +176,12 @@ class TaskEntry(Row):
     """One worker's part of an iteration.
 
     Attributes:
-      starting_round: in coordinated reads, the first round in which the task takes part; PENDING: the consumers have not agreed on it.
-      interrupted: its worker left before the task's end; other tasks compute the rest.
-      handed_back: the requests that returned positions, so that a repeated one changes nothing.
-      last_given: source -> (request, repetition, start, length), the last reply, which a repeated request gets again.
+      starting_round: in coordinated reads, the first round in which the task takes part; PENDING until the consumers have agreed on it.
+      interrupted: whether the task ended early because its worker left. Other tasks compute the rest.
+      handed_back: the numbers of the requests that returned positions, so that a repeated request changes nothing.
+      last_given: maps a source to (request, repetition, start, length) of the last reply. A repeated request gets this reply again.
       incarnation: in coordinated reads, the incarnation of the worker to which the task is bound; 0 in other reads.
-      end_round: in coordinated reads, the first round in which the task, once ended, takes no part.
+      end_round: in coordinated reads, the first round in which the task takes no part, set when the task has ended.
     """
 
     id: int
@@ -201,11 +204,11 @@ class ClientEntry(Row):
 
 
 class WorkerEntry(Row):
-    """The place of a worker, which it keeps over restarts of its process.
+    """The place of a worker. A worker has the same place again after a restart of its process.
 
     Attributes:
-      incarnation: the process that has the place, or had it last.
-      index: the worker's index in the fixed list; -1 without one.
+      incarnation: the incarnation of the process that has the place, or had it last.
+      index: the worker's index in the fixed list of workers; -1 if the worker has no entry.
     """
 
     number: int
@@ -224,7 +227,7 @@ class RegisterDataset(Record, tag=1):
 
 
 class PlaceWorker(Record, tag=2):
-    """A new worker gets a place, or another incarnation takes an existing one."""
+    """A new worker gets a place, or another incarnation takes over an existing place."""
 
     worker: WorkerEntry
 
@@ -264,13 +267,13 @@ class ReleaseClient(Record, tag=10):
 
 
 class CollectIteration(Record, tag=11):
-    """An iteration without clients was given up: its tasks are dropped, and a later client of the job begins a new iteration."""
+    """The dispatcher drops an iteration without clients, with its tasks. A later client of the job begins a new iteration."""
 
     iteration: int
 
 
 class GiveSplits(Record, tag=12):
-    """A task gets positions of a source. `length` 0: the source has none left in this repetition."""
+    """A task gets positions of a source. A `length` of 0 means that the source has no positions left in this repetition."""
 
     task: int
     source: int
@@ -298,7 +301,7 @@ class StartTask(Record, tag=40):
 
 
 class DecideCompression(Record, tag=14):
-    """Whether compression "AUTO" is off for a dataset, as the first request decided."""
+    """The first request of a dataset has decided whether compression "AUTO" is off for the dataset."""
 
     dataset: str
     off: bool
@@ -314,19 +317,21 @@ class GivePortions(Record, tag=30):
 
 
 class Acknowledge(Record, tag=31):
-    """A client's consumer has finished elements of portions: (number, elements, whether that is the whole portion)."""
+    """A client's consumer has finished elements. Each mark is (number of the portion, number of finished elements, whether the portion is
+    done).
+    """
 
     client: int
     marks: list[tuple[int, int, bool]]
 
 
 class LosePortions(Record, tag=32):
-    """The portions that an incarnation of a worker was computing are to be given out again.
+    """The portions that an incarnation of a worker was computing have to be given out again.
 
     Attributes:
-      client: only the portions of this client; 0: those of all clients.
-      died: the name of the dead process, with which the portions are charged; empty: there is no charge.
-      crashed: a process of the worker has died, and the worker is alive.
+      client: only the portions of this client; 0 means the portions of all clients.
+      died: the name of the dead process, with whose death the portions are charged; empty if they are not charged.
+      crashed: a process of the worker has died, and the worker itself is alive.
     """
 
     iteration: int
@@ -349,8 +354,8 @@ class TakeOver(Record, tag=34):
 
 
 class RestoreSaved(Record, tag=35):
-    """A client continues from a saved state of this iteration. `done`: runs of its finished steps. `open`: (number of the portion, elements
-    received) of each unfinished portion.
+    """A client continues from a saved state of this iteration. `done` has the runs of its finished steps, and `open` has (number of the
+    portion, elements received) for each unfinished portion.
     """
 
     client: int
@@ -367,14 +372,16 @@ class SkipSaved(Record, tag=36):
 
 
 class RevokeDeath(Record, tag=37):
-    """A lost incarnation has registered again: it had only lost its connection, and its portions are charged no longer."""
+    """A lost incarnation has registered again. It had only lost its connection, so its portions are no longer charged with its death."""
 
     iteration: int
     incarnation: int
 
 
 class BeginSnapshot(Record, tag=50):
-    """The folder of a distributed snapshot exists. All else about the snapshot is in the folder."""
+    """A distributed snapshot has begun. The journal has only the path of its folder, because the folder contains everything else about the
+    snapshot.
+    """
 
     path: str
 

@@ -1,24 +1,24 @@
 """Coordinated reads: decide at which round a task begins and before which round it ends, so that all consumers agree.
 
 Theory
-    In each round, every consumer reads all tasks of that round in the order of their numbers. So the consumers stay in step as long as they
-    agree on the tasks of each round. With its watch request a consumer reports its position:
-        stopped     the round that it does not begin
-        lost        tasks that do not reply -> the first round of each that it has not received
-    and it keeps to that position until the request gets its reply. So a pending watch request is a promise. When the requests of all
-    consumers are pending at the same time, the machine decides, from these promises only:
-        A pending task, of a new worker, begins at the highest `stopped`, because no consumer has begun that round.
-        A task that all consumers have lost ends before the lowest of their rounds. A consumer delivers an element only when it knows that
-        all consumers have received it, so no consumer has delivered an element of that round or a later one.
-    After a restart of the dispatcher the consumers report their positions again. Only decisions are in the journal.
+    In each round, every consumer reads all tasks of that round in the order of their numbers. Therefore the consumers stay in step as long
+    as they agree on the tasks of each round. In its watch request a consumer reports its position:
+        stopped     the round that the consumer does not begin
+        lost        for each task that does not reply, the first round that the consumer has not received from this task
+    The consumer stays at that position until it gets the reply. A pending watch request is therefore a promise. When the requests of all
+    consumers are pending at the same time, the machine decides from these promises only:
+        A pending task, which is a task of a new worker, begins at the highest `stopped`, because no consumer has begun that round.
+        If all consumers report a task in `lost`, the task ends before the lowest round that they report for it. A consumer delivers an
+        element only when it knows that all consumers have received the round, so no consumer has delivered that round or a later round.
+    After a restart of the dispatcher the consumers report their positions again, so the journal has only the decisions.
 
-    A task belongs to one incarnation of a worker: another incarnation would give other elements for rounds that some consumers have
-    received.
+    A task is bound to one incarnation of a worker, because another incarnation would produce other elements for rounds that some consumers
+    have already received.
 
 Promises, checked by tests/machines/splits/test_rounds.py
-    R1  All consumers get the same first and last round of a task.
+    R1  All consumers learn the same first and last round of a task.
     R2  No task begins at a round that a consumer has begun, or ends before a round that a consumer has delivered.
-    R3  An iteration that is read by rounds does not end by itself: it waits for workers.
+    R3  A coordinated read does not end when its last task ends, but waits for new workers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 
 class CoordinatedRounds:
-    """The part of the machine that decides on rounds; the module's docstring says how."""
+    """The part of the machine that decides on the first and last rounds of tasks. The docstring of the module says how."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients, workers: WorkerTable) -> None:
         self._tables = tables
@@ -41,7 +41,7 @@ class CoordinatedRounds:
         self._workers = workers
 
     def check(self, call: ev.WatchRequest) -> None:
-        """Refuse a watch request that reports a position in rounds if its client does not read by rounds."""
+        """Refuse a watch request that reports a position in rounds although its client takes no part in a coordinated read."""
         client = self._tables.state.clients.get(call.client)
         if client is None or not (call.lost or call.stopped >= 0):
             return
@@ -49,7 +49,7 @@ class CoordinatedRounds:
             raise Refusal(errors.FAILED_PRECONDITION, f"client {call.client} does not take part in coordinated reads")
 
     def decide(self, number: int) -> None:
-        """Begin and end tasks if the watch requests of all consumers of this client's iteration are pending."""
+        """Begin and end tasks of the iteration of this client if the watch requests of all its consumers are pending."""
         client = self._tables.state.clients.get(number)
         if client is None or number not in self._tables.watches:
             return

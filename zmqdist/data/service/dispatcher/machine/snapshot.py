@@ -1,4 +1,4 @@
-"""Immutable records of the state of a data service's dispatcher at one moment, for operators and tests. They decide nothing."""
+"""Immutable records of the state of a data service's dispatcher at one moment, for operators and tests. No decision depends on them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class IterationRow:
 
     Attributes:
       job: the job's name.
-      tasks: number of its tasks; 0 when it has ended.
-      clients: number of readers that have it open.
-      finished: all of it was read.
-      collected: the dispatcher has dropped it, because no reader had it open for the time-out.
+      tasks: number of its tasks; 0 when the iteration has ended.
+      clients: number of readers that have the iteration open.
+      finished: readers have read the whole iteration.
+      collected: the dispatcher has dropped the iteration, because no reader had it open during the time-out.
       portions_done: portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
-      elements_acknowledged: elements that readers have acknowledged of the portions that are open.
+      elements_acknowledged: elements of unfinished portions that readers have acknowledged.
     """
 
     id: int
@@ -41,8 +41,8 @@ class PlaceRow:
 
     Attributes:
       address: the address at which readers connect to it.
-      incarnation: the number of the process that has the place, or had it last.
-      index: its index in the fixed list of workers; -1 without one.
+      incarnation: the incarnation of the process that has the place, or had it last.
+      index: the worker's index in the fixed list of workers; -1 if the worker has no entry.
       connected: False while the dispatcher waits for the worker to register again.
     """
 
@@ -55,7 +55,7 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class NextNumbers:
-    """The next number of each kind. Numbers only grow, also across restarts if there is a journal."""
+    """The next number of each kind. No number is used twice, also across restarts if there is a journal."""
 
     dataset: int
     job: int
@@ -75,8 +75,8 @@ class DataSnapshot:
       tasks, clients: numbers of tasks and clients.
       saves: folders of distributed snapshots, in the order in which they were begun.
       checks_count: how often the dispatcher has searched for silent clients and unread iterations (job_gc_check_interval_ms).
-      journal: "none" without fault_tolerant_mode; "unreadable" while the journal can be neither written nor read, and the dispatcher
-        refuses requests; otherwise "kept".
+      journal: "none" without fault_tolerant_mode; "unreadable" while the dispatcher refuses requests because the journal can be neither
+        written nor read; otherwise "kept".
       journal_records: number of records in the journal after its last copy of the whole state.
     """
 
@@ -123,8 +123,8 @@ class DataTaskRow:
 
     Attributes:
       job: the job's name.
-      mode: the processing mode, as it is named.
-      moves: whether other workers take over what it has not given when the worker is drained.
+      mode: the name of the processing mode.
+      moves: whether other workers take over the task's remaining elements when the worker is drained.
     """
 
     job: str
@@ -149,7 +149,7 @@ class SnapshotStreamRow:
 
 
 def data_tasks(state: DurableState, worker: str, present: Collection[str]) -> tuple[DataTaskRow, ...]:
-    """Return a row for each task of the worker of this name that has not ended. `present`: the names of the registered workers."""
+    """Return a row for each unfinished task of the worker with this name. `present` has the names of the registered workers."""
     names = {number: entry.name for number, entry in state.workers.items()}
     others = {number for number, name in names.items() if name != worker and name in present}
     return tuple(
@@ -163,7 +163,7 @@ def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -
     iteration = state.iterations[task.iteration]
     job = state.jobs[iteration.job]
     moves = job.terms.portioned or job.terms.coordinated or job.terms.mode == r.DYNAMIC
-    if job.terms.mode == r.OFF:  # each worker gives the whole dataset, so elements are lost with the last worker only
+    if job.terms.mode == r.OFF:  # each worker reads the whole dataset, so only the last worker's drain loses elements
         tasks = [state.tasks[each] for each in iteration.tasks]
         moves = moves or any(each.worker in others and not each.finished for each in tasks)
     mode = r.MODES[job.terms.mode] if job.terms.mode < len(r.MODES) else str(job.terms.mode)

@@ -1,4 +1,6 @@
-"""DYNAMIC splits: which positions of its sources a task gets, first come, first served, and the positions that leaving workers return."""
+"""The part of the machine for DYNAMIC splits. It gives positions of the sources to tasks, first come, first served, and takes back the
+positions that leaving workers return.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from zmqdist.data.service.dispatcher.machine import records as r
 from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Refusal
 
 SHARES: Final = 4
-"""A task gets at once at most the remaining positions divided by (SHARES x number of tasks), so that near the end all tasks still get
-some."""
+"""One reply gives a task at most the remaining positions divided by (SHARES x number of tasks), so that near the end every task still gets
+positions."""
 
 
 class SplitAssignment:
-    """The part of the machine that gives out positions; the module's docstring says how."""
+    """The part of the machine that gives the positions of DYNAMIC iterations to tasks."""
 
     def __init__(self, tables: DispatcherTables) -> None:
         self._tables = tables
@@ -45,7 +47,8 @@ class SplitAssignment:
             self._tables.reply(call.token, given[2:])
             return
         if task.worker in self._tables.confirmed_gone:
-            # The request came over another connection than the broken one. No reader reads the task now, so other tasks get the positions.
+            # The worker's connection is broken, and this request came over the task's own connection. No reader reads the task now, so
+            # other tasks get the positions.
             raise Refusal(errors.UNAVAILABLE, f"the worker of task {task.id} has no connection")
         start, length = next_run(
             iteration.cursors[call.source], call.repetition, self._share(iteration, call.source, call.count)
@@ -54,8 +57,8 @@ class SplitAssignment:
         self._tables.reply(call.token, (start, length))
 
     def _share(self, iteration: r.Iteration, source: int, count: int) -> int:
-        """Return how many positions to give at once. A pipeline with several sources gets one, because it reads its sources in step: if a
-        task held positions of one source in reserve, another task would miss them beside the positions of the other source.
+        """Return how many positions to give in one reply. A pipeline with several sources gets one position, because it pairs positions of
+        its sources. If a task held unused positions of one source, another task would have positions of the other source without partners.
         """
         cursor = iteration.cursors[source]
         if len(iteration.cursors) > 1:
@@ -78,19 +81,19 @@ class SplitAssignment:
 
 
 def reassigned_text(task: int) -> str:
-    """Return the error text for a worker whose place another worker has now.
+    """Return the error text for a worker whose place another worker has taken.
 
-    The error is UNAVAILABLE, because the worker may register again: then it gets the place back, or the dispatcher has it drop the task.
-    With NOT_FOUND the worker would take the task for ended, and report it as done although it is not.
+    The error's code is UNAVAILABLE, because the worker may register again. Then it gets the place back, or the dispatcher tells it to drop
+    the task. With NOT_FOUND the worker would conclude that the task has ended, and would wrongly report it as done.
     """
     return f"task {task} belongs to another worker now"
 
 
 def next_run(cursor: r.Cursor, repetition: int, count: int) -> tuple[int, int]:
-    """Return the next positions of a source as (start, length); length 0: the repetition has none left.
+    """Return the next positions of a source as (start, length). A length of 0 means that the repetition has no positions left.
 
-    A request for a later repetition starts over, and a request for an earlier repetition gets no positions. So the shorter source of a zip
-    can be in a later repetition than the longer one.
+    A request for a later repetition starts at the source's first position again, and a request for an earlier repetition gets no positions.
+    Each source has a repetition of its own, so that the shorter source of a zip can be in a later repetition than the longer source.
     """
     if repetition < cursor.repetition:
         return 0, 0

@@ -1,4 +1,4 @@
-"""The durable state of a data service's dispatcher, and how each record changes it. The rows and records are in records.py."""
+"""The durable state of a data service's dispatcher, and the method that applies a record to it. The rows and records are in records.py."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from zmqdist.data.service.dispatcher.machine import records as r
 
 
 class DurableState(msgspec.Struct):
-    """Everything that a restart with a journal brings back.
+    """The state that the dispatcher has again after a restart with a journal.
 
     Attributes:
-      number: a random number of this state, by which clients and workers recognise a dispatcher that has lost its state.
+      number: a random number, by which clients and workers notice that a dispatcher has lost its state.
       next_dataset, next_worker, ...: the next free number of each kind.
       snapshots: folders of distributed snapshots, in the order in which they were begun.
-      successors: a client -> the client that has taken over from it.
+      successors: maps a client to the client that has taken over its portions.
     """
 
     number: int
@@ -36,7 +36,7 @@ class DurableState(msgspec.Struct):
     successors: dict[int, int] = {}
 
     def apply(self, record: r.Change) -> None:
-        """Apply one change."""
+        """Apply one record to the state."""
         match record:
             case r.RegisterDataset(dataset):
                 self.datasets[dataset.id] = dataset
@@ -98,7 +98,7 @@ class DurableState(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """Forget an iteration that has ended, if no client reads it and none can join it. A service has millions of these in some
+        """Forget an iteration that has ended if no client reads it or can join it. A service has millions of such iterations after some
         months.
         """
         over = iteration.finished or iteration.collected

@@ -1,4 +1,4 @@
-"""The tables that the parts of the machine share: the durable state, facts of the moment, indexes into the state, and the effects."""
+"""The tables that the parts of the machine share: the durable state, facts that are not durable, indexes into the state, and effects."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from zmqdist.data.service.dispatcher.machine.state import DurableState
 from zmqdist.data.service.dispatcher.machine.worker_list import WorkerList
 
 RETURN_S: Final = 10.0
-"""Seconds that workers have after a restart of the dispatcher to register again. A worker that lost its dispatcher tries to reach it at
+"""Seconds within which workers have to register again after a restart of the dispatcher. A worker without a dispatcher tries to connect at
 least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The settings of the dispatcher's config that the machine needs; times in seconds, `inf`: never."""
+    """The settings from the dispatcher's config that the machine needs. Times are in seconds; `inf` means never."""
 
     worker_timeout_s: float = 600.0
     client_timeout_s: float = 300.0
@@ -34,7 +34,7 @@ class Rules:
 
 
 class Refusal(Exception):
-    """Raised inside the machine, so that the caller of the current request gets an error."""
+    """An error for the caller of the current request. A part of the machine raises it, and `handle` turns it into an effect."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(code, message)
@@ -47,28 +47,29 @@ class DispatcherTables:
 
     Attributes:
       state: the durable state, which a restart brings back.
-      members: the connected workers by incarnation. They come from the membership, and need not be in the state.
-      worker_list: which worker has which entry of the fixed list. The durable part of it is `WorkerEntry.index`.
+      members: the connected workers by incarnation. The membership reports them, so a worker can be here without a place in the state.
+      worker_list: assigns workers their entries of the fixed list. The durable part of it is `WorkerEntry.index`.
       work_requests: the pending request for work of each incarnation of a worker.
       watches: the pending watch request of each client, and the time since which it waits.
-      portion_requests: (client, incarnation) -> the pending request for portions.
-      iterations_to_serve: iterations in portions that this event has changed: a request may be served, or the iteration may have ended.
+      portion_requests: maps (client, incarnation of a worker) to the pending request for portions.
+      iterations_to_serve: the iterations in portions that the current event has changed. At the end of the event the machine may serve
+        their requests or end them.
       leaving: incarnations of workers that leave for good once their tasks have ended.
-      worker_numbers: incarnation -> number of its worker.
-      confirmed_gone: the missing workers whose end the machine has seen. A worker that registered before a restart of the dispatcher counts
-        as missing only, until `return_deadline`.
+      worker_numbers: maps an incarnation to the number of its worker.
+      confirmed_gone: the missing workers that are known to be lost. A worker that has not registered since a restart of the dispatcher is
+        added at `return_deadline`.
       return_deadline: the time from which every worker that is still missing after a restart of the dispatcher counts as gone.
       missing: the workers without a connection, and the time since which they are missing.
       now: the time of the current event.
       last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
       unread_since: the iterations without clients, and the time since which they have none.
       versions: the version of each iteration's news for clients.
-      serving: task -> (the incarnation that serves it, its address).
-      client_by_request: number of the request that opened an iteration -> client.
-      dataset_by_request: number of the request that registered a dataset -> dataset.
-      iteration_by_key: (name of the job, repetition) -> iteration, for jobs that other clients can join.
-      job_by_name: name -> job, for jobs that other clients can join.
-      tasks_of: worker -> its tasks that have not ended.
+      serving: maps a task to (the incarnation of the worker that serves it, the address at which it is served).
+      client_by_request: maps the number of the request that opened an iteration to the client.
+      dataset_by_request: maps the number of the request that registered a dataset to the dataset.
+      iteration_by_key: maps (name of the job, repetition) to the iteration, for jobs that other clients can join.
+      job_by_name: maps a name to the job, for jobs that other clients can join.
+      tasks_of: maps a worker to its unfinished tasks.
     """
 
     def __init__(self, rules: Rules, number: int) -> None:
@@ -85,7 +86,7 @@ class DispatcherTables:
         self._live_tables()
 
     def _live_tables(self) -> None:
-        """Reset the facts of the moment, and build the indexes from the state."""
+        """Reset the facts that are not durable, and build the indexes from the state."""
         self.work_requests: dict[int, ev.WorkRequest] = {}
         self.watches: dict[int, tuple[ev.WatchRequest, float]] = {}
         self.portion_requests: dict[tuple[int, int], ev.PortionsRequest] = {}
@@ -124,12 +125,12 @@ class DispatcherTables:
         """Apply a change to the state, and add its record to the journal's next group."""
         # Encode first: `apply` puts the record's rows into the state, where later changes modify them.
         encoded = r.encode(record)
-        # Apply before the journal gets the record, because a record that cannot be applied would make every restart fail.
+        # Apply the record before the journal gets it, because in the journal a record that cannot be applied would make every restart fail.
         self.state.apply(record)
         self.commits.record(encoded)
 
     def is_forgotten(self, iteration: int) -> bool:
-        """Return whether the state has forgotten an iteration with the last change; if so, forget it in the tables, too."""
+        """Return whether the last change made the state forget an iteration. If it did, remove the iteration from the tables too."""
         if iteration in self.state.iterations:
             return False
         self.versions.pop(iteration, None)
@@ -146,7 +147,7 @@ class DispatcherTables:
         self.commits.effect(ev.ReplyToRequest(token, value, news=True))
 
     def refuse_pending(self) -> list[ev.Effect]:
-        """Return an error for each pending request, so that its caller sends it again to the restored state."""
+        """Return effects that refuse each pending request, so that its caller sends it again and the restored state serves it."""
         tokens = [work.token for work in self.work_requests.values()] + [
             watch.token for watch, _ in self.watches.values()
         ]
@@ -158,10 +159,11 @@ class DispatcherTables:
         ]
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Take the state of a journal. Each client counts as heard from at `now`; each worker is missing until it registers.
+        """Replace the state by the state in a journal. The times since which clients are silent begin at `now`. Each worker is missing
+        until it registers.
 
-        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A worker whose end the machine saw before
-        the journal failed stays confirmed as gone.
+        Workers have at least `RETURN_S` to register, because the dispatcher was away and not they. A worker that was known to be lost
+        before the journal failed stays confirmed as gone.
         """
         gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
         self.state = snapshot or DurableState(number=self._fresh)

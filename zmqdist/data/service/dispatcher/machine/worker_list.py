@@ -1,19 +1,19 @@
-"""The fixed list of workers: which entry of `worker_addresses` each worker has. The index of the entry is the worker's static shard.
+"""The fixed list of workers. It assigns each worker an entry of `worker_addresses`; the index of the entry is the worker's static shard.
 
 Rules
     An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host
     is written in brackets; the text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
     every other entry fits exactly its port, and a name counts as a port.
 
-    Each entry has one worker. A worker gets the first of these that fits it:
+    Each entry has at most one worker. A worker gets the first entry in this order that fits it:
         1. the entry that it has had before
         2. the entry with exactly its port
-        3. a free entry for any port of its host. The entries of workers that have left come before unused ones, because the list is filled
-           from its beginning; so a worker that was started again with another port takes its old entry.
-    A worker that comes back after another worker has got its entry is refused, unless another entry fits it.
+        3. a free entry for any port of its host. The entries of workers that have left come before unused entries, because the list is
+           filled from its beginning. A worker that was started again with another port therefore gets its old entry.
+    If a worker returns after another worker has got its entry, it gets another entry that fits, or else it is refused.
 
-The state depends on the calls of `join` and `leave` alone: the same calls give the same entries. Not here: when a worker counts as gone
-(membership, lease).
+The assignment depends only on the calls of `join` and `leave` and their order.
+Not here: the decision that a worker has gone (membership, lease).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ADDRESS = re.compile(r"(.*):(\w+|%port(?:_\w+)?%)", re.ASCII)
 
 
 def host_and_port(address: str) -> tuple[str, str]:
-    """Return (host, port) of an entry or an address, without the protocol. The port is "" if there is none, or if any port fits."""
+    """Return (host, port) of an entry or an address, without the protocol. The port is "" if the entry has no port or fits any port."""
     plain = _PROTOCOL.sub("", address, count=1) if _PROTOCOL.match(address) else address
     found = _ADDRESS.fullmatch(plain)
     host, port = found.groups() if found else (plain, "")
@@ -40,14 +40,14 @@ def host_and_port(address: str) -> tuple[str, str]:
 class _Place:
     host: str
     port: str
-    """The empty string fits any port."""
+    """The port of the entry. The empty string fits any port."""
     holder: str = ""
     """The address of the worker that has the entry, or had it last."""
     present: bool = False
 
 
 class WorkerList:
-    """The entries and their workers. An empty list refuses no worker, and gives none an index.
+    """The entries and their workers. A list without entries refuses no worker, and gives no worker an index.
 
     Args:
       entries: `worker_addresses` of the dispatcher's configuration.
@@ -61,7 +61,7 @@ class WorkerList:
         """Give the worker with this address an entry. Call it when the worker registers, for the first time or again.
 
         Raises:
-          FailedPreconditionError: no entry fits the worker, or other workers have all entries that fit.
+          FailedPreconditionError: no entry fits the worker, or other workers have all entries that would fit.
         """
         place = self._place_for(worker)
         if place is not None:
@@ -91,8 +91,8 @@ class WorkerList:
         return None
 
     def leave(self, worker: str) -> None:
-        """Note that a worker is gone. It gets its entry back when it joins again, unless another worker of its host has taken the entry.
-        Does nothing for a worker without an entry.
+        """Note that a worker has gone. When the worker joins again it gets its entry back, unless another worker of its host has taken the
+        entry. Does nothing for a worker without an entry.
         """
         for place in self._places:
             if place.holder == worker:
@@ -102,7 +102,7 @@ class WorkerList:
         """Return the index of a worker's entry, counted from 0.
 
         Raises:
-          NotFoundError: the worker has no entry; in an empty list no worker has one.
+          NotFoundError: the worker has no entry. In an empty list no worker has an entry.
         """
         for index, place in enumerate(self._places):
             if place.holder == worker:
@@ -110,7 +110,7 @@ class WorkerList:
         raise NotFoundError(not_in_list(worker, self.entries))
 
     def snapshot(self) -> tuple[tuple[str, bool], ...]:
-        """Return the state for `restore`: for each entry the address of its worker ("" if none), and whether it is present."""
+        """Return the state for `restore`: for each entry, the address of its worker, or "", and whether that worker is present."""
         return tuple((place.holder, place.present) for place in self._places)
 
     def restore(self, snapshot: Sequence[Sequence[object]]) -> None:

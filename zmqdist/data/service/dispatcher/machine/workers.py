@@ -1,4 +1,4 @@
-"""Workers: which workers have a place, which tasks each of them has, and when an iteration has ended."""
+"""The part of the machine that decides which workers have a place, which tasks each worker has, and when an iteration has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Ref
 
 
 class WorkerTable:
-    """The part of the machine that keeps workers and their tasks."""
+    """The part of the machine that registers workers, and assigns and ends their tasks."""
 
     def __init__(self, tables: DispatcherTables, clients: Clients) -> None:
         self._tables = tables
@@ -25,7 +25,7 @@ class WorkerTable:
         for incarnation in [
             incarnation for incarnation, each in members.items() if each.address == event.address and event.address
         ]:
-            # This incarnation has ended, although the machine has not seen its loss: another process has its port.
+            # The earlier incarnation has ended, although the machine has not seen its loss, because another process has its address now.
             del members[incarnation]
         members[event.incarnation] = event
         worker = self._place_for(event)
@@ -44,7 +44,7 @@ class WorkerTable:
         self._assign_tasks(worker)
 
     def _assign_tasks(self, worker: r.WorkerEntry) -> None:
-        """Give a connected worker a task of each iteration in which it has none."""
+        """Give a connected worker a task of each iteration in which it has no task yet."""
         for iteration in list(self._tables.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
@@ -62,11 +62,12 @@ class WorkerTable:
                 self._finish_if_over(iteration.id)
 
     def _place_for(self, event: ev.WorkerJoined) -> r.WorkerEntry:
-        """Return the place of this incarnation, or else of the worker at this address, or of a missing worker with this name, or a new one.
+        """Return the place for a worker: the place of its incarnation, else of its address, else of a missing worker with its name, else a
+        new place.
 
-        After a restart of the dispatcher, workers register in any order. So this dispatcher may assign a name that the earlier dispatcher
-        gave to a live worker, which has not registered yet and must keep its place. Therefore a worker whose name was assigned takes over
-        only a place whose worker is confirmed as gone.
+        After a restart of the dispatcher, workers register in any order. The dispatcher may therefore assign a name that the earlier
+        dispatcher had assigned to another worker, which is alive, has not registered yet, and must keep its place. So a worker whose name
+        was assigned takes over a place by name only if the worker of that place is confirmed as gone.
         """
         workers = self._tables.state.workers
         same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
@@ -80,8 +81,8 @@ class WorkerTable:
         return r.WorkerEntry(number, event.name, event.address, event.incarnation, event.tags)
 
     def reconcile(self) -> None:
-        """Repair the state after it was read back: give connected workers the places and tasks that did not become durable, and reply to
-        every worker whose tasks differ from the state.
+        """Repair the state after it was loaded from the journal. Give connected workers the places and tasks that did not become durable,
+        and reply to every worker whose tasks differ from the state.
         """
         for incarnation, event in list(self._tables.members.items()):
             number = self._tables.worker_numbers.get(incarnation)
@@ -119,7 +120,7 @@ class WorkerTable:
         self._tables.reply(call.token, None)
 
     def workers_for_new_tasks(self) -> list[int]:
-        """Return the workers that get new tasks: all except those that leave and those that are confirmed as gone."""
+        """Return the workers that get new tasks: all workers except those that are leaving or confirmed as gone."""
         going = {
             self._tables.worker_numbers[incarnation]
             for incarnation in self._tables.leaving
@@ -131,7 +132,7 @@ class WorkerTable:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
             if is_coordinated(self._tables, self._tables.state.iterations[task.iteration]) and not is_pending(task):
-                self._clients.notify(task.iteration)  # the task ends at the round on which its consumers agree
+                self._clients.notify(task.iteration)  # the task ends later, at the round on which its consumers agree
             else:
                 self._finish_task(task.id, interrupted=True)
         self._tables.tasks_of.pop(number, None)
@@ -145,7 +146,7 @@ class WorkerTable:
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
-                return  # the worker gets a task when it registers
+                return  # create the task when the worker registers again
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
@@ -165,7 +166,7 @@ class WorkerTable:
 
     def _finish_if_over(self, number: int) -> None:
         iteration = self._tables.state.iterations[number]
-        # An iteration in portions ends with the last acknowledgment instead (portions.py).
+        # portions.py ends an iteration in portions, at the last acknowledgment.
         if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
         if is_coordinated(self._tables, iteration):
@@ -175,7 +176,7 @@ class WorkerTable:
         terms = self._tables.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
             if any(task.worker not in self._tables.confirmed_gone for task in open_):
-                return  # D4: a worker that has not registered after the dispatcher's restart may still have positions
+                return  # promise D4: a worker that has not registered since the dispatcher's restart may still have positions
             ended = any(task.finished and not task.interrupted for task in tasks)
             if not ended or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
@@ -217,8 +218,8 @@ class WorkerTable:
         self.notify(number)
 
     def _note_serving(self, call: ev.WorkRequest, number: int) -> None:
-        """Note the addresses at which a worker serves tasks. Ignore tasks of other places: a worker whose place another worker has taken
-        may still have tasks of that place.
+        """Note the addresses at which a worker serves its tasks. Ignore tasks of other places, because a worker whose place another worker
+        has taken may still report tasks of that place.
         """
         for task, address in call.has.items():
             known = self._tables.state.tasks.get(task)
@@ -247,8 +248,8 @@ class WorkerTable:
             self._tables.reply_news(work.token, (self._tables.state.number, new, drop))
 
     def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
-        """Return a task as its worker gets it: (task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting
-        round, number of workers in the fixed list, this worker's index in it, the job's name).
+        """Return a task in the form that is sent to its worker: (task, iteration, dataset id, fingerprint of the dataset, terms as a tuple,
+        number of sources, starting round, number of workers in the fixed list, index of this worker in the list, the job's name).
         """
         iteration = self._tables.state.iterations[task.iteration]
         job = self._tables.state.jobs[iteration.job]
@@ -269,15 +270,15 @@ class WorkerTable:
         )
 
     def caller_gone(self, token: ev.Token) -> None:
-        """Drop a request for work whose caller is gone."""
+        """Drop a request for work, because its caller has gone."""
         for incarnation, work in self._tables.work_requests.items():
             if work.token == token:
                 del self._tables.work_requests[incarnation]
                 return
 
     def tick(self, now: float) -> None:
-        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the dispatcher, confirm workers as gone that
-        have not registered within RETURN_S, so that DYNAMIC iterations do not wait for them.
+        """Remove workers that have been missing for `worker_timeout_s`. Confirm workers as gone that have not registered within RETURN_S
+        after a restart of the dispatcher, so that DYNAMIC iterations do not wait for them.
         """
         if now >= self._tables.return_deadline:
             self._tables.return_deadline = inf
