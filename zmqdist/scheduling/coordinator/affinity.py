@@ -1,14 +1,14 @@
-"""Options of work items, and the workers that pinned work waits for: the part of closures.py that plain work does not use.
+"""The options of work items, and the workers that pinned work waits for: the part of closures.py that work without options does not use.
 
 Theory of operation
     A coordinator that watches the members gets a Members message from the dispatcher for each worker that joins or is lost. The first
     Members after each CoordinatorRegistered is a complete list. This module computes changes as the difference from the members known
-    before, so that they are right even after another dispatcher has taken over.
-    A worker is missed while it is absent and work is pinned to it: from the moment when it leaves, or when work is pinned to
-    an absent worker. While there is no worker at all, none counts as missed, because another limit applies (closures P6); the clocks
-    start again when the first worker joins.
+    before, so that the changes are right even after another dispatcher has taken over.
+    A worker is *missed* while it is absent and unfinished work is pinned to it. While no worker at all is present, the limit for missed
+    workers does not apply, because the limit for a lost cluster does (P6 of closures.py). When the first worker joins, the times of all
+    missed workers start again.
 
-Not here: how work ends whose worker is missed for too long (closures.py).
+Not here: how work ends when its worker is missed for too long (closures.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ Left: TypeAlias = "tuple[str, int, str]"
 
 
 class WorkOptions(NamedTuple):
-    """The options of a work item that is not plain; `messages.Submit` defines the fields.
+    """The options of a work item, with the fields of `messages.Submit`. A work item without options is *plain*.
 
-    Work that is `detached` belongs to no round: it takes no room in the queue, its error fails no round, and the end of a round does not
-    cancel it.
+    Detached work belongs to no round: it takes no room in the queue, its error fails no round, and the end of a round does not cancel it.
     """
 
     worker: str = ""
@@ -43,11 +42,11 @@ PLAIN: Final = WorkOptions()
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The program scheduled work items, each (work, fn, payload), with growing work numbers.
+    """The program scheduled these work items, each (work, fn, payload), in the order of their work numbers.
 
     Attributes:
-      keep: the items whose values stay with their workers.
-      options: the options of items that are not plain, by work number.
+      keep: the work numbers of the items whose values stay with their workers.
+      options: the options of the items that are not plain, by work number.
     """
 
     items: list[tuple[int, int, bytes]]
@@ -57,7 +56,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """Workers that have joined and workers that have left."""
+    """Some workers have joined or left."""
 
     joined: list[Joined]
     left: list[Left]
@@ -67,7 +66,7 @@ class WorkerAffinity:
     """The options of unfinished work, and the workers that are present or missed.
 
     Attributes:
-      recovery_limit_s: how long a worker may be missed; None if members are not watched, so that no worker is ever missed.
+      recovery_limit_s: how long a worker may be missed; None if the coordinator does not watch the members, so that it misses no worker.
       options: the options of unfinished work items that are not plain, by work number.
       detached: the unfinished work items that belong to no round.
       members_known: whether a dispatcher has reported the members.
@@ -81,20 +80,20 @@ class WorkerAffinity:
         self.recovery_limit_s = recovery_limit_s
         self._pinned: dict[str, set[int]] = {}
         self._missing_since: dict[str, float] = {}
-        """When each missed worker was first missed. Invariant: its keys are keys of `_pinned`, and not of `members`."""
+        """The time since which each worker is missed. Invariant: the keys are keys of `_pinned`, and not keys of `members`."""
         self.members_known = False
         self._next_is_complete = True
         """Whether the next Members message lists all workers."""
 
     @property
     def deadline(self) -> float | None:
-        """When the first worker will have been missed for too long; None for never."""
+        """The time at which the first worker will have been missed for too long; None means never."""
         if not self._missing_since or self.recovery_limit_s is None:
             return None
         return min(self._missing_since.values()) + self.recovery_limit_s
 
     def add(self, options: Mapping[int, WorkOptions], now: float) -> None:
-        """Record work items with options."""
+        """Record these work items and their options."""
         self.options.update(options)
         for work, (worker, _, detached) in options.items():
             if detached:
@@ -105,7 +104,7 @@ class WorkerAffinity:
                     self._missing_since.setdefault(worker, now)
 
     def ended(self, work: int) -> bool:
-        """Forget a work item that has ended; return whether it was detached."""
+        """Forget a work item that has ended, and return whether it was detached."""
         options = self.options.pop(work, None)
         if options is None:
             return False
@@ -129,20 +128,20 @@ class WorkerAffinity:
         return groups.items()
 
     def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
-        """Return the unsent work to send now, so that the dispatcher has at most `width` items, not counting detached work."""
+        """Return the unsent work to send now: all detached work, and so much other work that the dispatcher has at most `width` items."""
         first = dict.fromkeys(sorted(self.detached & unsent.keys()))
         room = width - (unfinished - len(self.detached)) + (len(unsent) - len(first))
         first.update(islice(((work, None) for work in unsent if work not in self.detached), max(0, room)))
         return first
 
     def expect_all_members(self) -> None:
-        """Take the next Members message for a complete list of workers."""
+        """Have `update_members` treat the next Members message as a complete list of workers."""
         self._next_is_complete = True
 
     def update_members(self, members: Members, now: float) -> MembersChanged | None:
-        """Apply a Members message and return the workers that joined and left.
+        """Apply a Members message and return the workers that have joined or left.
 
-        Returns None if there are none, except that the first message always returns a MembersChanged.
+        Return None if no worker has joined or left. For the very first message, return a MembersChanged even then.
         """
         before = self.members
         after = {} if self._next_is_complete else dict(before)
@@ -159,7 +158,7 @@ class WorkerAffinity:
                 left.append((name, member[1], reason))
         joined = [m for m in after.values() if m[0] not in before or before[m[0]][1] != m[1]]
         self.members = after
-        if len(after) and not len(before):  # the first worker after none: all clocks start again
+        if len(after) and not len(before):  # the first present worker, so the times of missed workers start again
             self._missing_since = dict.fromkeys(self._missing_since, now)
         for name in self._pinned:
             if name in after:
@@ -169,7 +168,7 @@ class WorkerAffinity:
         return MembersChanged(joined, left) if joined or left or not known_before else None
 
     def overdue(self, now: float) -> list[tuple[str, list[int]]]:
-        """Return the workers missed for too long, each with its pinned work, oldest first. The caller must call `ended` for that work."""
+        """Return the workers missed for too long, each with its pinned work, oldest first. The caller must call `ended` for this work."""
         limit_s = self.recovery_limit_s
         if limit_s is None:
             return []

@@ -1,10 +1,10 @@
-"""The bounds of a coordinator's queue: checks of the arguments, and the count of bytes held for unfinished work.
+"""The bounds of a coordinator's queue: checks of the bounds that the program passes, and the count of bytes held for unfinished work.
 
 Rules
-    The count includes packed arguments, and the large arrays held beside them or beside a function's pickle. They count from
+    The count includes packed arguments, and the large arrays held with the arguments or with a function's pickle. They count from
     `schedule` until the work has ended, because they take memory of this process even while the work runs. Data that several work
     items share counts once.
-    A work item that is larger than the bound is scheduled when no other is counted, because otherwise it would wait for ever.
+    A work item that is larger than the bound is scheduled when no other work item is counted, because otherwise it would wait for ever.
     Data that outlives its work is not counted: per-worker resources, and the inputs of work with a lineage.
 
 The code of this module runs with the coordinator's lock held.
@@ -21,14 +21,14 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.transport.memory_limits import usable_bytes
 
 SMALL_BYTES_MAX: Final = 256
-"""Packed arguments up to this size are not counted: the record of a work item takes as much memory, and `queue_max` bounds the items."""
+"""Packed arguments up to this size are not counted, because the record of a work item takes as much memory. `queue_max` bounds these."""
 
 
 log = logging.getLogger("zmqdist.coordinator")
 
 
 def checked_queue_max(queue_max: int) -> int:
-    """Return the bound on waiting work items; a very large one for 0. Raises ValueError if it is negative."""
+    """Return the bound on waiting work items, or a very large number for 0. Raises ValueError if the bound is negative."""
     if queue_max < 0:
         raise ValueError(f"queue_max is {queue_max}, wants 1 or more, or 0 for no bound")
     if queue_max == 0:
@@ -47,7 +47,7 @@ def check_seconds(**durations: float) -> None:
 
 
 def checked_bytes_max(bytes_max: int | None) -> int:
-    """Return the bound in bytes; for None, a share of the memory of this host or control group. Raises ValueError if it is negative."""
+    """Return the bound in bytes, or for None a share of the memory of this host or control group. Raises ValueError if it is negative."""
     if bytes_max is None:
         return usable_bytes() // limits.QUEUE_MEMORY_SHARE
     if bytes_max < 0:
@@ -61,12 +61,12 @@ class QueueBytes:
     """The bytes of arguments that one coordinator holds for unfinished work.
 
     Args:
-      bytes_max: the bound; 0 for none.
-      size_of: returns the bytes of a large part, by its number in the coordinator's store.
+      bytes_max: the bound; 0 means no bound.
+      size_of: returns the bytes of the large part with this number in the coordinator's store.
 
     Attributes:
       held: the bytes counted now. Invariant: the sum of the packed bytes in `works` and of the sizes of all parts, each part once.
-      works: for each counted work item its packed bytes and its parts.
+      works: the number of packed bytes, and the parts, of each counted work item, by work number.
     """
 
     def __init__(self, bytes_max: int, size_of: Callable[[int], int]) -> None:
@@ -75,7 +75,7 @@ class QueueBytes:
         self._size_of = size_of
         self.works: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._parts: dict[int, tuple[int, int]] = {}
-        """For each part its size and the number of counted work items that share it."""
+        """The size of each part, and the number of counted work items that share the part: part -> (size, count)."""
         self._warned_idle = False
 
     def fits(self, nbytes: int, parts: Sequence[int]) -> bool:
@@ -85,11 +85,11 @@ class QueueBytes:
         return self.held + self.needed(nbytes, parts) <= self.bytes_max
 
     def needed(self, nbytes: int, parts: Sequence[int]) -> int:
-        """Return the number of bytes by which such a work item would increase `held`."""
+        """Return the number of bytes by which a work item with these packed arguments and parts would increase `held`."""
         return nbytes + sum(self._size_of(part) for part in set(parts) if part not in self._parts)
 
     def begin(self, work: int, nbytes: int, parts: Sequence[int]) -> None:
-        """Count a scheduled work item."""
+        """Add a scheduled work item to the count."""
         if nbytes <= SMALL_BYTES_MAX and not parts:
             return
         self.held += self.needed(nbytes, parts)
@@ -110,10 +110,10 @@ class QueueBytes:
                 del self._parts[part]
                 self.held -= size
         if not self.works:
-            self.works = {}  # a new one, because a dict never shrinks
+            self.works = {}  # a new dict, because a dict never shrinks
 
     def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
-        """Log once that `schedule` waits because of this bound while `idle` workers have no work."""
+        """Log once, if `idle` > 0 workers have no work, that `schedule` waits because of this bound."""
         if self._warned_idle or idle <= 0 or self.fits(nbytes, parts):
             return
         self._warned_idle = True

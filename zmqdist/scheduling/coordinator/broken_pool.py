@@ -1,8 +1,8 @@
-"""Errors of an Executor's Futures when the function itself is not at fault: each is a BrokenProcessPool of the standard library.
+"""The errors of an Executor's Futures when the function is not at fault. Each error is a BrokenProcessPool of the standard library.
 
-This module is imported with the first such error, because the standard library's class imports all of multiprocessing. That import fails
-while the program ends. BrokenExecutor then replaces the class, because a program that has not imported BrokenProcessPool cannot catch it
-by name.
+This module is imported when the first such error occurs, because the import of BrokenProcessPool imports all of multiprocessing. That
+import fails while the program ends. The base class of the errors is then BrokenExecutor, which is enough, because a program that has not
+imported BrokenProcessPool by then cannot catch it by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
     try:
         from concurrent.futures.process import BrokenProcessPool
-    except RuntimeError:  # its module registers an exit handler, and the program is ending
+    except RuntimeError:  # the import registers an exit handler, which is impossible while the program ends
         BrokenProcessPool = BrokenExecutor
 
 
@@ -32,4 +32,4 @@ class ExecutorUnavailable(errors.UnavailableError, BrokenProcessPool):
 
 
 class ExecutorBroken(errors.AbortedError, BrokenProcessPool):
-    """The function was not run, or its result cannot be delivered, for a reason outside the function; the message names it."""
+    """The function was not run, or its result cannot be delivered, for a reason outside the function. The message names the reason."""

@@ -1,9 +1,9 @@
-"""The thread that runs the program's callbacks, one after the other, because callbacks may wait and the loop must not.
+"""The callback thread, which runs the program's callbacks one after the other, because a callback may wait and the loop must not.
 
 Rules
-    The program's thread that registers the first callback starts the callback thread, and gets the error if no thread can be started.
-    The loop, which queues the calls, therefore never has to start a thread.
-    Exceptions of a callback are logged, SystemExit included, because the thread serves all values of its coordinator.
+    The thread of the program that registers the first callback starts the callback thread, and gets the error if that is impossible. The
+    loop, which queues the callbacks, therefore need not start a thread.
+    All exceptions of a callback are logged, even SystemExit, because the callback thread must go on for other values of its coordinator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Calls: TypeAlias = "list[tuple[Callable[[Any], object], Any]]"
 
 
 class Callbacks:
-    """A thread for callbacks, started with the first one."""
+    """The callback thread of one coordinator, which starts when the first callback is registered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,13 +28,16 @@ class Callbacks:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread unless it runs. Call this before registering a callback. Raises RuntimeError if no thread can be started."""
+        """Start the thread unless it runs. Call `start` before you register a callback. Raises RuntimeError if no thread can be started."""
         if self._queue is None:
             with self._lock:
                 self._started()
 
     def put(self, calls: Calls) -> None:
-        """Have the thread call each function with its value. Any thread. Raises as `start` if the callback thread does not run yet."""
+        """Have the callback thread call each function with its value. Any thread may call this.
+
+        Raises RuntimeError if the callback thread does not run yet and cannot be started.
+        """
         if not calls:
             return
         with self._lock:
@@ -45,7 +48,7 @@ class Callbacks:
                 self._end()
 
     def close(self) -> None:
-        """End the thread once it has made all queued calls. A later `put` starts a thread for its own calls only."""
+        """End the thread once it has run all queued callbacks. A later `put` starts a new thread for its own callbacks only."""
         with self._lock:
             self._closed = True
             self._end()
@@ -54,7 +57,7 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name="zmqdist-callbacks", daemon=True).start()
-            self._queue = calls  # not earlier: calls in a queue without a thread would never be made
+            self._queue = calls  # only now, because callbacks in a queue without a thread would never run
         return self._queue
 
     def _end(self) -> None:

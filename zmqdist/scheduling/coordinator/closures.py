@@ -1,29 +1,31 @@
 """The coordinator's record of scheduled work: submission, results, lost starts and the end of a round; no I/O.
 
 Theory of operation
-    The coordinator owns its work; the dispatcher's queue is a copy. On each new connection to a dispatcher it submits all unfinished
-    work again, under attempt numbers that no earlier submission has used, and with the number of starts lost so far. It accepts one
-    result of each work item, while the work item is unfinished, and discards later results.
-    When the program waits for the end of a round, the coordinator sends EndRound. It cancels the remaining work once the dispatcher
-    reports that none of this work can be executing. In messages each round has a higher number than the one before.
+    The coordinator owns its work; the dispatcher's queue is a copy. On each new connection to a dispatcher the coordinator submits all
+    unfinished work again, with attempt numbers that no earlier submission has used, and with the number of starts lost so far. It accepts
+    the first result of each unfinished work item and discards later results.
+    When the program waits for the end of a round, the coordinator sends EndRound. Once the dispatcher reports that no work of the round
+    can be executing, the coordinator resolves the remaining work as cancelled. In messages each round has
+    a higher number than the round before.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
     P1  each scheduled work item is resolved exactly once
     P2  a bulk result is resolved when it has arrived in this process, not earlier
-    P3  after RoundSettled no work scheduled before it can be executing
+    P3  after a RoundSettled no work that was scheduled before it can be executing
     P4  after a reconnect exactly the unfinished work is submitted again, oldest first
     P5  lost starts are counted over all dispatchers: work that crashes its process fails after `attempts_max` lost starts
     P6  without a dispatcher, or without any worker, for `lost_limit_s` all unfinished work is resolved as unavailable
-    P7  all parties drop a function once no unfinished work uses it and the cache has dropped it
-    P8  a bulk result that is to be kept is resolved by its reference, and released when the program has dropped it
-    P9  each dispatcher gets work with the options that it was scheduled with
-    P10 detached work takes no room in the queue, its error does not end a round, and the end of a round does not end it
+    P7  the coordinator, the dispatcher and the workers drop a function once no unfinished work uses it and the program's cache of
+        functions has dropped it
+    P8  if a worker is to keep a bulk result, the work is resolved with a reference; the result is released when the program drops it
+    P9  work is submitted to each dispatcher with the options with which it was scheduled
+    P10 detached work takes no room in the queue, its error does not end a round, and the end of a round does not end detached work
     P11 work pinned to a worker that is absent for `recovery_limit_s`, while others are present, is resolved as unavailable
-    P12 MembersChanged reports each worker that joined and each that left exactly once, in that order, whichever dispatcher is
-        connected; before the first report no worker is present
-    P13 with a width the dispatcher has at most that many work items at a time, the oldest first
-    P14 work to be taken back unless it has begun is either resolved as cancelled, or reported in WorkBegun, or resolved as usual; it
-        is resolved as cancelled if the connection to the dispatcher is lost first
+    P12 MembersChanged reports exactly once that a worker joined, and then that it left, even if the dispatcher changes; before the first
+        report no worker is present
+    P13 with a `width` the dispatcher has at most `width` work items at a time, the oldest first, not counting detached work
+    P14 work that the program cancels unless it has begun is either resolved as cancelled, or reported in WorkBegun, or resolved by its
+        result; it is resolved as cancelled if the connection to the dispatcher is lost first
     P15 the coordinator does not request the end of a round that is over or has not begun
 
 Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
@@ -81,27 +83,28 @@ from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomM
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
-"""The only peer of this machine."""
+"""The dispatcher, which is the only peer of this machine."""
 
 CANCEL_MAX = 100_000
-"""Maximum of work numbers in one message, so that its header stays far below the limit."""
+"""The largest number of work numbers in one message, so that the header of the message stays far below the limit."""
 
 SUBMISSION_SHIFT = 16
 """Each submission of a work item begins a new range of 65,536 attempt numbers."""
 
 
 class Closures:
-    """The state of all scheduled work; the module's docstring has the rules.
+    """The state of all scheduled work of one coordinator; the module's docstring has the rules.
 
-    An unfinished work item is stored as the tuple that is sent, without any other object, because there may be a million of them.
+    An unfinished work item is stored as the tuple for the message, without any other object, because a million items may be unfinished.
 
     Args:
       coordinator: the coordinator's number in the cluster.
       queue_max: the bound of the dispatcher's queue for this coordinator.
       cancel_grace_s: how long a cancelled function may go on running before its slot is killed.
-      lost_limit_s, recovery_limit_s: the time limits of P6 and P11; if `recovery_limit_s` is None, members are not watched.
-      starts: whether the dispatcher reports which work workers have begun (P14).
-      width: the number of work items that the dispatcher may have (P13); None for no bound.
+      lost_limit_s: how long all workers or the dispatcher may be absent before all unfinished work ends (P6).
+      recovery_limit_s: how long a worker may be missed before work pinned to it ends (P11). None means that members are not watched.
+      starts: whether the dispatcher reports which work has begun (P14).
+      width: the number of work items that the dispatcher may have (P13); None means no bound.
     """
 
     def __init__(
@@ -123,15 +126,15 @@ class Closures:
         self._watch_members = recovery_limit_s is not None
         self._report_starts, self._width = starts, width
         self._take_backs: set[int] = set()
-        """Work that the dispatcher was asked to take back unless it has begun. It may include work that has ended."""
+        """Work that the coordinator has asked the dispatcher to cancel unless it has begun. Some of this work may have ended."""
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
         self._works: dict[int, Item] = {}
         self._lost_starts: dict[int, tuple[LostStart, ...]] = {}
-        """The lost starts of unfinished work items that have any."""
+        """The lost starts of unfinished work items, by work number. A work item without lost starts has no entry."""
         self._unsent: dict[int, None] = {}
-        """Unfinished work that was not sent to the present dispatcher, in order. `_submitted` counts the work that was sent."""
+        """Unfinished work that was not sent to the present dispatcher yet, in order. `_submitted` counts the work that was sent."""
         self._to_keep: set[int] = set()
         """Unfinished work whose value is to stay with its worker."""
         self._kept: dict[int, int] = {}
@@ -144,7 +147,7 @@ class Closures:
         self._registered = False
         self._submitted_before = False
         self._may_run_unseen = False
-        """Whether work of this round may be executing at a worker that was lost."""
+        """Whether work of this round may be executing at a lost worker."""
         self._without_cluster_since: float | None = now
         self._submitted = self._left_queue = self._finished = 0
         self._was_full = False
@@ -185,7 +188,7 @@ class Closures:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
         if self._without_cluster_since is None:
             return self.affinity.deadline if self.affinity.options else None
         since = self.without_cluster_since
@@ -193,7 +196,7 @@ class Closures:
 
     @property
     def without_cluster_since(self) -> float | None:
-        """When unfinished work began to lack a dispatcher or any worker; None while it lacks neither, or if there is no such work."""
+        """The time since which unfinished work lacks a dispatcher or any worker; None if it lacks neither, or if no work is unfinished."""
         return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -248,7 +251,8 @@ class Closures:
                 self._may_run_unseen = lost and not for_good
                 self._kept.clear()
                 self._start_lost_clock(now)
-                # P14: the reply was lost with the connection, and work that is submitted again would run although it was cancelled.
+                # The replies about this work were lost with the connection. It is resolved as cancelled now (P14), because otherwise it
+                # would be submitted again and run.
                 unanswered, self._take_backs = sorted(self._take_backs & self._works.keys()), set()
                 effects = self._resolve(_ended_alike(unanswered, CANCELLED)) if unanswered else []
                 effects += self._round_ended() if for_good and self.ending else []
@@ -266,7 +270,7 @@ class Closures:
 
     def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         if not self._works and self._without_cluster_since is not None:
-            self._without_cluster_since = now  # P6: time without a cluster counts only while there is work
+            self._without_cluster_since = now  # the time without a cluster counts only while work is unfinished (P6)
         works, uses, unsent = self._works, self._uses, self._unsent
         for work, fn, payload in items:
             works[work] = (work, 0, 0, fn, payload)
@@ -301,7 +305,8 @@ class Closures:
         self.ending = True
         if self._registered:
             return [self._end_round()]
-        # P3: a lost worker goes on executing until it notices that it has lost the dispatcher, and only a dispatcher knows when that is.
+        # Without a dispatcher the round can end only if no work can be executing (P3). A lost worker goes on executing until it notices
+        # that it has lost the dispatcher, and only a dispatcher knows when that is.
         return [] if self._may_run_unseen or len(self._works) > len(self.affinity.detached) else self._round_ended()
 
     def _end_round(self) -> Send:
@@ -314,7 +319,7 @@ class Closures:
         self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        self._submitted_before = bool(self._works)  # P10: detached work continues
+        self._submitted_before = bool(self._works)  # detached work continues (P10)
         return [*effects, RoundSettled(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
@@ -337,7 +342,7 @@ class Closures:
                 return []
             case Members():
                 changed = self.affinity.update_members(message, now)
-                # A worker that left without a Goodbye may still execute work, until it notices that it has lost the dispatcher (P3).
+                # A worker that left without a Goodbye may still execute work until it notices that it has lost the dispatcher (P3).
                 left = changed.left if changed else []
                 self._may_run_unseen |= any(reason != SAID_GOODBYE for _, _, reason in left)
                 return [changed] if changed else []
@@ -380,7 +385,7 @@ class Closures:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                # The dispatcher has released the value together with the round, so this work ends as cancelled with its round.
+                # At the end of the round the dispatcher releases this value, so the work ends as cancelled with its round.
                 if self.ending and work not in affinity.detached:
                     continue
                 kind = KEPT
@@ -418,7 +423,7 @@ class Closures:
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
         item = self._works.get(work)
-        if item is None:  # resolved meanwhile: the receipt has the worker free the value
+        if item is None:  # the work was resolved meanwhile, so this receipt has the worker free the value
             return Send(DISPATCHER, ResultReceived([(work, attempt)]))
         self._works[work] = (work, attempt, *item[2:])
         return Fetch(work, attempt, reference)
@@ -429,7 +434,7 @@ class Closures:
             item = self._works.get(work)
             if item is None:
                 continue
-            # P5: the work item carries its count of lost starts, so that the next dispatcher continues the count.
+            # The work item contains its number of lost starts, so that the next dispatcher continues to count them (P5).
             starts = (*self._lost_starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
             self._lost_starts[work] = starts
             _, submitted, _, fn, payload = item
@@ -450,14 +455,14 @@ class Closures:
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
-            return []  # an earlier attempt: its worker was lost, and the work runs again
+            return []  # this is an earlier attempt, whose worker was lost, and the work runs again
         return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
     def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
         """Insert the receipt for a bulk result after its Resolve.
 
-        The receipt must precede a Forget of the function, because otherwise the dispatcher could assign the work again after it has dropped
-        the function.
+        The receipt must precede a Forget of the function. Otherwise the dispatcher could assign the work again after it has dropped the
+        function.
         """
         receipt: list[Effect] = [Send(DISPATCHER, ResultReceived([(work, attempt)]))] if self._registered else []
         return resolved[:1] + receipt + resolved[1:]
@@ -472,7 +477,7 @@ class Closures:
         missing = "any worker" if self._registered else "a dispatcher"
         problem = f"the cluster was without {missing} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
-        if self._registered:  # the dispatcher must not assign this work to a worker that joins later
+        if self._registered:  # so that the dispatcher does not assign this work to a worker that joins later
             effects.append(self._end_round())
             effects += self._cancel_at_dispatcher([work for work in self.affinity.detached if work not in self._unsent])
         was_ending = self.ending
@@ -504,7 +509,7 @@ class Closures:
             self._start_lost_clock(now)
 
     def _submit(self) -> list[Effect]:
-        """Send unsent work, split into messages of limited size."""
+        """Return the messages that submit the unsent work, each of limited size."""
         sending = (
             self._unsent if self._width is None else self.affinity.within(self._width, len(self._works), self._unsent)
         )
@@ -540,5 +545,5 @@ class Closures:
 
 
 def _ended_alike(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
-    """Return results that end all these work items in the same way."""
+    """Return results with the same kind and payload for all these work items."""
     return [(work, 0, kind, payload) for work in works]

@@ -1,4 +1,4 @@
-"""A queue for numbers: any thread, or a finalizer, puts numbers into it, and the coordinator's loop takes all of them at once."""
+"""CoalescedQueue: any thread or finalizer puts numbers into the queue, and the coordinator's loop takes all of them at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class CoalescedQueue:
-    """Numbers on their way to the loop. It takes no lock, because a finalizer may run in a thread that holds any lock.
+    """A queue of numbers for the loop. Its methods take no lock, because a finalizer may run in a thread that holds any lock.
 
     Args:
       call_in_loop: has the loop call a function.
-      take: called in the loop with the numbers that were put since its last call; the list is never empty.
+      take: called in the loop with the numbers that were put into the queue since `take` was last called. The list is never empty.
     """
 
     def __init__(self, call_in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
@@ -24,11 +24,12 @@ class CoalescedQueue:
         return len(self._numbers)
 
     def put(self, number: int) -> None:
-        """Add a number, and have the loop call `take` soon."""
+        """Put a number into the queue, and have the loop call `take` soon."""
         self._numbers.append(number)
         self._call_in_loop(self._take_all)
 
     def _take_all(self) -> None:
-        numbers = [self._numbers.popleft() for _ in range(len(self._numbers))]  # safe while other threads append
+        # `popleft` rather than `clear`, because other threads may append meanwhile.
+        numbers = [self._numbers.popleft() for _ in range(len(self._numbers))]
         if numbers:
             self._take(numbers)

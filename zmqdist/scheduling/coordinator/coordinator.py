@@ -1,9 +1,9 @@
 """`ClusterCoordinator`: schedule functions on a dispatcher's workers and get their results.
 
-This is the class that users call. runtime.py has the loop that talks to the dispatcher; machine.py makes the decisions.
+ClusterCoordinator is the class for users. runtime.py has the loop that talks to the dispatcher; machine.py makes the decisions.
 
 The methods take two locks of the runtime. `schedule_lock` admits one `schedule` or `join` at a time, so that `join` waits for exactly the
-work scheduled before it. `lock` guards state and is held for microseconds.
+work that was scheduled before. `lock` guards the state and is held for microseconds only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.wire import trusted
 
 REQUEST_MS = 20_000
-"""Time limit of one request to the dispatcher, including the time to connect."""
+"""The time limit in milliseconds of one request to the dispatcher, including the time to connect."""
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -55,31 +55,30 @@ class ClusterCoordinator:
 
     Args:
       target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a `local_cluster`, "host:port" or "zmq://host:port".
-        None: the cluster that `zmqdist launch` has named in the environment.
-      queue_max: how many work items may wait for a worker before `schedule` blocks; 0 for no bound. None: the value in the cluster file, or
-        2**20.
-      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks; 0 for no bound. Data that several
-        work items share counts once. A single larger item is scheduled when no other is unfinished. None: as in the file, or 1/4 of memory.
-      cancel_grace_s: how long a cancelled function may go on running before its slot is killed. None: as in the file, or 5.
+        None means the cluster that `zmqdist launch` has named in the environment.
+      queue_max: how many work items may wait for a worker before `schedule` blocks; 0 means no bound; default 2**20.
+      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks; 0 means no bound; default 1/4 of
+        memory. Data that several work items share counts once. A work item with more bytes is scheduled when no other work is unfinished.
+      cancel_grace_s: how long a cancelled function may go on running before its slot is killed; default 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
-      results: "safe": accept only values of the types that RPC accepts, and unpickle no bytes of workers. None: as in the file, or "any".
+      results: "safe" to accept only values of the types that RPC accepts and to unpickle no bytes of workers; default "any".
 
-    The constructor does not wait for the dispatcher. Close the coordinator, or use it in a with-statement. Otherwise the garbage collector
-    closes it, once the program holds neither the coordinator nor any of its pending or kept values. Any thread may use it; a process forked
-    from the program may not.
+    A default applies where the argument is None and the cluster file has no value. The constructor does not wait for the dispatcher. Close
+    the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program holds neither the
+    coordinator nor any of its pending or kept values. Any thread may use the coordinator, but a process forked from the program may not.
 
     Raises:
-      ValueError: `target` is none of the above.
+      ValueError: `target` is not of an accepted type or form.
       InvalidArgumentError: a duration is negative or not a number.
       FailedPreconditionError: the secrets for the target cannot be read.
     """
 
     _rounds = True
-    """Whether a failed function ends the round."""
+    """Whether the first failed function ends the round."""
 
     _width: int | None = None
-    """The number of work items that the dispatcher may have at a time; None for no bound."""
+    """The number of work items that the dispatcher may have at a time; None means no bound."""
 
     def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
@@ -145,31 +144,31 @@ class ClusterCoordinator:
 
         Blocks while the queue is full, while another thread is in `join`, and while a failed round ends.
 
-        Arguments, and the variables that `fn` captures, are pickled before this returns, so the program may change them afterwards. The
-        function may run more than once, because it runs again when its worker is lost; exactly one result is accepted.
+        Arguments, and the objects that `fn` captures, are pickled before `schedule` returns, so the program may change them afterwards. If
+        its worker is lost, the function runs again, so it may run more than once. Exactly one result is accepted.
 
-        RemoteValues of this coordinator may be among the arguments at any depth, or captured. The function then waits for them and gets
-        their values, private to that run. It fails with ClosureInputError if one of them has no value.
+        RemoteValues of this coordinator may be among the arguments at any depth, or captured. The function then waits until these values
+        are available, and gets copies that are private to the run. It fails with ClosureInputError if one of the RemoteValues has no value.
 
         Args:
           fn: any callable that can be pickled, lambdas and closures included. A function of an importable module is sent by name.
           args: positional arguments, any iterable.
           kwargs: keyword arguments.
-          worker: pin the function to this worker, as 1 or "worker:1". That worker runs it before work that any worker may run; if the
-            worker is absent, the function waits for it.
+          worker: the worker to which the function is pinned, as 1 or "worker:1". This worker runs the function before work that any worker
+            may run. If the worker is absent, the function waits for it.
           priority: waiting functions begin in order of priority, highest first; within one priority, oldest first. Functions that a
             worker has already received are not overtaken.
-          keep: leave the return value with its worker; other functions fetch it from that worker. If the worker is lost, they fail
+          keep: whether the return value stays with its worker, from which other functions fetch it. If the worker is lost, they fail
             with UnavailableError.
           retries: how often to run the function again with the same arguments after it raised. Crashes of workers are counted separately.
           timeout: seconds from now. A function that has not ended by then is cancelled, and its error is DeadlineExceededError.
-          lineage: as `keep`, but a lost value is recomputed when it is needed, after those of its lost inputs that have a lineage.
+          lineage: as `keep`, but a lost value is recomputed when it is needed. Lost inputs that have a lineage are recomputed first.
 
         Raises:
           Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has shown the error to the
             program. This call raises the error as `join` would, and schedules no function.
           TypeError: `fn` is not callable, or `args` is text or not iterable.
-          ValueError: `worker` is not the name of a worker; `priority` does not fit 32 bits; `retries` or `timeout` is out of range; or a
+          ValueError: `worker` is not the name of a worker, `priority` does not fit 32 bits, `retries` or `timeout` is out of range, or a
             RemoteValue of another coordinator is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           FailedPreconditionError: the coordinator has been closed.
@@ -232,7 +231,7 @@ class ClusterCoordinator:
                 elif keep:
                     payload = KEEP + payload
                 with runtime.lock:
-                    # In a forked child `room` is 0 (runtime.py): `_wait_for_room` then finds the fork, and other calls need no getpid.
+                    # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the fork and `schedule` needs no getpid.
                     if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
                         self._wait_for_room(len(payload), bulks)
                     work = next(self._works)
@@ -245,16 +244,16 @@ class ClusterCoordinator:
                 raise
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
-        """Pack the arguments so that the worker unpacks them as (args, kwargs)."""
+        """Pack the arguments in such a way that the worker unpacks them as (args, kwargs)."""
         return trusted.pack_call(args, kwargs)
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
-        """Schedule `fn(item)` for each item; return the RemoteValues in order. `fn` and its captured variables are pickled once, now."""
+        """Schedule `fn(item)` for each item, and return the RemoteValues in order. `fn` and its captured objects are pickled once, now."""
         snapshot = self._snapshot_of(fn)
         return [self.schedule(snapshot, (item,)) for item in iterable]
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Pickle a function now, for any number of `schedule` calls. Raises as `schedule` does for the function."""
+        """Return a pickled form of the function that `schedule` accepts any number of times. Raises the errors of `schedule`."""
         if not callable(fn):
             raise TypeError(f"map() takes a callable, not {type(fn).__name__}")
         self._check_open()
@@ -264,13 +263,13 @@ class ClusterCoordinator:
         """Wait until all scheduled functions have ended.
 
         Raises:
-          Exception: a function of this round failed. This is the first error that the program has not seen or, if it has seen all of
-            them, the first error (as in TensorFlow, even after `get` has raised it). It is raised once; its attribute `failures` has all
-            errors of the round. When it is raised, no function of the round is executing: waiting functions were dropped; running ones
-            were asked to stop, and killed after `cancel_grace_s` (where slots are threads, `join` waited for them). The RemoteValues of
-            all these raise CancelledError. The coordinator can be used again.
-          DeadlineExceededError: not all functions ended within `timeout` seconds. They go on; but if one has failed, the others have been
-            asked to stop, and the next `join` raises its error.
+          Exception: a function of this round failed. `join` raises the first error that the program has not seen, or the first error if the
+            program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once, and its attribute
+            `failures` has all errors of the round. Before, waiting functions were dropped, and running functions were asked to stop, and
+            killed after `cancel_grace_s` (where slots are threads, `join` waits for them). So no function of the round is executing any
+            more. The RemoteValues of the dropped and stopped functions raise CancelledError. The coordinator can be used again.
+          DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
+            functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
         until = None if timeout is None else time.monotonic() + float(timeout)
@@ -289,9 +288,9 @@ class ClusterCoordinator:
             schedule_lock.release()
 
     def done(self, timeout: float | None = None) -> bool:
-        """Return whether all scheduled functions have ended. If `timeout` is given, wait for that, at most so many seconds.
+        """Return whether all scheduled functions have ended. If `timeout` is given, wait until they have, at most `timeout` seconds.
 
-        If a function has failed, end the round and raise its error, as `join` does.
+        If a function has failed, end the round and raise the error, as `join` does.
         """
         self._check_open()
         runtime = self._runtime
@@ -307,21 +306,21 @@ class ClusterCoordinator:
 
     @property
     def failures(self) -> list[BaseException]:
-        """The errors of the round that ended last, oldest first, at most 100; each access returns new copies.
+        """The errors of the round that ended last, oldest first, at most 100. Each access returns new copies.
 
         The exception that `join` raised has the same list as its attribute `failures`, if its class allows new attributes.
         """
         return [make_error() for make_error in self._error_factories]
 
     def fetch(self, val: Any) -> Any:
-        """Return the structure `val` (lists, tuples, dicts) with each RemoteValue replaced by its result. Waits for all of them.
+        """Return the structure `val` (lists, tuples, dicts) with each RemoteValue replaced by its result. Waits for all results.
 
-        Raises: the errors that `RemoteValue.fetch` raises.
+        Raises the errors of `RemoteValue.fetch`.
         """
         return nest.map_structure(lambda leaf: leaf.fetch() if isinstance(leaf, RemoteValue) else leaf, val)
 
     def as_completed(self, values: Iterable[RemoteValue], timeout: float | None = None) -> Iterator[RemoteValue]:
-        """Yield each value once, in the order in which their functions end.
+        """Yield each RemoteValue once, in the order in which the functions end.
 
         Raises:
           DeadlineExceededError: not all functions have ended `timeout` seconds after the first `next`.
@@ -329,7 +328,7 @@ class ClusterCoordinator:
         return in_order_of_completion(values, timeout)
 
     def workers(self) -> list[str]:
-        """Return the names of the workers that are present, as "worker:1". The first call waits until the dispatcher has reported them.
+        """Return the names of the present workers, such as "worker:1". Waits until the dispatcher has reported them for the first time.
 
         Raises:
           UnavailableError: no dispatcher has replied for `cluster_lost_limit_s`.
@@ -353,9 +352,10 @@ class ClusterCoordinator:
         return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
 
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has asked the worker to do so.
+        """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker.
 
-        Functions that the worker has not begun go to other workers. With `force`, pinned functions wait for another worker of its name.
+        Functions that the worker has not begun are handed to other workers. With `force`, pinned functions wait for another worker of the
+        same name.
 
         Raises:
           DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False. The error has the names of the losses.
@@ -366,33 +366,34 @@ class ClusterCoordinator:
         _remove_workers(self, "drain", job, int(number), float(grace_s), force)
 
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force`: although values or work are lost.
+        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force`: even if values or work are lost.
 
-        Raises DrainRefusedError, as `remove_worker`; FailedPreconditionError: no launcher holds the workers, or `count` is out of bounds.
+        Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
+        of bounds.
         """
         _remove_workers(self, "scale", "worker", count, float(grace_s), force)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> PerWorkerValues:
-        """Have each worker call `fn(*args, **kwargs)` once and keep the result. Does not wait for the workers.
+        """Have each worker call `fn(*args, **kwargs)` once and keep the result, the resource. Does not wait until they have called `fn`.
 
-        Pass the returned PerWorkerValues to scheduled functions, as an argument at any depth or captured: each function gets the value of
-        the worker that runs it.
+        Pass the returned PerWorkerValues to scheduled functions, as an argument at any depth or captured. Each function gets the resource
+        of the worker that runs it.
 
-        A worker that joins later builds the resource as well. A worker that was lost builds it again after its restart, before it runs a
-        function that uses the resource; so does a slot process that was killed. If slots are processes, each has a resource of its own. All
-        workers drop the resource once the program holds none of these values and no unfinished work uses them.
+        A worker that joins later builds the resource as well. After the restart of a lost worker or a killed slot process, the resource is
+        built again before a function that uses it runs. If slots are processes, each slot has a resource of its own. All workers drop the
+        resource when the program holds none of its values and no unfinished work uses it.
 
-        The RemoteValues raise an error of `fn`. That error does not fail the round by itself; a function that uses the resource fails
-        with ClosureInputError.
+        If `fn` raises, the RemoteValues raise the error. The error does not fail the round by itself, but a function that uses the resource
+        fails with ClosureInputError.
 
         Args:
           fn: any callable that can be pickled.
-          args, kwargs: its arguments, pickled before this returns.
+          args, kwargs: the arguments of `fn`, pickled before this method returns.
 
         Raises:
-          TypeError: `fn` is not callable, or `args` not iterable.
+          TypeError: `fn` is not callable, or `args` is not iterable.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           UnavailableError: no worker was present for `cluster_lost_limit_s`.
           FailedPreconditionError: the coordinator has been closed.
@@ -401,27 +402,27 @@ class ClusterCoordinator:
         return per_worker_resource(self._resources, fn, args, kwargs)
 
     def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
-        """Return a dataset that each worker reads for itself; its `iter()` returns PerWorkerValues of iterators for scheduled functions.
+        """Return a dataset that each worker reads for itself. `iter(dataset)` returns PerWorkerValues of iterators for scheduled functions.
 
         Args:
-          dataset_fn: a function without parameters that returns a Dataset or another iterable (it may be a generator); each worker calls it
-            for each `iter`. Or a Dataset or another iterable, which is pickled now.
-          shard: True: the n workers that are present when `iter` is called share the elements; each reads every n-th. A worker that was
-            lost begins its share again when it is back. If each element must be read exactly once in spite of that, have the data service
-            distribute the elements (`zmqdist.data.service.distribute`). False: each worker reads all elements, in an order of its own if
-            they are shuffled without a seed.
+          dataset_fn: a Dataset or another iterable, which is pickled now, or a function without parameters that returns such an iterable
+            and may be a generator. Each worker calls the function for each `iter`.
+          shard: whether the n workers that are present when `iter` is called share the elements, so that each of these workers reads every
+            n-th element. A worker that was lost begins its share again when it is back. If each element must be read exactly once even
+            then, have the data service distribute the elements (`zmqdist.data.service.distribute`). If False, each worker reads all
+            elements, in an order of its own if they are shuffled without a seed.
 
         Raises:
           ValueError: `dataset_fn` is neither a function nor an iterable that can be read again.
-          TypeError: it is a function that needs parameters.
-          InvalidArgumentError: it cannot be pickled.
+          TypeError: `dataset_fn` is a function that needs parameters.
+          InvalidArgumentError: `dataset_fn` cannot be pickled.
           FailedPreconditionError: the coordinator has been closed.
         """
         self._check_open()
         return per_worker_dataset(self._resources, dataset_fn, shard)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", the rows of `zmqdist status` by worker.
+        """Return the figures of `zmqdist.coordinator.metrics` by name and, under "workers", the figures of `zmqdist status` by worker.
 
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not reply within 20 s.
@@ -431,7 +432,7 @@ class ClusterCoordinator:
         return {**figures, "workers": {row["name"]: row for row in rows}}
 
     def snapshot(self) -> CoordinatorSnapshot:
-        """Return an immutable record of unfinished work, waiting threads and held data. Does not wait; any thread, also after `close`."""
+        """Return an immutable record of unfinished work, waiting threads and held data. Does not wait. Works even after `close`."""
         return snapshot_of(self._runtime, len(self._resources))
 
     @property
@@ -441,11 +442,11 @@ class ClusterCoordinator:
 
     @property
     def credentials(self) -> Credentials:
-        """Where to read the secret for the dispatcher. Code that accepts a coordinator as an address (the data service) uses it."""
+        """The place of the secret for the dispatcher. The data service uses it when a coordinator is passed as its address."""
         return self._runtime.credentials
 
     def close(self) -> None:
-        """Cancel all work, kill running functions and leave the dispatcher. Idempotent; never raises; does nothing in a forked child."""
+        """Cancel all work, kill running functions and disconnect. Idempotent. Never raises. Has no effect in a forked child."""
         if self._runtime.pid == os.getpid():
             self._runtime.give_up()
 
@@ -461,7 +462,7 @@ class ClusterCoordinator:
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def _wait_for_room(self, nbytes: int, bulks: list[int]) -> None:
-        """Wait until the queue has room for arguments of this size, or raise the round's error if a function fails. With the lock held."""
+        """Wait until the queue has room for such arguments, or raise the round's error if a function fails. The caller must hold `lock`."""
         runtime = self._runtime
         self._check_open()
         while not runtime.has_room(nbytes, bulks):
@@ -475,7 +476,7 @@ class ClusterCoordinator:
             finally:
                 runtime.waiting_for_room -= 1
             self._check_open()
-            # Check this even if there is room by now, because the caller must see the error before it schedules more.
+            # Check this even if the queue has room by now, because the program must see the error before it schedules more work.
             if runtime.failures.unseen:
                 runtime.lock.release()
                 try:
@@ -487,7 +488,7 @@ class ClusterCoordinator:
         return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
-        """Wait until `ready()`, with the lock held. The machine bounds the wait: it fails all work of a lost cluster (closures P6)."""
+        """Wait until `ready()` is True. The caller must hold `lock`. A lost cluster ends the wait, because the machine fails all work."""
         runtime = self._runtime
         runtime.waiting += 1
         try:
@@ -502,24 +503,24 @@ class ClusterCoordinator:
             runtime.waiting -= 1
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
-        """Raise the round's error once none of its functions can be executing. If several threads call this, only one of them raises."""
+        """End a failed round and raise its error once none of its functions can be executing. Only one of several threads raises."""
         runtime = self._runtime
         with runtime.lock:
             failed, scheduled, before = runtime.failures.round, runtime.scheduled, -1
             if failed is None:
                 return
-            # Work scheduled while a round was ending may belong to the next round; then that round must end as well.
+            # Work scheduled while a round was ending may belong to the next round. That round must then end as well.
             while before < 0 or (runtime.resolved < scheduled and not runtime.closed):
                 before = runtime.rounds_ended
                 runtime.end_round()
                 self._wait_until(partial(_is_over, runtime, before), until, timeout)
                 if runtime.failures.round is not failed:
-                    return  # another thread raises it
+                    return  # another thread raises the error
             make_error, self._error_factories = runtime.failures.take()
         error = make_error()
         try:
             error.failures = [make() for make in self._error_factories]  # type: ignore[attr-defined]
-        except Exception:  # its class allows no new attributes
+        except Exception:  # the error's class allows no new attributes
             log.debug("a %s takes no attributes, so it has no `failures`", type(error).__name__)
         raise error
 
@@ -533,12 +534,12 @@ class ClusterCoordinator:
 
 
 class _Alive:
-    """A token that the coordinator and its pending or kept values share. When it is collected, the runtime gives up its work."""
+    """A token that a coordinator and its pending or kept values share. When it is garbage-collected, the runtime gives up its work."""
 
     __slots__ = ("__weakref__", "_target")
 
     def __init__(self, target: Any) -> None:
-        self._target = target  # keep it alive: a server stops when its object is collected
+        self._target = target  # keeps a DispatchServer alive, which would stop when it is garbage-collected
 
 
 def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
@@ -546,7 +547,7 @@ def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
 
 
 def _give_up(runtime: CoordinatorRuntime) -> None:
-    """Have the loop close the runtime. The garbage collector calls this in a thread that may hold any lock, so it takes none itself."""
+    """Have the loop close the runtime. A finalizer calls this, in a thread that may hold any lock, so this function takes no lock."""
     if runtime.pid == os.getpid():
         runtime.call_in_loop(runtime.give_up)
 
@@ -559,7 +560,7 @@ def _options(worker: int | str | None, priority: int) -> WorkOptions:
 
 
 def _call_dispatcher(coordinator: ClusterCoordinator, method: str, *args: Any) -> Any:
-    """Call a method of the dispatcher over a connection of its own and return the reply."""
+    """Call an RPC method of the dispatcher over a new connection, and return the reply."""
     address = coordinator.target.removeprefix("zmq://")
     security = coordinator.credentials.client(address, "submit")
     with closing(ZmqClient(address, "", True, REQUEST_MS, security=security)) as client:
@@ -574,7 +575,7 @@ def _remove_workers(coordinator: ClusterCoordinator, method: str, *args: Any) ->
 
 
 def worker_name(worker: int | str) -> str:
-    """Return a worker's name, as "worker:1". Raises ValueError if `worker` is neither an index nor the name of a worker."""
+    """Return a worker's name, such as "worker:1". Raises ValueError if `worker` is neither an index nor the name of a worker."""
     name = worker if isinstance(worker, str) else f"worker:{index(worker)}"
     if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
         raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')

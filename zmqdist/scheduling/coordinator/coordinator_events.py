@@ -12,7 +12,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Planned, Val
 
 @dataclass(frozen=True, slots=True)
 class FunctionsDefined:
-    """The program has defined functions for further work, each (fn, pickled)."""
+    """The program has defined functions for the work that follows, each (fn, pickled)."""
 
     functions: list[tuple[int, bytes]]
 
@@ -26,7 +26,7 @@ class FunctionsDropped:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """The program no longer needs the objects that slots of any worker hold under these numbers (`Forget.everywhere`)."""
+    """The program no longer needs the objects with these numbers, so that all slots must drop them (`Forget.everywhere`)."""
 
     numbers: list[int]
 
@@ -38,7 +38,10 @@ class DispatcherUp:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDown:
-    """The connection is lost. `for_good`: the runtime will not connect again, so a round that is ending must not wait for a dispatcher."""
+    """The connection to the dispatcher is lost.
+
+    `for_good`: whether the runtime will never connect again, so that a round that is ending must not wait for a dispatcher.
+    """
 
     for_good: bool = False
 
@@ -52,14 +55,14 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class TakeBackRequested:
-    """The program cancels these work items unless a worker has begun them. Only for a machine that was made with `starts`."""
+    """The program cancels these work items unless a worker has begun them. Only for a machine with `starts=True`."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class EndRoundRequested:
-    """A thread waits to raise the error of this round, so the round must end. Ignored unless it is the present round."""
+    """A thread waits to raise the error of this round, so the round must end. Has no effect if this is not the present round."""
 
     round: int
 
@@ -75,7 +78,7 @@ class BulkArrived:
 
 @dataclass(frozen=True, slots=True)
 class KeptDropped:
-    """The program no longer needs these values, which workers keep."""
+    """The program no longer needs the kept values of these work items."""
 
     works: list[int]
 
@@ -107,7 +110,7 @@ class PackingFailed:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorRefused:
-    """The dispatcher refuses this coordinator. `error` is packed."""
+    """The dispatcher refuses this coordinator, for the reason in the packed `error`."""
 
     error: bytes
 

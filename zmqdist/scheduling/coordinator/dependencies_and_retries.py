@@ -1,21 +1,21 @@
 """Decisions about work with inputs, retries, a timeout or a lineage: when it is handed in and how it ends; no I/O.
 
 Theory of operation
-    A work item with one of these is a *plan*; other work bypasses this module. A plan waits for its inputs, which are other work
-    items. It is then handed in as an *attempt*: a work item for closures.py, with a number of its own. When the attempt ends, either
-    the plan ends or another attempt begins.
+    A work item with inputs, retries, a timeout or a lineage is a *plan*; other work bypasses this module. A plan waits for its inputs,
+    which are other work items. It is then handed in as an *attempt*: a work item for closures.py, with a number of its own. When the
+    attempt ends, either the plan ends or another attempt begins.
     A plan with a lineage remains after its success, as long as its value can be used. If the value is lost, another attempt
-    recomputes it, after its lost inputs have been recomputed.
+    recomputes the value, after the lost inputs of the plan have been recomputed.
 
 Promises, checked by tests/machines/test_graph.py with random events, and tests/sim
     G1  each plan ends exactly once, at the latest when its round ends
     G2  an attempt is handed in only when all inputs of its plan are available
-    G3  a plan with a failed input fails for that reason, and no attempt of it is handed in after that
-    G4  at most 1 + retries attempts end with an error of the function; further attempts begin only because a value was lost
-    G5  between the request for the end of a round and that end no attempt is handed in
+    G3  a plan with a failed input fails with INPUT_FAILED, and no attempt of the plan is handed in after that
+    G4  at most 1 + retries attempts of a plan end with an error of the function; further attempts begin only because a value was lost
+    G5  from the request for the end of a round until the round has ended, no attempt is handed in
     G6  a plan that has not ended by its `until` ends then, and its attempt is cancelled
     G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times; then the waiting requests are served
-    G8  a function is dropped as soon as no plan can be handed in with it any more, and not earlier
+    G8  a function is dropped as soon as no plan that is yet to be handed in uses it, and not earlier
     G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
 
 Not here: payloads, and the RemoteValues that the program holds (task_specs.py).
@@ -34,13 +34,13 @@ from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Scheduled, WorkOptions
 
 LOST: Final = 10
-"""How work can end: each of its starts was lost."""
+"""A way in which work ends: each of its starts was lost."""
 UNAVAILABLE: Final = 11
-"""How work can end: there was no dispatcher or no worker for too long, or its result cannot be reached."""
+"""A way in which work ends: there was no dispatcher or no worker for too long, or its result cannot be reached."""
 INPUT_FAILED: Final = 12
-"""How work can end: an input has failed."""
+"""A way in which work ends: an input has failed."""
 TIMED_OUT: Final = 13
-"""How work can end: its `until` has passed."""
+"""A way in which work ends: its `until` has passed."""
 
 FIRST_ATTEMPT: Final = 1 << 48
 """The first number of an attempt; all numbers of the program's work items are lower."""
@@ -54,11 +54,11 @@ class Planned:
     """The program scheduled a plan.
 
     Attributes:
-      inputs: the needed work items that are pending or have a lineage. Inputs whose values are available for good are left out.
-      failed: an input that has failed already; 0 for none.
-      retries: the number of errors of the function after which there is another attempt.
-      until: seconds on the machine's clock.
-      lineage: whether the worker keeps the value, and the plan recomputes it when it is lost.
+      inputs: the inputs that are pending or have a lineage. Inputs whose values are available for good are left out.
+      failed: an input that has failed already; 0 if no input has failed.
+      retries: how often the plan is attempted again after an error of the function.
+      until: the time at which the plan ends at the latest, in seconds by the machine's clock; None for no limit.
+      lineage: whether the worker keeps the value, and the plan recomputes the value when it is lost.
       keep, options: as in Scheduled, for each attempt.
     """
 
@@ -75,7 +75,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that its worker could not fetch; 0 for none."""
+    """An attempt, or a work item that plans wait for, has ended. `lost`: the input that the worker could not fetch, or 0."""
 
     number: int
     kind: int
@@ -99,7 +99,7 @@ class ValueDropped:
 
 @dataclass(frozen=True, slots=True)
 class PlansCancelled:
-    """The program cancelled these work items. The machine ignores those that are not plans."""
+    """The program cancelled these work items. The machine ignores work items that are not plans."""
 
     works: list[int]
 
@@ -123,7 +123,7 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """All plans are given up; unfinished ones end with the error that the sender of this event has."""
+    """All plans must be given up. An unfinished plan ends with the outcome that the caller of `handle` has for it."""
 
 
 Event: TypeAlias = (
@@ -155,7 +155,7 @@ class End:
     Attributes:
       kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often). None: the kind of the attempt that has just ended.
       cause: the failed input, for INPUT_FAILED.
-      had_succeeded: whether the plan had succeeded before.
+      had_succeeded: whether the plan had ended with success before.
     """
 
     work: int
@@ -166,7 +166,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """The value of a plan is available again: the attempt that has just ended computed it (`new`), or the requested value was outdated."""
+    """The value of a plan is available again. `new`: whether the attempt that has just ended computed the value."""
 
     work: int
     new: bool
@@ -181,14 +181,14 @@ class CancelAttempts:
 
 @dataclass(frozen=True, slots=True)
 class DropFunctions:
-    """No plan needs these functions any more."""
+    """These functions can be dropped, because no plan needs them any more."""
 
     functions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The data held for a plan is no longer needed."""
+    """The data held for this plan is no longer needed."""
 
     work: int
 
@@ -197,16 +197,16 @@ Effect: TypeAlias = HandIn | End | Recomputed | CancelAttempts | DropFunctions |
 
 
 class _Plan:
-    """One plan.
+    """One plan, from its scheduling until its data is freed.
 
     Attributes:
-      inputs, missing: the inputs as planned, and the inputs that the plan waits for.
-      attempt: the attempt in progress; 0 for none.
+      inputs, missing: the inputs from Planned, and those of them for which the plan waits.
+      attempt: the attempt in progress; 0 if no attempt is in progress.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.
-      used: for each input with a lineage, the attempt that computed the value which the present attempt got.
-      wanted: whether the program has requested the value, so that it must be recomputed when the round is over.
-      dropped: whether the program and all other work have released the value that was lost.
+      used: for each input with a lineage, the attempt that computed the value of the input that the present attempt got.
+      wanted: whether the program has requested the lost value, so that the value must be recomputed when the round is over.
+      dropped: whether the program and all other work have released the lost value.
     """
 
     __slots__ = (
@@ -254,7 +254,7 @@ class Dependencies:
       first: the number of the first attempt.
 
     Attributes:
-      waiting: the number of plans that have neither ended nor an attempt in progress.
+      waiting: the number of plans that have not ended and have no attempt in progress.
     """
 
     def __init__(self, *, recomputations_max: int, first: int = FIRST_ATTEMPT) -> None:
@@ -265,11 +265,11 @@ class Dependencies:
         self._by_value: dict[int, _Plan] = {}
         """Plans with a lineage that have succeeded, by the attempt that computed their value."""
         self._awaited: dict[int, dict[int, None]] = {}
-        """For each awaited input the plans that wait for it, in order of arrival."""
+        """The plans that wait for each input, in order of arrival: input -> plans."""
         self._lost: set[int] = set()
-        """Plans that have succeeded, whose value is lost and is not being recomputed yet."""
+        """The plans that have succeeded and whose value is lost, but is not being recomputed yet."""
         self._followups: deque[tuple[int, bool | None]] = deque()
-        """Consequences to handle: (work, True: it succeeded, False: it failed, None: recompute it). A queue, to avoid deep recursion."""
+        """Consequences to handle, in a queue to avoid deep recursion: (work, whether it has succeeded, or None to recompute its value)."""
         self._due: list[tuple[float, int]] = []
         self._uses: dict[int, int] = {}
         self._unused: set[int] = set()
@@ -284,17 +284,17 @@ class Dependencies:
         return work in self._awaited or work in self._attempts
 
     def work_of(self, attempt: int) -> int:
-        """Return the work number of the plan to which this attempt in progress belongs; 0 if it is not in progress."""
+        """Return the work number of the plan that has this attempt in progress; 0 if the attempt is not in progress."""
         plan = self._attempts.get(attempt)
         return 0 if plan is None else plan.work
 
     def has_lineage(self, work: int) -> bool:
-        """Return whether this work item is a plan with a lineage, so that its value is recomputed when it is lost."""
+        """Return whether this work item is a plan with a lineage, which means that a lost value of it is recomputed."""
         plan = self._plans.get(work)
         return plan is not None and plan.lineage
 
     def scheduled(self, attempt: int, payload: bytes) -> Scheduled | None:
-        """Return this attempt as an ordinary work item; None if it is no longer in progress."""
+        """Return the event that schedules this attempt as an ordinary work item; None if the attempt is no longer in progress."""
         plan = self._attempts.get(attempt)
         if plan is None:
             return None
@@ -312,7 +312,7 @@ class Dependencies:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
         while self._due:
             until, work = self._due[0]
             plan = self._plans.get(work)
@@ -371,8 +371,8 @@ class Dependencies:
         self._hand_in_when_ready(plan, effects)
 
     def _begin_again(self, plan: _Plan, effects: list[Effect]) -> None:
-        """Hand in another attempt once all inputs are available: those with a lineage may have been lost since the last attempt."""
-        if plan.dropped and plan.work not in self._awaited:  # neither the program nor a plan can get its value
+        """Hand in another attempt once all inputs are available. An input with a lineage may have been lost since the last attempt."""
+        if plan.dropped and plan.work not in self._awaited:  # neither the program nor another plan needs the value
             self._remove(plan, effects)
             return
         for work in plan.inputs:
@@ -443,7 +443,7 @@ class Dependencies:
         self._followups.append((plan.work, True))
 
     def _notify_waiting(self, work: int, succeeded: bool, effects: list[Effect]) -> None:
-        """Tell the plans that wait for this work item how it has ended: fail them, or hand them in if they miss no other input."""
+        """Fail the plans that wait for this work item if it failed. If it succeeded, hand in those that wait for no other input."""
         if not succeeded and self._ending:
             return  # the waiting plans end with the round
         for waiting in self._awaited.pop(work, ()):
@@ -454,12 +454,12 @@ class Dependencies:
                 self._end(plan, INPUT_FAILED, effects, work)
                 continue
             plan.missing.discard(work)
-            if work not in self._plans:  # its value is available for good
+            if work not in self._plans:  # the input's value is available for good
                 plan.inputs = tuple(other for other in plan.inputs if other != work)
             if plan.missing:
                 continue
             if self._ending:
-                # The plan's value is still lost, but without missing inputs the plan would count as available.
+                # The plan's own value is still lost, but without missing inputs the plan would count as available.
                 self._suspend_recomputation(plan)
             else:
                 self._begin_again(plan, effects)
@@ -484,7 +484,7 @@ class Dependencies:
                 waiting.pop(plan.work, None)
                 if not waiting:
                     del self._awaited[work]
-        # Plans that ended before their deadline have left their entries in the heap.
+        # The heap contains obsolete entries of plans that ended before their deadline.
         if len(self._due) > 2 * len(self._plans) + DUE_SPARE:
             self._due = [(each.until, each.work) for each in self._plans.values() if each.until is not None]
             heapq.heapify(self._due)
@@ -522,7 +522,7 @@ class Dependencies:
         self._begin_again(plan, effects)
 
     def _suspend_recomputation(self, plan: _Plan) -> None:
-        """Stop recomputing a value because the round ends. If the program has requested the value, it is recomputed after the round."""
+        """Stop recomputing a value while the round ends. After the round, a value that the program has requested is recomputed."""
         if plan.value_attempt:
             plan.missing = set()
             plan.recomputations -= 1
@@ -538,7 +538,7 @@ class Dependencies:
             if not self._ending:
                 self._followups.append((work, None))
         else:
-            plan.wanted = True  # the end of the round may stop the computation in progress
+            plan.wanted = True  # `_round_over` begins again if the end of the round stops the computation in progress
 
     def _value_dropped(self, attempt: int, effects: list[Effect]) -> None:
         plan = self._by_value.get(attempt)

@@ -1,4 +1,4 @@
-"""Effects of the coordinator's machine (machine.py), which the runtime carries out."""
+"""The effects that the coordinator's machine (machine.py) returns and the runtime carries out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn
 
 
 class KeptAt(NamedTuple):
-    """The value of an attempt, which its worker keeps. With `lineage` it is recomputed when it is lost."""
+    """The value of an attempt, which its worker keeps. With `lineage` the value is recomputed when it is lost."""
 
     attempt: int
     reference: bytes
@@ -23,8 +23,8 @@ class KeptAt(NamedTuple):
 class Resolve:
     """These work items have ended: (work, kind, payload).
 
-    The payload depends on the kind. KEPT: the reference to the value, and for a plan a KeptAt. LOST: the lost starts, each a LostStart.
-    INPUT_FAILED: the number of the failed input. Any other kind: the payload of the result.
+    The payload depends on the kind. For KEPT it is the reference to the value, or a KeptAt if the work is a plan. For LOST it is the tuple
+    of lost starts, each a LostStart. For INPUT_FAILED it is the number of the failed input. For any other kind it is the result's payload.
 
     Attributes:
       failures: the items that fail their round.
@@ -38,7 +38,7 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """A plan that had succeeded has another value, or has lost its value for good. Kind and payload are as in Resolve."""
+    """A plan that had succeeded has a recomputed value, or has lost its value for good. Kind and payload are as in Resolve."""
 
     work: int
     kind: int
@@ -47,7 +47,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class KeepInput:
-    """An input that these plans wait for is available. The payload is its packed result, or the reference to a kept value."""
+    """An input that these plans wait for is available. The payload is the packed result, or the reference to a kept value."""
 
     work: int
     payload: Any
@@ -56,7 +56,7 @@ class KeepInput:
 
 @dataclass(frozen=True, slots=True)
 class RoundRefused:
-    """The dispatcher refuses this coordinator, so the round fails. `for_good`: the coordinator does not try to register again."""
+    """The dispatcher refuses this coordinator, so the round fails. `for_good`: whether the coordinator will never register again."""
 
     error: bytes
     for_good: bool
@@ -64,7 +64,7 @@ class RoundRefused:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Fetch a bulk result; the runtime replies with BulkArrived or BulkUnreachable."""
+    """The runtime must fetch a bulk result, and then pass BulkArrived or BulkUnreachable to the machine."""
 
     work: int
     attempt: int
@@ -73,7 +73,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class RoundSettled:
-    """No work of this round or an earlier one can be executing, and all of it is resolved."""
+    """This round is over: no work of this round or an earlier round can be executing, and all of the work is resolved."""
 
     round: int
 

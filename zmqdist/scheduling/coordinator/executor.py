@@ -1,13 +1,13 @@
 """`zmqdist.Executor`: a `concurrent.futures.Executor` whose workers are a cluster.
 
-It behaves as the standard library's ProcessPoolExecutor, whose tests it passes (tests/coordinator/full/test_standard_library.py), with
-one exception: a function that crashes its process fails alone, and the other functions continue.
+Executor behaves as the standard library's ProcessPoolExecutor and passes its tests (tests/coordinator/full/test_standard_library.py), with
+one exception: if a function crashes its process, only that function fails, and the other functions continue.
 
 Rules
     A Future is settled once: by the coordinator's callback thread, by the thread that cancels the Future, or by the thread that breaks
     the executor.
     `cancel` never ends a function that a worker has begun. It sends a request through the dispatcher to the worker and waits for the
-    reply. The loop's thread delivers that reply, so a callback of a Future may cancel other Futures without a deadlock.
+    reply. The loop's thread delivers this reply, so a callback of a Future may cancel other Futures without a deadlock.
 
 Not here: what happens to submitted work at the end of the program (program_end.py).
 """
@@ -46,15 +46,16 @@ class Executor(futures.Executor):
 
     Args:
       target, and other keyword arguments: as for ClusterCoordinator.
-      max_workers: the number of functions that the cluster has at a time, at most. None: as many as there are slots.
+      max_workers: the largest number of functions that the executor hands to the cluster at a time. None means no bound, so that the
+        workers' slots are the limit.
       initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first function.
         With an initializer, the first `submit` waits for a worker. If the initializer raises, the executor is broken.
 
-    Submitted functions are run before the program ends, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but not
+    At its end the program waits for submitted functions, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but not
     after Ctrl-C. If the program has lost its cluster by then, it ends after `cluster_lost_limit_s` with exit code 1.
 
     Raises:
-      ValueError: `max_workers` is below 1; or as for ClusterCoordinator.
+      ValueError: `max_workers` is below 1, or the constructor of ClusterCoordinator raises it.
       TypeError: `initializer` is not callable.
     """
 
@@ -74,7 +75,7 @@ class Executor(futures.Executor):
         self._initializer, self._initargs = initializer, tuple(initargs)
         self._idle = threading.Condition(threading.Lock())
         self._futures: dict[int, _Future[Any]] = {}
-        """Unsettled Futures by the number of their work item."""
+        """The unsettled Futures by work number."""
         self._begun_early: set[int] = set()
         """Work items that a worker began before they were put into `_futures`."""
         self._submitting = 0
@@ -90,10 +91,10 @@ class Executor(futures.Executor):
             executors.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
-        """Schedule `fn(*args, **kwargs)`. If they cannot be pickled, the `pickle.PicklingError` is raised by the Future, not by this call.
+        """Schedule `fn(*args, **kwargs)` and return its Future. If `fn` or an argument cannot be pickled, the Future raises the error.
 
         Raises:
-          RuntimeError: `shutdown` was called or the program is ending; or no thread can be started to settle the Futures.
+          RuntimeError: `shutdown` was called, the program is ending, or no thread can be started to settle the Futures.
           BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed or its initializer failed.
           TypeError, ValueError: as for `ClusterCoordinator.schedule`.
         """
@@ -123,12 +124,12 @@ class Executor(futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """Submit `fn` for each item and return the results in order, as in the standard library. `fn` is pickled once, during this call.
+        """Submit `fn` for each item, and return the results in order, as in the standard library. `fn` is pickled once, now.
 
         Args:
           chunksize: checked and otherwise ignored, because the cluster itself sends quick functions in batches.
-          buffersize: the number of submitted items whose results the caller has not taken, at most. This bounds both arguments and results,
-            so `iterables` may be endless. None: all items are submitted at once. (The standard library has it since Python 3.14.)
+          buffersize: the largest number of submitted items whose results the caller has not taken. `iterables` may then be endless, because
+            the number of arguments and results in memory is bounded. None submits all items at once. New in Python 3.14's standard library.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -140,7 +141,7 @@ class Executor(futures.Executor):
         with self._idle:
             self._check_open()
         snapshot: Callable[..., T] = fn
-        with contextlib.suppress(trusted.NotPicklableError):  # `submit` makes it the error of each Future
+        with contextlib.suppress(trusted.NotPicklableError):  # `submit` then makes this the error of each Future
             snapshot = self._coordinator.pickled_now(fn)
         items = zip(*iterables, strict=False)
         submitted = [self.submit(snapshot, *args) for args in itertools.islice(items, buffersize)]
@@ -154,11 +155,11 @@ class Executor(futures.Executor):
         return _results(deque(submitted), None if buffersize is None else submit_next, until)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more work. Idempotent. Does nothing in a forked child.
+        """Accept no more work, and close the executor when all submitted work has ended. Idempotent. Has no effect in a forked child.
 
         Args:
-          wait: return once all submitted work has ended. If False, return at once; the work continues in the background.
-          cancel_futures: cancel the Futures whose functions no worker has begun.
+          wait: whether to return only when all submitted work has ended. If False, the work continues in the background.
+          cancel_futures: whether to cancel the Futures whose functions no worker has begun.
         """
         if self._coordinator.forked:
             return
@@ -173,10 +174,10 @@ class Executor(futures.Executor):
             threading.Thread(target=logged, args=(self._close_when_idle,), name=name, daemon=True).start()
 
     def terminate_workers(self) -> None:
-        """Cancel all work: drop waiting functions, ask running ones to stop, and kill those after `cancel_grace_s`. Does not wait.
+        """Drop waiting functions, ask running functions to stop, and kill them after `cancel_grace_s`. Does not wait.
 
-        A running function sees the request in `zmqdist.cancelled`; its Future ends with a BrokenProcessPool. The worker processes continue
-        with the work of other programs.
+        A running function sees the request in `zmqdist.cancelled`, and its Future ends with a BrokenProcessPool. The worker processes
+        continue with the work of other programs.
         """
         self.shutdown(wait=False)
         for future in list(self._futures.values()):
@@ -184,7 +185,7 @@ class Executor(futures.Executor):
                 value.cancel()
 
     def kill_workers(self) -> None:
-        """Cancel all work as `terminate_workers` does, but kill running functions at once, without asking them to stop."""
+        """Drop waiting functions and kill running functions at once, without asking them to stop."""
         with self._idle:
             self._shut = True
         self._coordinator.close()
@@ -192,9 +193,9 @@ class Executor(futures.Executor):
     # -- for the end of the program, and of the cluster ---------------------------------------------------------------
 
     def finish(self) -> list[BaseException]:
-        """Wait until all submitted work has ended; return the errors of the functions that failed meanwhile because the cluster was lost.
+        """Wait until all submitted work has ended. Return the errors of functions that failed meanwhile because the cluster was lost.
 
-        In a forked child it does nothing and returns an empty list.
+        In a forked child, return an empty list at once.
         """
         if self._coordinator.forked:
             return []
@@ -204,7 +205,7 @@ class Executor(futures.Executor):
         return [error for error in failed if error is not None and getattr(error, "of_the_cluster", False)]
 
     def give_up(self) -> int:
-        """End all work at once; return how many functions had not ended. Does nothing in a forked child."""
+        """End all work at once, and return the number of functions that had not ended. In a forked child, do nothing and return 0."""
         if self._coordinator.forked:
             return 0
         count = len(self._futures)
@@ -212,7 +213,7 @@ class Executor(futures.Executor):
         return count
 
     def cluster_closed(self) -> None:
-        """Break the executor, because its local_cluster is about to close, so that unfinished work cannot end."""
+        """Break the executor. The local_cluster calls this when it is about to close, because unfinished work then cannot end."""
         self._break(lambda: _unavailable("the local_cluster of this executor has been closed"))
 
     def _close_when_idle(self) -> None:
@@ -221,7 +222,7 @@ class Executor(futures.Executor):
         self._coordinator.close()
 
     def _break(self, make: Callable[[], BaseException]) -> None:
-        """Fail all unfinished work, and all work that is submitted from now on, with errors made by `make`."""
+        """Fail all unfinished work, and all work that is submitted from now on, with errors that `make` returns."""
         with self._idle:
             if self._broken is not None or (self._shut and not self._futures and not self._submitting):
                 return
@@ -242,7 +243,7 @@ class Executor(futures.Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
 
     def _prepare(self) -> None:
-        """Create the initializer's per-worker resource before the first function is scheduled."""
+        """Create the per-worker resource for the initializer, if the executor has an initializer and the resource does not exist yet."""
         coordinator = self._coordinator
         if self._initializer is None or coordinator.ready is not None:
             return
@@ -256,7 +257,7 @@ class Executor(futures.Executor):
         self._futures[work] = future
         try:
             value.add_done_callback(lambda value: self._settle(work, future, value))
-        except BaseException:  # no callback thread: the Future would never be settled
+        except BaseException:  # without a callback thread the Future would never be settled
             value.cancel()
             self._forget(work)
             raise
@@ -268,16 +269,17 @@ class Executor(futures.Executor):
             self._forget(work)
 
     def _mark_begun(self, works: list[int]) -> None:
-        """Note that workers have begun these functions. The loop calls this, so it must not wait."""
+        """Note that workers have begun these functions. The loop calls this method, so it must not wait."""
         for work in works:
-            self._begun_early.add(work)  # before the look-up: `_register` checks this set after it has added the Future
+            # First this, then the look-up, because `_register` first adds the Future and then checks this set.
+            self._begun_early.add(work)
             future = self._futures.get(work)
             if future is not None:
                 self._begun_early.discard(work)
                 future.begin()
 
     def _settle(self, work: int, future: _Future[Any], value: RemoteValue) -> None:
-        """Settle the Future with the result of its function. Called in the coordinator's callback thread."""
+        """Settle the Future with the outcome of its function. The coordinator's callback thread calls this."""
         try:
             if outcome_of(value)[0] == CANCELLED:
                 self._end_cancelled(future, value)
@@ -292,7 +294,7 @@ class Executor(futures.Executor):
             if isinstance(error, errors.ClosureInputError):
                 error = self._initializer_failed(error)
             future.end(result, error)
-        finally:  # even if a callback of the Future raises SystemExit: `shutdown` waits for each Future in `_futures`
+        finally:  # even if a callback of the Future raises SystemExit, because `shutdown` waits for each Future in `_futures`
             future.value = None
             self._begun_early.discard(work)
             self._forget(work)
@@ -318,11 +320,11 @@ class Executor(futures.Executor):
 
 
 class _Coordinator(ClusterCoordinator):
-    """A coordinator without rounds, so that the failure of one function leaves the others alone.
+    """A coordinator without rounds, so that the failure of a function does not affect other functions.
 
     Attributes:
-      ready: the initializer as a per-worker resource; None without an initializer. It is among the arguments of each function, so a
-        process calls the initializer before its first function.
+      ready: the initializer as a per-worker resource; None without an initializer. The resource is among the arguments of each function,
+        so that a process calls the initializer before its first function.
       preparing: held while `ready` is created.
     """
 
@@ -340,11 +342,11 @@ class _Coordinator(ClusterCoordinator):
         return self._runtime.pid != os.getpid()
 
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
-        """Call `fn(works)` in the loop whenever workers have begun these work items."""
+        """Have the loop call `fn(works)` whenever workers have begun work items. `works` has the numbers of these."""
         self._runtime.on_begun = fn
 
     def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Pickle a function now, for any number of `schedule` calls. Raises as `schedule` does for the function."""
+        """Return a pickled form of the function that `schedule` accepts any number of times. Raises the errors of `schedule`."""
         return self._snapshot_of(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
@@ -353,12 +355,12 @@ class _Coordinator(ClusterCoordinator):
         try:
             return trusted.pack(_ArgumentsAfterInitializer(self.ready, args, kwargs))
         except errors.InvalidArgumentError:
-            super()._pack(args, kwargs)  # raises an error that names the argument
+            super()._pack(args, kwargs)  # this raises an error that names the argument
             raise
 
 
 class _ArgumentsAfterInitializer:
-    """The arguments of a function, with the per-worker resource that must exist before the function begins."""
+    """The arguments of a function, pickled with the per-worker resource that must exist before the function begins."""
 
     def __init__(self, *parts: Any) -> None:
         self._parts = parts
@@ -384,10 +386,10 @@ class _Future(futures.Future[T]):
         self._replies: list[_CancelReply] = []
 
     def cancel(self) -> bool:
-        """Cancel the function unless a worker has begun it. Waits for the worker's reply: two round trips through the dispatcher.
+        """Cancel the function unless a worker has begun it. Waits for the worker's reply, two round trips through the dispatcher.
 
         Returns:
-          Whether the Future is cancelled, by this call or an earlier one.
+          Whether the Future is cancelled, now or earlier.
         """
         self._finish_cancel(self._request_cancel())
         return self.cancelled()
@@ -402,7 +404,7 @@ class _Future(futures.Future[T]):
             reply.release()
 
     def end(self, result: T | None, error: BaseException | None) -> None:
-        """Settle the Future unless it is settled already."""
+        """Settle the Future with a result or an error, unless it is settled already."""
         try:
             if error is not None:
                 self.set_exception(error)
@@ -412,7 +414,7 @@ class _Future(futures.Future[T]):
             pass
 
     def end_as_cancelled(self) -> bool:
-        """Cancel the Future unless its function has begun or ended. Return whether it is cancelled."""
+        """Mark the Future as cancelled unless its function has begun or ended. Return whether the Future is cancelled."""
         cancelled = super().cancel()
         with self._condition:
             if self._state == "CANCELLED":
@@ -420,7 +422,7 @@ class _Future(futures.Future[T]):
         return cancelled
 
     def _request_cancel(self) -> _CancelReply | None:
-        """Send the request to cancel the function. Return the pending reply; None if the function cannot be cancelled any more."""
+        """Send a request to cancel the function, and return the pending reply. Return None if it is too late to cancel."""
         value = self.value
         if value is None or value.forked:
             return None
@@ -435,7 +437,7 @@ class _Future(futures.Future[T]):
         return reply
 
     def _finish_cancel(self, reply: _CancelReply | None) -> None:
-        """Wait for the reply, and mark the Future as cancelled if no worker had begun the function."""
+        """Wait for the reply to `_request_cancel`, and mark the Future as cancelled if no worker had begun the function."""
         if reply is None:
             return
         reply.wait()
@@ -451,7 +453,7 @@ class _CancelReply(threading.Event):
 
 
 def _cancel_all(pending: Iterable[Any]) -> None:
-    """Cancel these Futures. All requests are sent before this thread waits for the first reply, so that they share one message."""
+    """Cancel these Futures. This thread sends all requests before it waits for the first reply, so that the requests share a message."""
     for future, reply in [(future, future._request_cancel()) for future in pending if isinstance(future, _Future)]:
         future._finish_cancel(reply)
 
@@ -459,10 +461,11 @@ def _cancel_all(pending: Iterable[Any]) -> None:
 def _results(
     submitted: deque[futures.Future[T]], submit_next: Callable[[], futures.Future[T] | None] | None, until: float | None
 ) -> Iterator[T]:
-    """Yield the results in order. Cancel the remaining Futures when the caller closes the iterator or a function fails.
+    """Yield the results of the Futures in order. Cancel the remaining Futures when the caller closes the iterator or a function fails.
 
     Args:
-      submit_next: submits one more item for each result that was taken, and returns its Future; None when there are no more items.
+      submit_next: called after each result. It submits one more item and returns its Future, or returns None after the last item. Without
+        this function no items are submitted.
     """
     try:
         while submitted:
@@ -487,7 +490,7 @@ def _pop_result(submitted: deque[futures.Future[T]], until: float | None) -> T:
 def _translated(value: RemoteValue, error: BaseException) -> BaseException:
     """Return the error in the form in which the standard library would raise it.
 
-    If the function is not at fault, that is a BrokenProcessPool. A SystemExit of the function is returned itself.
+    If the function is not at fault, the returned error is a BrokenProcessPool. A SystemExit of the function is returned as it is.
     """
     from zmqdist.scheduling.coordinator import broken_pool
 

@@ -1,10 +1,10 @@
 """The errors of the functions of a round, and which of them the program has seen.
 
 Rules
-    The program has seen an error when `get`, `fetch` or `exception` of a RemoteValue has raised or returned it.
-    `join` and `done` raise the error of a round whether or not the program has seen it, as in TensorFlow. `schedule` raises it only
-    while there is an error that the program has not seen, because the program handles the other errors itself.
-    Errors that the program has never seen are logged when the coordinator is closed or the program ends, so that none is lost.
+    The program has seen an error when `get`, `fetch` or `exception` of a RemoteValue has raised or returned the error.
+    `join` and `done` raise the error of a round whether or not the program has seen it, as in TensorFlow. `schedule` raises an error only
+    while the program has not seen all errors of the round, because a program that has seen an error handles it itself.
+    Errors that the program has never seen are logged when the coordinator is closed or the program ends, so that no error is lost.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from zmqdist.wire import results
 log = logging.getLogger("zmqdist.coordinator")
 
 ErrorFactory: TypeAlias = "Callable[[], BaseException]"
-"""Makes a new exception object in each call, so that tracebacks do not accumulate."""
+"""Returns a new exception object in each call, so that tracebacks do not accumulate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a work item has failed. Calling it makes the error."""
+    """How a work item has failed. A call of this object returns the error as a new exception."""
 
     kind: int | None
     payload: Any
@@ -57,7 +57,7 @@ class Failure:
 
 
 class Failures:
-    """The errors of one coordinator. Guarded by the coordinator's lock, except `mark_seen`.
+    """The errors of one coordinator. Except for `mark_seen`, the caller of a method must hold the coordinator's lock.
 
     Args:
       reported: whether unseen errors are logged at the end. False for an Executor, whose Futures hold the errors.
@@ -89,18 +89,21 @@ class Failures:
             self._errors.append((work, make))
 
     def mark_seen(self, work: int) -> None:
-        """Note that the program has seen the error of this work item. Any thread."""
+        """Note that the program has seen the error of this work item. Any thread may call this."""
         self.unseen.discard(work)
 
     def take(self) -> tuple[ErrorFactory, list[ErrorFactory]]:
-        """Return the error to raise (the first unseen one, else the first) and all errors; mark all as seen. The round must have failed."""
+        """Return the first unseen error, or the first error if all were seen, and the list of all errors. Mark all errors as seen.
+
+        The round must have failed.
+        """
         kept, self._errors = self._errors, []
         first = next((make for work, make in kept if work in self.unseen), kept[0][1])
         self.unseen = set()
         return first, [make for _, make in kept]
 
     def report(self) -> None:
-        """Log the number of errors that the program has not seen, and the first of them. A second call logs nothing."""
+        """Log the number of errors that the program has not seen, and the first of these errors. Later calls log nothing."""
         unseen, self.unseen = self.unseen, set()
         if not unseen or not self._reported or self._pid != os.getpid():
             return

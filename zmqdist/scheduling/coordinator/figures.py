@@ -1,7 +1,7 @@
-"""The present state of a coordinator in figures: the record behind `ClusterCoordinator.snapshot`, and the gauges of metrics.py.
+"""The present state of a coordinator in figures: the record that `ClusterCoordinator.snapshot` returns, and the gauges of metrics.py.
 
-Any thread reads the state while the loop changes it. Each figure is exact at one moment, but figures that the lock does not guard may
-be of different moments.
+Any thread reads the state while the loop changes it. Each figure is exact at some moment, but figures that the lock does not guard may
+be from different moments.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class CoordinatorSnapshot:
     Attributes:
       connected: whether the connection to a dispatcher is up and the dispatcher has registered this coordinator.
       workers: the number of workers that the dispatcher has reported.
-      scheduled: work items since the coordinator was made, without the builds of resources.
+      scheduled: work items that were scheduled since the coordinator was made, without the builds of resources.
       unfinished: those of the scheduled work items that have not ended.
       queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from the dispatcher's latest report.
       queue_bytes: bytes of the arguments of unfinished work, shared data counted once; `queue_bytes_max` bounds it.
-      busy: whether a thread is in `schedule` or `join`, so that other callers have to wait.
+      busy: whether a thread is in `schedule` or `join`, so that other threads have to wait there.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
       waiting_for_end: threads in `join` or `done` that wait for the end of work or of a round.
-      failed: whether a function has failed whose error neither `schedule` nor `join` nor `done` has raised yet.
+      failed: whether the round has failed, but `schedule`, `join` or `done` has not raised the error yet.
       ending: whether the coordinator has requested the end of a round that may still have executing functions.
       rounds_ended: rounds that have ended with an error.
       planned: work items with inputs, retries, a timeout or a lineage that the coordinator remembers: until they end or, with a lineage,
@@ -35,7 +35,7 @@ class CoordinatorSnapshot:
       waiting_for_inputs: those of the planned work items that are not handed in because an input is pending.
       attempts: those of the planned work items that are handed in and have not ended.
       held: large arguments, functions and inputs held for unfinished work.
-      owners: work items for which data is held.
+      owners: work items that have such held data.
       values: unsettled RemoteValues.
       called_back: those of the unsettled RemoteValues that have callbacks.
       kept: values that workers keep for this coordinator.
@@ -43,7 +43,7 @@ class CoordinatorSnapshot:
       functions_pickled: how many times a function was pickled.
       resources: per-worker resources, iterators and datasets included.
       memories: processes whose shared memory is mapped for results.
-      connections: connections to workers for results, not counting the one to the dispatcher.
+      connections: connections to workers for results, without the connection to the dispatcher.
     """
 
     connected: bool
@@ -74,7 +74,7 @@ class CoordinatorSnapshot:
 
 
 def snapshot_of(runtime: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
-    """Return an immutable record of the present state. Any thread, also after the coordinator was closed."""
+    """Return an immutable record of the coordinator's present state. Any thread may call this, even after the coordinator was closed."""
     machine, plans = runtime.machine.closures, runtime.plans
     with runtime.lock:
         return CoordinatorSnapshot(

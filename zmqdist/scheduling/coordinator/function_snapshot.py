@@ -1,4 +1,4 @@
-"""A function in its state when `map` or an Executor accepted it, pickled once for all its work items."""
+"""FunctionSnapshot: a function that `map` or an Executor pickles once for many work items, in its state at that time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 
 class FunctionSnapshot:
-    """A pickled function. `schedule` accepts it in place of the function, any number of times, and does not pickle the function again.
+    """A pickled function. `schedule` accepts a FunctionSnapshot in place of the function, so that it need not pickle the function again.
 
     Args:
-      blob: the pickle, or the reference to it, as messages carry it.
-      bulks: the numbers under which the store holds the pickle; this object releases them.
+      blob: the pickle or a reference to the pickle, as messages carry it.
+      bulks: the numbers under which the store holds the pickle. The FunctionSnapshot releases them.
       uses, inputs: the resources and the RemoteValues that the function captures, as in the runtime's attributes of these names.
     """
 
@@ -41,7 +41,7 @@ class FunctionSnapshot:
 
     @classmethod
     def take(cls, runtime: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Pickle a function in its present state. Raises as `ClusterCoordinator.schedule` does for the function."""
+        """Pickle a function in its present state. Raises the errors that `ClusterCoordinator.schedule` raises for such a function."""
         with runtime.schedule_lock:
             runtime.packing_thread = get_ident()
             try:
@@ -58,13 +58,13 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """Return the blob and the store's numbers for the work item that is being packed; that work item must release the numbers."""
+        """Return the blob, and numbers in the store, for the work item that is being packed. The work item must release these numbers."""
         self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)
         return self.blob, list(self.bulks)
 
     def __del__(self) -> None:
-        """Have the loop release the held data. This is a finalizer, so it takes no lock of the coordinator."""
+        """Have the loop release the held data. A finalizer must take no lock of the coordinator, so it does not release the data itself."""
         if self.bulks and self.runtime.pid == os.getpid():
             self.runtime.call_in_loop(self.runtime.drop, self.bulks)

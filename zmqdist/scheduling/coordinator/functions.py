@@ -1,12 +1,12 @@
-"""Numbers for functions: the cluster gets each function once, and drops it when it has not been used for long.
+"""Numbers for functions: the cluster gets each function once, and drops a function that has not been used for long.
 
 A function is identified by its pickle. A function that captures nothing mutable is pickled once (wire/functions.py). Any other function
-is pickled for each call and keeps its number as long as the bytes are the same; its pickle is marked, so that slots unpickle it again
-for each run.
+is pickled for each work item, and has the same number as long as its pickle has the same bytes. Such a pickle is marked, so that slots
+unpickle it again for each run.
 
-The coordinator's store holds a large pickle, as it holds large arguments (scheduling/worker/store.py), and messages carry a
-reference to it. The reference, and with it the number, stays the same as long as the store holds those bytes. Once the store
-has released them the number is dropped, because no later message will contain that reference.
+The coordinator's store holds a large pickle, as it holds large arguments (scheduling/worker/store.py), and messages carry a reference to
+the pickle. The reference and the function's number stay the same as long as the store holds these bytes. When the store has released
+the bytes, the number is dropped, because no later message will contain the reference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("zmqdist.coordinator")
 class FunctionNumbers:
     """The functions of one coordinator and their numbers.
 
-    Not thread-safe: only one thread at a time may call `pickled`, and callers of the other methods must hold the coordinator's lock.
+    Not thread-safe: only one thread at a time may call `pickled`, and the callers of other methods must hold the coordinator's lock.
 
     Args:
       is_held: returns whether the coordinator's store holds the part with this number.
@@ -44,14 +44,14 @@ class FunctionNumbers:
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._held: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
-        """Functions whose pickle the store holds, each with its number, its name and the store's number of its first part."""
+        """The functions whose pickle the store holds: reference -> (number, name, the store's number of the first part)."""
         self._defined: list[tuple[int, bytes]] = []
         self._dropped: list[int] = []
         self._specs: dict[str, Any] = {}
-        """The spec of each function's module. `importlib.reload` gives a module a new spec, which shows that it was reloaded."""
+        """The spec of each function's module, by module name. `importlib.reload` gives a module a new spec, which reveals the reload."""
 
     def __len__(self) -> int:
-        """Return how many functions the cluster knows by a number of this coordinator."""
+        """Return how many functions of this coordinator the cluster knows."""
         return len(self._kept) + len(self._held)
 
     @property
@@ -60,7 +60,7 @@ class FunctionNumbers:
         return self._cache.pickles
 
     def pickled(self, fn: Callable[..., Any]) -> Packed:
-        """Pickle a function in its present state. If the result is a list, the caller must have the store hold it.
+        """Pickle a function in its present state. If this returns a list of parts, the caller must have the store hold them.
 
         Raises InvalidArgumentError if the function cannot be pickled.
         """
@@ -79,11 +79,12 @@ class FunctionNumbers:
         return packed
 
     def _warn_if_reloaded(self, fn: Callable[..., Any]) -> None:
-        """Warn if a function's module was reloaded: the function is sent by name, and a worker process imports each module only once."""
+        """Warn if a function's module was reloaded, because worker processes that imported the module before have the old function."""
         name = getattr(fn, "__module__", None)
         module = sys.modules.get(name or "")
         spec = getattr(module, "__spec__", None)
-        if module is None or not is_importable_module(module):  # it is sent by value, so workers get its present code
+        # A function of such a module is sent by value, so workers get its present code.
+        if module is None or not is_importable_module(module):
             return
         if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
             self._specs[name] = spec
@@ -97,7 +98,8 @@ class FunctionNumbers:
         """Return the number and the name of the function of a work item that the caller is about to enqueue.
 
         Args:
-          bulks: the numbers under which the store holds the function's pickle, at least until the work item has ended.
+          blob: the pickle of the function, or the reference to the pickle.
+          bulks: the numbers under which the store holds the pickle, at least until the work item has ended.
         """
         if bulks:
             return self._number_of_large(fn, blob, bulks[0])
@@ -133,11 +135,11 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """Return a number that no function has, for an object of another kind that slots know by a number of this coordinator."""
+        """Return a number that no function has, for an object that slots know by such a number without being a function."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
-        """Return the functions that were defined and the numbers that were dropped since the last call."""
+        """Return the functions that were defined and the numbers that were dropped since `take` was last called."""
         taken = self._defined, self._dropped
         self._defined, self._dropped = [], []
         return taken

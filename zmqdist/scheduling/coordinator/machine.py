@@ -4,16 +4,16 @@ Theory of operation
     The machine consists of two parts, which never call each other:
       closures.py                   work that the dispatcher has or will get, and the workers that pinned work waits for (affinity.py)
       dependencies_and_retries.py   plans: work with inputs, retries, a timeout or a lineage
-    A plan becomes attempts, which are work items for the first part under numbers from FIRST_ATTEMPT on. Only this module passes the
-    end of an attempt to its plan, and the effects of plans to the first part: one after the other, never nested.
+    A plan becomes attempts, which are work items for closures.py with numbers from FIRST_ATTEMPT on. Only this module passes the end of
+    an attempt to its plan, and the effects of plans to closures.py. It passes them one after the other, never nested.
     A HandIn requests that the runtime pack an attempt. The runtime replies with AttemptPacked before it passes another event.
 
 Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
     C1  each work item of the program, plan or not, is resolved exactly once; the number of an attempt is never resolved
     C2  a round fails if and only if a work item of the program fails after all its retries: by an error of the function, the loss of all
-        starts, a failed input, its timeout, or a lack of workers. Detached work fails no round, nor does any work if `rounds` is False
+        starts, a failed input, its timeout, or a lack of workers. Detached work fails no round, and without `rounds` no work does
     C3  Resolve precedes the effects that it makes possible: KeepInput, then HandIn
-    C4  as soon as the dispatcher has refused the coordinator for good, all work ends with that error
+    C4  as soon as the dispatcher has refused the coordinator for good, all work ends with the dispatcher's error
 
 Not here: payloads and exceptions, which are opaque to the machine, and threads that wait (runtime.py).
 """
@@ -62,22 +62,22 @@ from zmqdist.scheduling.coordinator.effects import (
 )
 
 FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
-"""The ways to end that fail a round."""
+"""The kinds of ends with which a work item fails its round."""
 
 ROUND: Final = 0
-"""Represents the whole round in place of a work number; no work item has this number."""
+"""Represents the whole round where a work number is expected. No work item has this number."""
 
 
 class CoordinatorMachine:
-    """The two parts as one machine; the module's docstring has the rules.
+    """The machine of a coordinator, made of two parts; the module's docstring has the rules.
 
     Args:
-      closures, plans: the parts. This object owns them; other code may only read them.
+      closures, plans: the two parts. The CoordinatorMachine owns them; other code may only read them.
       decode_loss: decodes the payload of an INPUT_LOST into the lost input and the packed error.
       rounds: whether failed work fails its round.
 
     Attributes:
-      failed: the work item that failed the present round first; ROUND for a refusal; None while the round has not failed.
+      failed: the work item that was the first to fail the present round, or ROUND if a refusal was; None while the round has not failed.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class CoordinatorMachine:
         self._rounds = rounds
         self._refusal: bytes | None = None
         self._planned = False
-        """Whether there has ever been a plan. Until then, results need not be translated, because no result can belong to an attempt."""
+        """Whether a plan was ever scheduled. Before, results need not be translated, because no result can belong to an attempt."""
         self._events: deque[Event] = deque()
         """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []
         self._replaced: list[Effect] = []
-        """Replace effects. They precede the Resolve of `_ended`, because ended work may name a lost value as its cause."""
+        """The effects Replace, which precede the Resolve of `_ended`, because ended work may name a lost value as its cause."""
         self._after_resolve: list[Effect] = []
-        """Effects of the plans that must follow the Resolve of `_ended` (C3)."""
+        """The effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
         first = self.closures.deadline
         if not self.plans:
             return first
@@ -113,13 +113,13 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """Return the program's work item behind this number of an attempt or ordinary work item; 0 if the attempt is no longer needed."""
+        """Return the program's work item for the number of an attempt or work item; 0 if the attempt is no longer in progress."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
-        if type(event) is Heard or type(event) is Scheduled:  # nearly all events; they do not concern the plans
+        if type(event) is Heard or type(event) is Scheduled:  # nearly all events, and these do not concern the plans
             self._apply(self.closures.handle(event, now), now, effects)
         else:
             self._route(event, now, effects)
@@ -135,7 +135,7 @@ class CoordinatorMachine:
         return effects
 
     def _route(self, event: Event, now: float, effects: list[Effect]) -> None:
-        """Pass the event to the plans if it concerns them, and queue it for the closures if it concerns them."""
+        """Pass the event to the plans, queue it for the closures, or both, as the kind of event requires."""
         match event:
             case Planned():
                 self._planned = True
@@ -176,7 +176,7 @@ class CoordinatorMachine:
         self._events.append(event)
 
     def _apply(self, closure_effects: list[Effect], now: float, effects: list[Effect]) -> None:
-        """Append the effects of the closures, and translate ended work for the plans."""
+        """Append the effects of the closures to `effects`, and tell the plans which work has ended."""
         for effect in closure_effects:
             match effect:
                 case Resolve(items, _, detached):
@@ -214,8 +214,8 @@ class CoordinatorMachine:
     # -- refusal ------------------------------------------------------------------------------------------------
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
-        """Fail unfinished work. A refusal over a registered connection ends only that work; any other refusal is for good (C4)."""
-        # If not registered, the registration was refused or taken over, so that another try would fail too.
+        """Fail all unfinished work. If the coordinator is not registered, fail all later work as well (C4)."""
+        # Without a registration, the dispatcher has refused to register this coordinator, and would refuse it again.
         for_good = not self.closures.registered
         if self.failed is None:
             self.failed = ROUND
@@ -238,9 +238,9 @@ class CoordinatorMachine:
                 self._ended.append((number, kind, payload))
                 if not self.plans.awaits(number):
                     continue
-            elif not self.plans.awaits(number):  # C1: an attempt whose plan has ended
+            elif not self.plans.awaits(number):  # an attempt whose plan has ended, so it resolves no work (C1)
                 if kind == KEPT:
-                    self._events.append(KeptDropped([number]))  # no RemoteValue will release this value
+                    self._events.append(KeptDropped([number]))  # because no RemoteValue will release this value
                 continue
             self._end_of(number, kind, payload, now)
 
@@ -261,7 +261,7 @@ class CoordinatorMachine:
         )
 
     def _decide(self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")) -> None:
-        """Pass an event to the plans and translate their effects. `outcome`: (kind, payload) of the attempt whose end it reports."""
+        """Pass an event to the plans and translate their effects. `outcome`: how the attempt in an Ended has ended, as (kind, payload)."""
         for effect in self.plans.handle(event, now):
             match effect:
                 case dependencies.End(work, kind, cause, had_succeeded):

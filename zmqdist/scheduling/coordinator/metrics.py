@@ -1,16 +1,16 @@
-"""Figures about the work of all coordinators in this process: recorded while `enable_metrics` is set.
+"""Figures about the work of all coordinators in this process, which are recorded while `enable_metrics` is set.
 
     histogram  function_tracing     seconds to pickle a function that the cluster did not know
                closure_execution    seconds from the scheduling of a work item to its end
                remote_value_fetch   seconds to fetch a result from the worker's host, or from its memory, and to unpickle it
-               server_def_update    seconds until a worker has accepted the program it works for (strategies that invite workers)
+               server_def_update    seconds until an invited worker has accepted the program (only with strategies that invite workers)
     gauge      queued_closures      work items in the queue
                inflight_closures    work items that have left the queue and have not ended
     counter    worker_failures      workers that were lost
 
-The names are TensorFlow's. While recording is off, each function of this module only tests one variable.
+TensorFlow's metrics have the same names. While `enable_metrics` is not set, recording costs no more than the test of this variable.
 
-Not here: figures of single workers, which the dispatcher counts (`ClusterCoordinator.metrics` returns both).
+Not here: figures of single workers, which the dispatcher counts. `ClusterCoordinator.metrics` returns all figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ enable_metrics = False
 
 
 class Histogram:
-    """Counts of values in exponential buckets. Any thread may add.
+    """Counts of values in exponential buckets. Any thread may add values.
 
     Args:
       first: upper bound of the first bucket.
@@ -36,7 +36,7 @@ class Histogram:
       count: number of bounds. One more bucket counts the values above the last bound.
 
     Attributes:
-      bounds: the upper bound of each bucket but the last.
+      bounds: the upper bounds of all buckets except the last bucket.
     """
 
     def __init__(self, first: float, factor: float, count: int) -> None:
@@ -58,7 +58,7 @@ class Histogram:
             self._sum += value
 
     def summary(self) -> dict[str, Any]:
-        """Return {"min", "max", "num", "sum", "histogram": {(low, high): count}}. Without values, min and max are 0."""
+        """Return a dict {"min", "max", "num", "sum", "histogram": {(low, high): count}}. Without values, min and max are 0."""
         with self._lock:
             number = sum(self._counts)
             edges = [0.0, *self.bounds, float("inf")]
@@ -80,7 +80,7 @@ HISTOGRAMS = {
     "server_def_update": Histogram(1, 10, 5),
 }
 GAUGES: dict[str, Callable[[], int]] = {}
-"""Functions that compute a gauge on each read from the open coordinators (figures.py), so that no other code has to update it."""
+"""Functions that compute a gauge from the open coordinators (figures.py) on each read, so that no other code has to update the gauge."""
 _counters = {"worker_failures": 0}
 _lock = threading.Lock()
 
@@ -127,7 +127,7 @@ def record(name: str, seconds: float) -> None:
 
 
 class Executions:
-    """When the unfinished work items of one coordinator were scheduled. Not thread-safe: the owner must hold a lock."""
+    """The times at which one coordinator's unfinished work items were scheduled. Not thread-safe, so the owner must hold a lock."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
@@ -138,7 +138,7 @@ class Executions:
             self._began[work] = time.perf_counter()
 
     def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """Record how long these work items took. `items` are outcomes: (work, kind, payload)."""
+        """Record how long the work items of these outcomes took, each (work, kind, payload)."""
         if self._began:
             now = time.perf_counter()
             for work, _, _ in items:
@@ -150,7 +150,7 @@ class Executions:
 def monitored_timer(name: str, state_tracker: Callable[[], Any] | None = None) -> AbstractContextManager[None]:
     """Return a context manager that records the seconds of its block in a histogram.
 
-    If there is a `state_tracker`, it records only when the tracker's result after the block differs from that before the block.
+    With a `state_tracker`, it records only if `state_tracker()` returns different values before and after the block.
     """
     return _timed(name, state_tracker) if enable_metrics else _OFF
 

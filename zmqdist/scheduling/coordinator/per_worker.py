@@ -2,8 +2,8 @@
 
 Rules
     A scheduled function that gets PerWorkerValues (as an argument at any depth, or captured) sees the value of the worker that runs it.
-    In the program each of these values is a RemoteValue. Its status is that of the latest build, and each `get` reads the value from
-    the worker again, because functions may have changed it.
+    In the program each of these values is a RemoteValue. Its status is the status of the latest build, and each `get` reads the value
+    from the worker again, because functions may have changed it.
     A dataset is pickled when `create_per_worker_dataset` is called; each `iter` starts a new iteration on all workers.
 
 Not here: when workers build a resource (resources.py, scheduling/worker/resources.py).
@@ -27,9 +27,10 @@ from zmqdist.wire import trusted
 
 
 class ResourceValue(RemoteValue):
-    """A per-worker resource at one worker: ABORTED while its worker is lost, READY again once the worker is back and has rebuilt it.
+    """The value of a per-worker resource at one worker.
 
-    While the program holds one of these, all workers keep the resource.
+    The value is ABORTED while its worker is lost, and READY again once the worker is back and has rebuilt the resource. While the program
+    holds a ResourceValue, all workers keep the resource.
     """
 
     __slots__ = ("_index", "_resource")
@@ -60,12 +61,12 @@ class ResourceValue(RemoteValue):
         return self.status is not RemoteValueStatus.NOT_READY
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait until the resource is built and return a copy of its present state. Each call reads it from the worker again.
+        """Wait until the resource is built, and return a copy of its present state, which each `get` reads from the worker again.
 
         Raises:
-          CancelledError: its worker is lost. The resource is available again when the worker is back.
-          DeadlineExceededError: not available within `timeout` seconds.
-          InvalidArgumentError: its value cannot be pickled; that of an iterator never can.
+          CancelledError: the worker is lost. The resource is available again when the worker is back.
+          DeadlineExceededError: the resource was not available within `timeout` seconds.
+          InvalidArgumentError: the resource cannot be pickled, as for every iterator.
           Exception: the function that builds the resource raised it.
         """
         return self._read(at_worker.read_value, timeout)
@@ -75,7 +76,10 @@ class ResourceValue(RemoteValue):
         return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the resource is built; return the error that `get` would raise, or None. DeadlineExceededError as in `get`."""
+        """Wait until the resource is built, and return the error that `get` would raise, or None.
+
+        Raises DeadlineExceededError as `get` does.
+        """
         until = None if timeout is None else time.monotonic() + float(timeout)
         while True:
             building, lost = self._state()
@@ -90,11 +94,11 @@ class ResourceValue(RemoteValue):
                 return failed.original_exception if isinstance(failed, errors.ClosureInputError) else failed
 
     def cancel(self) -> bool:
-        """Return False: a resource cannot be cancelled. Workers drop it when the program holds none of its values."""
+        """Return False, because a resource cannot be cancelled. Workers drop a resource when the program holds none of its values."""
         return False
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when the present build has ended, even with an error; at once if the worker is lost."""
+        """Call `fn(self)` when the present build has ended, even with an error. If the worker is lost, call `fn(self)` at once."""
         building, lost = self._state()
         if lost is not None or building is None:
             self._owner.callbacks.put([(fn, self)])
@@ -124,8 +128,9 @@ class ResourceValue(RemoteValue):
             try:
                 return self._resource.owner.run_at(self._resource, self._index, fn).get(_left(until))
             except errors.CancelledError:
+                # With a new build, the worker was lost during the read, so read again. With the same build, the read itself was cancelled.
                 if self._state() == (building, None):
-                    raise  # the same build, so the read itself was cancelled; if there is another, the worker was lost: try again
+                    raise
 
 
 def _left(until: float | None) -> float | None:
@@ -135,8 +140,8 @@ def _left(until: float | None) -> float | None:
 class PerWorkerValues:
     """One RemoteValue for each worker, in the order of the workers' indices.
 
-    A scheduled function that gets this as an argument, or captures it, sees the value of the worker that runs it. If these are the values
-    of a resource, a value is added for each worker that joins later.
+    A scheduled function that gets PerWorkerValues as an argument, or captures them, sees the value of the worker that runs it. The values
+    of a resource include a value for each worker that joins later.
 
     Args:
       values: RemoteValues of one coordinator, one for each worker.
@@ -159,7 +164,7 @@ class PerWorkerValues:
 
     @classmethod
     def of(cls, resource: Resource) -> Any:
-        """Return the PerWorkerValues of a resource."""
+        """Return the PerWorkerValues (or the subclass) for the values of this resource."""
         values = cls(())
         values._resource = resource
         return values
@@ -185,7 +190,7 @@ class PerWorkerValues:
     def fetch(self, timeout: float | None = None) -> list[Any]:
         """Return the fetched values of all workers.
 
-        Raises: the error of the first value whose `fetch` fails; DeadlineExceededError after `timeout` seconds in total.
+        Raises the error of the first value whose `fetch` fails, and DeadlineExceededError after `timeout` seconds in total.
         """
         until = None if timeout is None else time.monotonic() + float(timeout)
         return [value.fetch(_left(until)) for value in self._values]
@@ -205,9 +210,10 @@ class PerWorkerValues:
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """Iterators over a per-worker dataset, one for each worker. A scheduled function that gets this sees its worker's iterator.
+    """Iterators over a per-worker dataset, one for each worker.
 
-    When the elements are used up, `next(iterator)` in a function raises OutOfRangeError; a for-loop ends as usual.
+    A scheduled function that gets a PerWorkerIterator sees the iterator of the worker that runs it. After the last element,
+    `next(iterator)` in the function raises OutOfRangeError, and a for-loop ends as usual.
     """
 
     def __iter__(self) -> Any:
@@ -222,11 +228,11 @@ class PerWorkerIterator(PerWorkerValues):
 
 
 class PerWorkerDataset:
-    """A dataset that each worker reads for itself; made by `ClusterCoordinator.create_per_worker_dataset`.
+    """A dataset that each worker reads for itself, made by `ClusterCoordinator.create_per_worker_dataset`.
 
     Args:
-      spec: returns the dataset's element_spec, or raises NotImplementedError if the dataset has none. None: a function makes the
-        dataset, so that only a worker can report the spec.
+      spec: returns the dataset's element_spec, or raises NotImplementedError if the dataset has no spec. None means that a function makes
+        the dataset, so that only a worker can report the spec.
     """
 
     def __init__(
@@ -247,15 +253,15 @@ class PerWorkerDataset:
         if task_context.scheduled():
             raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
         sharers = self._resources.workers() if self._shard else []
-        dense = range(len(sharers))  # a range stays short in a message, however many workers there are
+        dense = range(len(sharers))  # a range is short in a message, however large it is
         resource = self._resources.create(ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers))
         iterator: PerWorkerIterator = PerWorkerIterator.of(resource)
         return iterator
 
     def build(self) -> PerWorkerValues:
-        """Create the dataset itself on each worker. A function that gets it may iterate over it any number of times.
+        """Create the dataset itself, without an iterator, on each worker. A function that gets the dataset may iterate over it repeatedly.
 
-        Raises: as `iter`.
+        Raises the errors of `iter`.
         """
         values: PerWorkerValues = PerWorkerValues.of(self._resources.create(DATASET, self._definition))
         return values
@@ -265,8 +271,8 @@ class PerWorkerDataset:
         """The spec of the elements. If a function makes the dataset, the first access asks a worker for the spec and waits for its reply.
 
         Raises:
-          NotImplementedError: the source is not a Dataset and has no spec.
-          Exception: the dataset function raised it.
+          NotImplementedError: the elements are not those of a Dataset, so they have no spec.
+          Exception: the dataset function raised this error.
         """
         if self._spec is None:
             resource = self._resources.create(DATASET, self._definition)

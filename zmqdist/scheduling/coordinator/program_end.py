@@ -1,11 +1,11 @@
-"""Finish submitted work when the program ends, as the executors of the standard library do.
+"""The end of the program: it waits for submitted work, as with the executors of the standard library.
 
 Rules
-    The interpreter calls `_finish` before it waits for threads and before `atexit` closes clusters, even after `sys.exit` or an uncaught
-    error. `_finish` waits for each Executor that has unfinished work.
-    If Ctrl-C has ended the program, or arrives while `_finish` waits, all of that work is given up.
-    At this stage Python can change the exit code only by leaving at once. A program that has lost its cluster therefore leaves with
-    LOST_CODE as soon as all `atexit` handlers have run.
+    The interpreter calls `_finish` before it waits for threads and before the `atexit` handlers close clusters, even after `sys.exit` or
+    an uncaught error. `_finish` waits for each Executor that has unfinished work.
+    If Ctrl-C has ended the program, or arrives while `_finish` waits, `_finish` gives up all unfinished work.
+    At this stage only `os._exit` can change the exit code. A program that has lost its cluster therefore calls `os._exit(LOST_CODE)` as
+    soon as all `atexit` handlers have run.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ def _give_up(executors: list[SubmittedWork]) -> None:
 
 
 def _leave(code: int) -> None:
-    """End the process with this exit code after all other exit handlers. A negative code is the number of a signal that ends the process.
+    """Run all other exit handlers, and end the process with this exit code. With code -n, end the process by signal n.
 
-    This handler is registered last, so the interpreter calls it first; it runs the remaining handlers itself.
+    `_leave` is the exit handler that was registered last, so the interpreter calls it first. It runs the remaining handlers itself.
     """
     atexit.unregister(_leave)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # the stream is closed, or None
+        except (OSError, ValueError, AttributeError):  # the file is closed, or is None
             pass
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)

@@ -43,7 +43,7 @@ class RemoteValueStatus(enum.Enum):
 
 
 class ValueOwner(Protocol):
-    """The members of the coordinator's runtime that a RemoteValue uses; runtime.py documents them."""
+    """The attributes and methods of the coordinator's runtime that a RemoteValue uses. runtime.py documents them."""
 
     pid: int
     closed: bool
@@ -72,7 +72,7 @@ class ValueOwner(Protocol):
 
 
 class RemoteValue:
-    """The result of one `schedule`; only a ClusterCoordinator makes these.
+    """The result of a scheduled function, pending until the function has ended. Only a ClusterCoordinator makes RemoteValues.
 
     A ready value stays ready, because the result is on this host (except for kept values, below). Any thread may call any method.
     If the program drops a RemoteValue, its function still runs, and the result is discarded.
@@ -80,13 +80,14 @@ class RemoteValue:
     A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before its own
     function has ended. Such a function waits for the value and gets a copy that is private to its run.
 
-    The value of `schedule(..., keep=True)` is ready once its worker has it. The worker holds the value until the RemoteValue is collected.
-    Other functions fetch it from that worker; only `get` brings it to the program. If the worker or the dispatcher is lost before that, or
-    the connection to the dispatcher breaks, the value is lost. With `schedule(..., lineage=True)` a lost value is recomputed.
+    The value of `schedule(..., keep=True)` is ready once its worker has the value, which the worker holds until the RemoteValue is
+    garbage-collected. Other functions fetch the value from this worker, and only `get` fetches it to the program. If the worker or the
+    dispatcher is lost before `get`, or the connection to the dispatcher breaks, the value is lost. With `schedule(..., lineage=True)` a
+    lost value is recomputed.
 
     Attributes:
-      name: the name of its function.
-      work: its number among the work items of its coordinator.
+      name: the name of the function.
+      work: the number of the function's work item, unique in its coordinator.
     """
 
     __slots__ = (
@@ -118,7 +119,7 @@ class RemoteValue:
         return f"<RemoteValue of {self.name}: {state}>"
 
     def __reduce__(self) -> Any:
-        """Pickle a placeholder for the value. The worker that unpickles the placeholder replaces it by the value."""
+        """Pickle a placeholder for the value. The worker that unpickles the placeholder gets the value in its place."""
         if self._owner.packing_thread != get_ident():
             raise RemoteValueNotAllowed(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
@@ -140,28 +141,28 @@ class RemoteValue:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that scheduled the function. Only the process that scheduled it gets the result."""
+        """Whether this process was forked from the process that scheduled the function, which alone gets the result."""
         return self._owner.pid != os.getpid()
 
     # -- getting the result -----------------------------------------------------------------------------------------
 
     def get(self, timeout: float | None = None) -> Any:
-        """Wait for the function to end and return its result: the same object each time, private to this process.
+        """Wait for the function to end, and return its result. Each `get` returns the same object, which is private to this process.
 
         Args:
-          timeout: seconds; None waits as long as there is a cluster. The first call for a kept value also fetches the value, which may take
-            longer than `timeout`. That fetch fails at once if the worker refuses connections, or is on this host and has ended. It fails
-            after about 20 s if the worker does not reply.
+          timeout: seconds; None waits until the function has ended or the cluster is lost. The first `get` of a kept value also fetches the
+            value, which may take longer than `timeout`. The fetch fails at once if the worker refuses connections, or is on this host and
+            has ended. It fails after about 20 s if the worker does not reply.
 
         Raises:
-          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`; it goes on, so call again. Or, if `done` is
-            true, the `timeout` of its `schedule` has passed.
-          CancelledError: the function was cancelled, or its round ended with another function's error; schedule it again.
+          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`. It goes on, so you may call `get` again. But
+            if `done` returns True, the function has ended, because the `timeout` that was passed to `schedule` has passed.
+          CancelledError: the function was cancelled, or its round ended with another function's error. Schedule it again.
           WorkerLost: each process that started the function crashed.
-          ClosureInputError: one of its inputs has no value; `original_exception` says why.
-          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or the worker kept the value and it is lost.
-          Exception: the function raised it. It is of its own class if that can be pickled, with the remote traceback as its cause; each
-            call raises a new copy. A single crash of a worker is not an error, because the function then runs again.
+          ClosureInputError: an input of the function has no value; `original_exception` says why.
+          UnavailableError: a kept value is lost, or the cluster was without a dispatcher or any worker for `cluster_lost_limit_s`.
+          Exception: the function raised this exception. Its class is the original class if that can be pickled, its cause is the remote
+            traceback, and each `get` raises a new copy. A single crash of a worker raises nothing, because the function then runs again.
         """
         if self._kind is None:
             self._wait(timeout)
@@ -194,7 +195,7 @@ class RemoteValue:
                     raise
                 continue
             with self._owner.unpacking:
-                if self._value is _NOTHING:  # unless another thread was faster
+                if self._value is _NOTHING:  # no other thread has fetched the value meanwhile
                     self._value = value
         return self._value
 
@@ -217,9 +218,9 @@ class RemoteValue:
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Return the result as `get` does, with each object that has a method `numpy()` (a tensor of another library) replaced by an array.
+        """Return the result as `get` does, with tensors replaced by arrays.
 
-        Looks into lists, tuples and dicts.
+        Each object that has a method `numpy()`, also in lists, tuples and dicts, is replaced by the result of this method.
         """
         return _as_numpy(self.get(timeout))
 
@@ -228,9 +229,9 @@ class RemoteValue:
         return self._kind is not None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end and return the error that `get` would raise; None after success. Raises DeadlineExceededError as `get` does.
+        """Wait until the function has ended, and return its error, or None after success. Raises DeadlineExceededError as `get` does.
 
-        For a kept value this is the error of its function. Only `get` finds out whether the worker still holds the value.
+        The loss of a kept value is not noticed here: only `get` finds out whether the worker still holds the value.
         """
         self._wait(timeout)
         return None if self._kind in (VALUE, KEPT) else self.error()
@@ -241,8 +242,7 @@ class RemoteValue:
         A waiting function is dropped. A running function is asked to stop, and killed `cancel_grace_s` later.
 
         Returns:
-          False if the function has ended already. True means that cancellation was requested: `get` shows how the function ended, which may
-          be with a result that was already on its way.
+          False if the function has ended already, otherwise True. After True, `get` may still return a result that was already on its way.
         """
         if self._kind is not None:
             return False
@@ -250,10 +250,10 @@ class RemoteValue:
         return True
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
-        """Call `fn(self)` when the function has ended; at once if it has ended already.
+        """Call `fn(self)` when the function has ended, or soon if the function has ended already.
 
-        Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` must not wait for a
-        RemoteValue that another callback settles.
+        Callbacks run one after the other in a thread of the coordinator. Exceptions of `fn` are logged. `fn` must not wait for an event
+        that another callback causes.
 
         Raises:
           RuntimeError: the process cannot start a thread for callbacks.
@@ -281,19 +281,20 @@ class RemoteValue:
         def ended(_: RemoteValue) -> None:
             try:
                 loop.call_soon_threadsafe(set_done)
-            except RuntimeError:  # the event loop has been closed, and its tasks with it
+            except RuntimeError:  # the event loop has been closed, so no task waits any more
                 pass
 
         self.add_done_callback(ended)
         yield from future
-        if self._kind == KEPT and self._value is _NOTHING:  # fetching it blocks, which the event loop must not
+        # The fetch of a kept value blocks, so it must not run in the thread of the event loop.
+        if self._kind == KEPT and self._value is _NOTHING:
             return (yield from loop.run_in_executor(None, self.get))
         return self.get()
 
     def release_at_end(self, waiter: Any) -> None:
-        """Call `waiter.release()` when the function has ended; at once if it has ended already.
+        """Call `waiter.release()` when the function has ended, or at once if it has ended already.
 
-        Unlike a callback, a waiter does not keep the value alive, so the caller must keep a reference to the value.
+        Unlike a callback, a waiter does not keep the RemoteValue alive, so the caller must keep a reference to the RemoteValue.
         """
         with self._owner.lock:
             if self._kind is None:
@@ -304,7 +305,7 @@ class RemoteValue:
     # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
 
     def settle(self, kind: int, payload: Any) -> list[Callable[[RemoteValue], object]] | None:
-        """Set the outcome of the function; return the callbacks, which the caller must call."""
+        """Set the outcome of the function, and return its callbacks, which the caller must call. None means no callbacks."""
         self._payload = payload
         self._kind = kind
         if kind == KEPT:
@@ -325,13 +326,13 @@ class RemoteValue:
 
     @property
     def label(self) -> str:
-        """A short name for reports: that of the function without its module, and the number of the work item."""
+        """A short name for reports, such as "sum-12": the name of the function without its module, and the number of the work item."""
         return f"{self.name.rpartition('.')[2]}-{self.work}"
 
     def copied(self, take: Callable[[Any], object]) -> None:
-        """Call `take` with the packed value in its present state, if the value is in this process. The lock `unpacking` is held meanwhile.
+        """Call `take` with the packed value in its present state, if the value is in this process. `take` runs with `unpacking` held.
 
-        Raises InvalidArgumentError if the program has changed the value into one that cannot be packed.
+        Raises InvalidArgumentError if the program has changed the value so that it cannot be packed any more.
         """
         if self._kind == VALUE:
             with self._owner.unpacking:
@@ -341,7 +342,7 @@ class RemoteValue:
         return results.pack(self._value) if self._owner.form.safe_only else trusted.pack(self._value)
 
     def take_back(self) -> None:
-        """Cancel the function unless a worker has begun it. For an Executor."""
+        """Request that the function be cancelled unless a worker has begun it. Only an Executor uses this."""
         self._owner.take_back(self.work)
 
     def _wait(self, timeout: float | None) -> None:
@@ -377,18 +378,18 @@ class RemoteValue:
 
 
 def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
-    """Return how the work has ended, as (kind, payload); the kind is None until the work has ended."""
+    """Return the outcome of the function, as (kind, payload). The kind is None until the function has ended."""
     return value._kind, value._payload
 
 
 class Kept:
-    """A value that its worker keeps until this object is collected.
+    """A value that its worker keeps until this object is garbage-collected.
 
     Attributes:
       work: the number of the work item, or of the attempt, that computed the value.
       encoded: the reference to the value.
       lineage: whether the value is recomputed when it is lost.
-      name: the label of its RemoteValue, once that is settled.
+      name: the label of the RemoteValue, from the time when it is settled.
     """
 
     __slots__ = ("__weakref__", "_owner", "encoded", "lineage", "name", "work")
@@ -406,11 +407,11 @@ class Kept:
 
 
 class RemoteValueNotAllowed(ValueError):
-    """The arguments that are being packed contain a RemoteValue that the receiver could not use."""
+    """The arguments that are being packed contain a RemoteValue that the unpickling process could not use."""
 
 
 def unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """Return a ValueError about a RemoteValue if that is a cause of `error`, at any depth; otherwise return `error`."""
+    """Return `error`, or a ValueError in its place if a RemoteValueNotAllowed is among the causes of `error`."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RemoteValueNotAllowed):
@@ -420,7 +421,7 @@ def unwrapped(error: errors.InvalidArgumentError) -> Exception:
 
 
 def _as_numpy(value: Any) -> Any:
-    """Convert the leaves that have a method `numpy()`. Returns the same object if there are none."""
+    """Return `value` with each leaf that has a method `numpy()` converted. Without such a leaf, return the same object."""
     cls = type(value)
     if cls in trusted.ATOMS or cls is np.ndarray or isinstance(value, type):
         return value
@@ -439,7 +440,10 @@ def _as_numpy(value: Any) -> Any:
 
 
 def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:
-    """Yield each value as its function ends. DeadlineExceededError if not all have ended `timeout` seconds after the first `next`."""
+    """Yield each value when its function has ended.
+
+    Raises DeadlineExceededError if not all functions have ended `timeout` seconds after the first `next`.
+    """
     until = None if timeout is None else time.monotonic() + float(timeout)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
@@ -454,7 +458,7 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
 
 
 class _CompletionWaiter:
-    """A waiter that puts its value into a queue when the value's function has ended."""
+    """A waiter whose `release` puts a value into a queue, because the value's function has ended."""
 
     __slots__ = ("_queue", "_value")
 

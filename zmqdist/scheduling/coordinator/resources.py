@@ -1,13 +1,13 @@
 """Per-worker resources at the coordinator: which resources exist, where they are built, and their states.
 
 Theory of operation
-    A resource is a definition (a packed call, which the coordinator holds while a worker may need it) under a number that no function
-    has. Messages carry the number and the definition, so that a worker can build the resource whenever it has to
+    A resource has a number, which no function has, and a definition: a packed call, which the coordinator holds while a worker may need
+    it. Messages carry the number and the definition, so that a worker can build a resource that it does not have
     (scheduling/worker/resources.py). In addition the coordinator schedules a build as soon as a worker joins, so that the program
     learns of an error early and functions need not wait for the build. Such a build is a detached work item, pinned to that worker.
-    When a worker is lost, its value of the resource is lost too: it is ABORTED until the worker is back and has rebuilt it.
-    A resource exists as long as the program holds one of its values or unfinished work uses it. After that the coordinator has
-    all workers drop it.
+    When a worker is lost, its value of the resource is lost as well. The value is ABORTED until the worker is back and has rebuilt it.
+    A resource exists as long as the program holds one of its values or unfinished work uses the resource. After that the coordinator
+    has all workers drop the resource.
 
 Not here: the values that the program holds (per_worker.py).
 """
@@ -37,12 +37,12 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class Definition:
-    """A packed call that builds something, as its function and arguments were at that time. Collecting this object releases the data.
+    """A packed call by which workers build an object. When the Definition is garbage-collected, the packed data is released.
 
     Attributes:
-      encoded: the bytes that represent the call in a message: the pickle, or a reference to it.
-      name: the name of the object that the call builds, for messages.
-      uses: objects that must stay alive while a worker may make the call: other resources, kept values.
+      encoded: the bytes that represent the call in a message: the pickle, or a reference to the pickle.
+      name: the name of the object in error texts and log lines.
+      uses: the other resources and kept values that must stay alive while a worker may make the call.
     """
 
     def __init__(self, owner: Resources, name: str, packed: trusted.Packed, uses: list[Any]) -> None:
@@ -67,8 +67,8 @@ class _State:
     """The state of a resource at one worker.
 
     Attributes:
-      building: the latest build at this worker.
-      reads: work items that read its value; pending ones, and perhaps some that have ended.
+      building: the RemoteValue of the latest build at this worker.
+      reads: the RemoteValues of the program's reads of the resource: the pending reads, and perhaps some that have ended.
       lost: why the worker is absent; None while it is present.
     """
 
@@ -81,12 +81,13 @@ class _State:
 
 
 class Resource:
-    """One resource of a coordinator. When it is collected, all workers drop their values.
+    """One resource of a coordinator. When this object is garbage-collected, all workers drop their values of the resource.
 
     Attributes:
       kind: RESOURCE, DATASET or ITERATOR of scheduling/worker/resources.py.
       sharers: the workers that share the elements of an iterator; empty if each worker gets all elements.
-      states: the state at each worker seen since the resource was created, by the worker's index. Guarded by the coordinator's lock.
+      states: the state of the resource at each worker that has been present since its creation, by the worker's index. Guarded by the
+        coordinator's lock.
     """
 
     def __init__(
@@ -101,12 +102,12 @@ class Resource:
 
     @property
     def name(self) -> str:
-        """Its name in error texts and log lines."""
+        """The name of the resource in error texts and log lines."""
         return f"the {self.kind} of {self.definition.name}"
 
     @property
     def call(self) -> tuple[Any, ...]:
-        """The call by which a pickle represents this resource: a worker that unpickles it gets its own value."""
+        """The call that represents this resource in a pickle, so that a worker that unpickles the call gets its own value."""
         arguments = self.owner.runtime.number, self.number, self.kind, self.definition.encoded, self.sharers
         return at_worker.resource, arguments
 
@@ -125,10 +126,10 @@ class _ResourceCall:
 
 
 class Resources:
-    """The resources of one coordinator. Any thread may use it.
+    """The resources of one coordinator. Any thread may call the methods.
 
     Args:
-      works: yields numbers for work items; used with the runtime's lock held.
+      works: yields numbers for work items. The runtime's lock is held while a number is taken.
       patience_s: how long `create` waits for the first worker.
     """
 
@@ -140,22 +141,22 @@ class Resources:
         self._released: deque[tuple[int, list[int]]] = deque()
         self._present: set[int] = set()
         self._lost: dict[int, str] = {}
-        """Why a worker is missing, by its index."""
+        """The reasons why workers are missing, by worker index."""
         self._watching = False
         runtime.names.of_resources = self.names
 
     def names(self) -> list[str]:
-        """Return the names of all resources, for messages."""
+        """Return the names of all resources, for drain reports."""
         return [resource.name for each in list(self._live.values()) if (resource := each()) is not None]
 
     def __len__(self) -> int:
         return len(self._live)
 
     def workers(self, *, missing: bool = False) -> list[int]:
-        """Return the sorted indices of the present workers, once there is one.
+        """Wait until a worker is present, and return the sorted indices of the present workers.
 
         Args:
-          missing: return also when all workers known so far are lost; the list is then empty.
+          missing: whether to return an empty list at once if all workers known so far are lost.
 
         Raises:
           UnavailableError: no worker was present for `patience_s`.
@@ -184,7 +185,7 @@ class Resources:
     def define(
         self, name: str, fn: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Definition:
-        """Pack a call with its function and arguments in their present state.
+        """Pack a call of `fn`, with the function and the arguments in their present state.
 
         Raises:
           InvalidArgumentError: the function or an argument cannot be pickled; the message says which.
@@ -220,7 +221,7 @@ class Resources:
         return resource
 
     def run_at(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        """Schedule `fn(value of the resource)` on the worker with this index, which builds the resource first unless it has it."""
+        """Schedule `fn(value of the resource)` on the worker with this index. If the worker lacks the resource, it builds it first."""
         with self.runtime.lock:
             self._check_open()
             state = resource.states[index]
@@ -229,7 +230,14 @@ class Resources:
             return read
 
     def release(self, number: int, bulks: list[int]) -> None:
-        """Drop a resource, or the data held for a definition, that is no longer used. Finalizers call this, so it takes no lock."""
+        """Have the loop drop an unused resource, or release the data of an unused definition.
+
+        Finalizers call this method, so it takes no lock.
+
+        Args:
+          number: the number of the resource; 0 for a definition.
+          bulks: the numbers under which the store holds the definition's data.
+        """
         if self.runtime.pid != os.getpid():
             return
         self._released.append((number, bulks))
@@ -246,7 +254,7 @@ class Resources:
                 self.runtime.forget_everywhere(number)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
-        """Schedule builds of all resources, oldest first, on each worker that joined; mark the values of each worker that left as lost."""
+        """Schedule builds of all resources, oldest first, on workers that joined. Mark the values of workers that left as lost."""
         cancelled: list[RemoteValue] = []
         with self.runtime.lock:
             live = [resource for each in list(self._live.values()) if (resource := each()) is not None]

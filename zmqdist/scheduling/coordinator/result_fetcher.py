@@ -1,12 +1,12 @@
-"""Fetching large results from the workers that hold them: at once from shared memory, otherwise in threads of its own.
+"""ResultFetcher: fetches large results from the workers that hold them, at once from shared memory, otherwise in threads.
 
 Rules
-    A holder that does not reply may have crashed; the dispatcher then notices the crash, and the work runs again. A failed fetch is
-    therefore tried again for a while, during which its thread fetches other results. Only after that it is reported as unreachable.
-    A fetch ends early when its work has ended or was submitted again, because the holder may have released the result since then (for
-    example after this process was stopped for longer than a lease).
+    A holder that does not reply may have crashed, and then the dispatcher notices the crash and the work runs again. A failed fetch is
+    therefore tried again for a while, during which its thread fetches other results. Only then is the result reported as unreachable.
+    A fetch ends early when its work has ended or was submitted again, because the holder may then have released the result (for example
+    after this process was stopped for longer than a lease).
     The patience of a fetch counts the time spent on tries, not clock time, because clock time continues while this process is stopped.
-    An exception of a fetch ends its work item and no other.
+    An exception during a fetch ends the work item of this result and no other work item.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = logging.getLogger("zmqdist.coordinator")
 THREADS = 2
 """The number of threads that fetch results."""
 AGAIN_S = 0.5
-"""Pause before a failed fetch is tried again."""
+"""Seconds before a failed fetch is tried again."""
 PATIENCE_S = 3 * limits.LEASE_S
-"""Time after which a fetch is given up: longer than the dispatcher needs to notice that a holder is lost."""
+"""Seconds after which a fetch is given up, which is longer than the dispatcher needs to notice that a holder is lost."""
 TRY_S = STALLED_S
-"""The part of the patience that one try can use up. If a try takes longer, data arrived or this process was stopped meanwhile."""
+"""The largest part of PATIENCE_S that one try uses up. If a try takes longer, data arrived or this process was stopped meanwhile."""
 
 
 @dataclass(eq=False)
 class _Job:
-    """One result to be fetched.
+    """A result that a thread must fetch.
 
     Attributes:
       spent_s: how much of PATIENCE_S is used up.
@@ -54,13 +54,13 @@ class _Job:
 
 
 class ResultFetcher:
-    """Threads that fetch results; they start with the first large result that is not in shared memory of this host.
+    """Fetches results. Its threads start with the first large result that is not in shared memory of this host.
 
     Args:
-      wanted: returns whether the work item still waits for the result of (work, attempt); called in a fetching thread.
+      wanted: called with (work, attempt) in a fetching thread; returns whether the work item still waits for the result of this attempt.
       fetched: called with (work, attempt, parts) in a fetching thread.
-      failed: called with (work, attempt, problem).
-      safe_only: refuse kept values that are pickled.
+      failed: called with (work, attempt, problem), where the problem is a text.
+      safe_only: whether to refuse kept values that are pickled.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ResultFetcher:
         self._safe_only = safe_only
         self._changed = threading.Condition()
         self._jobs: list[tuple[float, int, _Job]] = []
-        """A heap by the time when each job is due."""
+        """A heap of jobs, ordered by the time at which each job is due."""
         self._numbers = itertools.count()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -104,12 +104,12 @@ class ResultFetcher:
         return None
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
-        """Fetch a value that its worker keeps, in the calling thread, with a single try. Raises as `remote_results.fetch`."""
+        """Fetch a kept value in the calling thread, with a single try. Raises the errors of `remote_results.fetch`."""
         return remote_results.fetch(self._fetcher, encoded, name, safe_only=self._safe_only)
 
     @property
     def memories(self) -> int:
-        """The number of processes whose shared memory is mapped into this one."""
+        """The number of processes whose shared memory is mapped into this process."""
         return len(self._fetcher.memories)
 
     @property
@@ -118,7 +118,7 @@ class ResultFetcher:
         return len(self._fetcher.clients)
 
     def close(self) -> None:
-        """End the threads. Fetches in progress fail."""
+        """End the threads. Fetches in progress fail without a report."""
         with self._changed:
             self._closed = True
             self._jobs.clear()
@@ -133,7 +133,7 @@ class ResultFetcher:
             try:
                 thread.start()
             except RuntimeError:
-                if self._threads:  # one thread is enough; the next result tries to start another
+                if self._threads:  # one thread is enough, and the next result tries to start another thread
                     return
                 raise
             self._threads.append(thread)
@@ -145,7 +145,7 @@ class ResultFetcher:
                 self._changed.notify()
 
     def _next(self) -> _Job | None:
-        """Wait until a job is due and return the job that was due first; None once this object is closed."""
+        """Wait until a job is due, and return the job that was due first. Return None once the ResultFetcher is closed."""
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
@@ -179,7 +179,7 @@ class ResultFetcher:
     def _deliver(self, job: _Job, parts: list[Any]) -> None:
         try:
             self._fetched(job.work, job.attempt, parts)
-        except BaseException:  # the thread must go on, because other results wait for it
+        except BaseException:  # the thread must go on, because other results wait for this thread
             log.exception("the fetched result of work item %d could not be delivered", job.work)
 
     def _fail(self, job: _Job, error: BaseException) -> None:

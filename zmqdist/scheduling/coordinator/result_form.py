@@ -1,4 +1,4 @@
-"""The form in which a program accepts results: any, or only the safe one (wire/results.py)."""
+"""The form in which a program accepts results: any form, or only the safe form (wire/results.py)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from zmqdist.wire import results, trusted
 
 @dataclass(frozen=True, slots=True)
 class ResultForm:
-    """The accepted form. With `safe_only`, results and errors are of a closed set of types, and a pickle in their place is refused."""
+    """The form of results that a program accepts. With `safe_only`, it accepts a closed set of types and refuses pickles."""
 
     safe_only: bool
 
     @classmethod
     def named(cls, name: str | None, by_file: bool) -> ResultForm:
-        """Return the form with this name, but the safe one if the cluster file says so (`by_file`). InvalidArgumentError: no such form."""
+        """Return the form with this name, or the safe form if the cluster file requires it (`by_file`).
+
+        Raises InvalidArgumentError if no form has this name.
+        """
         if name not in (None, "any", "safe"):
             raise InvalidArgumentError(f"results is {name!r}, wants 'any' or 'safe'")
         return cls(by_file or name == "safe")
 
     def marked(self, payload: bytes) -> bytes:
-        """Return the payload with a mark that says in which form its result is wanted."""
+        """Return the payload with a mark that tells the worker in which form the program accepts the result."""
         return results.SAFE + payload if self.safe_only else payload
 
     def pack_error(self, error: BaseException) -> bytes:

@@ -1,7 +1,7 @@
-"""The coordinator's loop, the runtime of machine.py: it talks to the dispatcher, fetches large results and settles RemoteValues.
+"""The coordinator's runtime, the code around machine.py: it talks to the dispatcher, fetches large results and settles RemoteValues.
 
-The program's threads append work to an outbox under the lock, and the loop's thread drains it. They read the runtime's state under the
-same lock.
+The threads of the program append work to an outbox under the coordinator's lock, and the loop's thread passes the work in the outbox to the
+machine. The program's threads hold the same lock while they read the runtime's state.
 """
 
 from __future__ import annotations
@@ -80,19 +80,19 @@ from zmqdist.wire.hello import Hello, our_hello
 log = logging.getLogger("zmqdist.coordinator")
 
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
-"""Called with the workers that joined, each (name, incarnation, pid, host), and those that left, each (name, incarnation, reason)."""
+"""A function for the workers that joined, each (name, incarnation, pid, host), and those that left, each (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
 
 opened: WeakSet[CoordinatorRuntime] = WeakSet()
-"""The runtimes of this process, including closed ones until they are collected."""
+"""The runtimes of this process. A closed runtime remains here until it is garbage-collected."""
 
 
 def _forked() -> None:
     """Prepare a forked child, so that no `schedule` or `join` uses the parent's coordinator or blocks on its locks.
 
-    The child has none of the parent's threads, so a lock that one of them held would never be released: hence the new locks. `room` = 0
-    has the next `schedule` check the process id. That check is too slow to be made in each call.
+    The locks are replaced, because the child has none of the parent's threads, so that a lock which such a thread held would never be
+    released. `room` becomes 0, so that the next `schedule` checks the process id; to check it in each `schedule` would be too slow.
     """
     for runtime in opened:
         runtime.room = 0
@@ -104,31 +104,31 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class CoordinatorRuntime:
-    """One connection of this process to a dispatcher.
+    """The runtime of one coordinator, with its connection to a dispatcher.
 
     Args:
-      rounds: whether failures are kept for `join`. If False, the runtime instead reports which work has begun (`on_begun`).
-      width: the number of work items that the dispatcher may have at a time; None for no bound.
+      rounds: whether failures are recorded for `join`. If False, the runtime instead reports which work has begun (`on_begun`).
+      width: the number of work items that the dispatcher may have at a time; None means no bound.
 
     Attributes (guarded by `lock`, except those that only grow):
       number: this coordinator's number in the cluster.
-      lock, changed: held for microseconds. `changed` is notified when a waiting thread may go on: all work is resolved, work has failed, a
-        round has ended, or the queue may have room while `waiting_for_room` > 0.
+      lock, changed: held for microseconds only. `changed` is notified when a waiting thread may continue, because all work is resolved,
+        work has failed, a round has ended, or the queue may have room while `waiting_for_room` > 0.
       schedule_lock: admits one `schedule` or `join` at a time.
       unpacking: held while a result is unpacked, so that each result is unpacked once.
-      refusal: makes the error with which the dispatcher has refused this coordinator for good; None if it has not.
-      scheduled, resolved, rounds_ended: counts of scheduled work items, of those that have ended, and of rounds that have ended.
-      waiting, waiting_for_room: the number of threads that wait on `changed`, and of those among them that wait for room in the queue.
+      refusal: makes the error with which the dispatcher has refused this coordinator for good; None without such a refusal.
+      scheduled, resolved, rounds_ended: the number of scheduled work items, of those that have ended, and of rounds that have ended.
+      waiting, waiting_for_room: the number of threads that wait on `changed`, and the number of those that wait for room in the queue.
       failures, callbacks: the errors of the round; the thread for the program's callbacks.
-      room: how many work items may be handed in before `has_room` must count again.
-      queue_bytes, form: the counter of the bytes of the arguments of unfinished work; the form in which results are accepted.
-      packing_thread, uses: the thread that is packing arguments, or None; the resources and kept values that it has found.
-      inputs: RemoteValues found while packing, by the number of their work.
+      room: the number of work items that may be handed in before `has_room` must count again.
+      queue_bytes, form: the counter of the bytes of arguments of unfinished work; the form in which the program accepts results.
+      packing_thread, uses: the thread that is packing arguments, or None; the resources and kept values found in these arguments.
+      inputs: the RemoteValues found in the arguments that are being packed, by work number.
       by_reference: whether the packed call may run at any time, so that it cannot wait for inputs.
-      values, with_callbacks: unsettled RemoteValues by work number, weakly; those of them with callbacks, which must stay alive.
-      lost_values, names: lost kept values that a thread waits for, by work number; the names of the program's work, for reports.
-      machine, store, result_fetcher, absence: the decisions, the large arguments held, the fetcher of large results, the log of
-        absences. Any thread may read them.
+      values, with_callbacks: weak references to unsettled RemoteValues by work number; those of the values that have callbacks.
+      lost_values, names: the lost kept values for which a thread waits, by work number; the names of the program's work for drain reports.
+      machine, store, result_fetcher, absence: the machine, the store of large arguments, the fetcher of large results, and the log of
+        the cluster's absence. Any thread may read these attributes.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class CoordinatorRuntime:
         self.outbox: list[tuple[int, int, bytes]] = []
         self._to_keep: list[int] = []
         self._options: dict[int, WorkOptions] = {}
-        """Options of the work in the outboxes."""
+        """The options of the work in the outboxes, by work number."""
         self._detached: set[int] = set()
         """Unfinished work that is detached from the rounds; `scheduled` and `resolved` do not count it."""
         self._detached_outbox: list[tuple[int, int, bytes]] = []
@@ -199,12 +199,12 @@ class CoordinatorRuntime:
     # -- for the program's threads ----------------------------------------------------------------------------------
 
     def hold(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
-        """Hold a copy of data that is too large for a message. Return the reference to send, and the numbers for `enqueue` or `drop`."""
+        """Put a copy of data that is too large for a message into the store. Return a reference, and numbers for `enqueue` or `drop`."""
         reference = self.store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
-        """Release held data whose work was not enqueued."""
+        """Release the data that `hold` returned these numbers for, if its work was not enqueued."""
         self.store.free(bulks)
 
     def enqueue(
@@ -219,20 +219,20 @@ class CoordinatorRuntime:
         options: WorkOptions = PLAIN,
         alive: object = None,
     ) -> RemoteValue:
-        """Hand in a work item, which takes over the data held for it. With the lock held.
+        """Hand in a work item, which takes over the held data in `bulks`, and return its RemoteValue. The caller must hold `lock`.
 
         Args:
           keep: whether the worker keeps the value.
           uses: objects that must stay alive until the work has ended.
-          options: pinning, priority, and whether it is detached from the rounds. Detached work takes no room in the queue; `join` does
-            not wait for it, only its RemoteValue gets its error, and the end of a round does not cancel it.
+          options: whether the work is pinned, its priority, and whether it is detached from the rounds. Detached work takes no room in the
+            queue, `join` does not wait for it, its error is in its RemoteValue only, and the end of a round does not cancel it.
           alive: a token that the RemoteValue holds, so that this runtime stays open while the value is pending.
         """
         if options is PLAIN or not options.detached:
             self.queue_bytes.begin(work, len(payload), bulks)
         if bulks:
             self.held_by_work[work] = list(bulks)
-            bulks.clear()  # the work item owns them now, so the caller must not drop them
+            bulks.clear()  # the work item owns the data now, so the caller must not drop it
         if keep:
             self._to_keep.append(work)
         if uses:
@@ -253,7 +253,7 @@ class CoordinatorRuntime:
         return value
 
     def expect(self, work: int, value: RemoteValue) -> None:
-        """Count a plan as scheduled, and register its value to be settled when the plan ends. With the lock held."""
+        """Count a plan as scheduled, and register its value to be settled when the plan ends. The caller must hold `lock`."""
         self.values[work] = ref(value)
         self.scheduled += 1
         self.room -= 1
@@ -262,21 +262,21 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # before the flag: a Ctrl-C between the two must not suppress all drains
+            self._loop.call_soon(self._drain)  # first, so that a Ctrl-C cannot leave the flag set without this call
             self._draining = True
 
     def release_kept(self, work: int) -> None:
-        """Have the worker release a value that it keeps. Finalizers call this, so it takes no lock of the coordinator."""
+        """Have the worker release the value of this work item. Finalizers call this method, so it takes no lock of the coordinator."""
         if self.pid == os.getpid():
             self._dropped.put(work)
 
     def forget_everywhere(self, number: int) -> None:
-        """Have all slots drop the object that they hold under this number. Finalizers call this, so it takes no lock of the coordinator."""
+        """Have all slots drop the object with this number. Finalizers call this method, so it takes no lock of the coordinator."""
         if self.pid == os.getpid():
             self._forgotten.put(number)
 
     def watch(self, watcher: Watcher) -> None:
-        """Have the loop call `watcher(joined, left)`: now with all workers, then at each change. It must neither wait nor raise."""
+        """Have the loop call `watcher(joined, left)`: now with all workers, then at each change. `watcher` must neither wait nor raise."""
 
         def begin() -> None:
             self._watchers.append(watcher)
@@ -286,37 +286,37 @@ class CoordinatorRuntime:
 
     @property
     def members(self) -> dict[str, Joined] | None:
-        """The present workers by name; None before the dispatcher has reported them. The loop replaces the dict at each change."""
+        """The present workers by name; None until the dispatcher has reported them. The loop replaces the dict at each change."""
         affinity = self.machine.closures.affinity
         return affinity.members if affinity.members_known else None
 
     def has_room(self, nbytes: int, bulks: list[int]) -> bool:
-        """Return whether there is room for one more work item with these arguments, and update `room`. With the lock held.
+        """Return whether the queue has room for one more work item with these arguments, and update `room`. The caller must hold `lock`.
 
-        Plans that wait for inputs are not in the dispatcher's queue; they have a bound of their own, which is the same number.
+        Plans that wait for inputs are not in the dispatcher's queue. Their number has a bound of its own, which is also `queue_max`.
         """
         queued = self.machine.closures.queued + len(self.outbox)
         self.room = self.queue_max - len(self.plans.planned) - max(queued, self.machine.plans.waiting)
         return self.room > 0 and self.queue_bytes.fits(nbytes, bulks)
 
     def end_round(self) -> None:
-        """Request the end of the round. When the round has ended, the loop increases `rounds_ended`. With the lock held."""
+        """Request the end of the round. The loop increases `rounds_ended` when the round has ended. The caller must hold `lock`."""
         self._loop.call_soon(self._handle, EndRoundRequested(self.rounds_ended + 1))
 
     def cancel(self, work: int) -> None:
-        """Request the cancellation of a work item. Requests are sent together, because the dispatcher scans its queue for each message."""
+        """Request the cancellation of a work item. Requests share messages, because the dispatcher scans its queue for each message."""
         self._cancels.put(work)
 
     def take_back(self, work: int) -> None:
-        """Cancel a work item unless it has begun; if it has, the loop calls `on_begun` with it. Only for work without options."""
+        """Cancel a work item unless a worker has begun it. If so, the loop calls `on_begun` with it. Only for work without options."""
         self._take_backs.put(work)
 
     def keep(self, value: RemoteValue) -> None:
-        """Keep a value alive until it is settled, because it has callbacks. With the lock held."""
+        """Keep a value alive until it is settled, because it has callbacks. The caller must hold `lock`."""
         self.with_callbacks.add(value)
 
     def give_up(self) -> None:
-        """Leave the dispatcher and cancel all unfinished work. Later calls do nothing. Any thread, the loop's included."""
+        """Disconnect from the dispatcher and cancel all unfinished work. Idempotent. Any thread may call this, even the loop's."""
         with self.lock:
             if self.closed:
                 return
@@ -394,7 +394,7 @@ class CoordinatorRuntime:
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
-            self.room = 0  # the new dispatcher's queue will have all unfinished work again
+            self.room = 0  # all unfinished work will be in the queue of the new dispatcher again
         self._handle(DispatcherUp())
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
@@ -403,7 +403,7 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
-            # The session belongs to another connection now, so the dispatcher ignores messages of this one.
+            # A final Refused after the registration: another connection has the session, so the dispatcher ignores this connection.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())
@@ -429,7 +429,7 @@ class CoordinatorRuntime:
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
-        if detached:  # first, so that a resource is built before functions that use it begin
+        if detached:  # first, so that a resource is built before the functions that use the resource begin
             self._handle(Scheduled(detached, (), options))
         if planned:
             position = 0
@@ -456,7 +456,7 @@ class CoordinatorRuntime:
         self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
-        """Pass an event to the machine and carry out its effects; then do so with each event that these effects produce."""
+        """Pass an event to the machine and carry out the effects. Then do so with each event that these effects produce."""
         events: deque[Event] = deque((event,))
         waiting = self.machine.plans.waiting
         while events:
@@ -478,7 +478,7 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # discarded while disconnected: P4 submits everything again
+                    self._dealer.send(message)  # lost while disconnected, but then all work is submitted again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):
@@ -519,7 +519,7 @@ class CoordinatorRuntime:
             self.changed.notify_all()
 
     def settle(self, items: list[Any], failures: Collection[int]) -> None:
-        """Settle the RemoteValues of work that has ended: (work, kind, payload). The work in `failures` has failed the round."""
+        """Settle the RemoteValues of ended work items, each (work, kind, payload). The items whose work is in `failures` fail the round."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         released: list[list[Any]] = []
         with self.lock:
@@ -551,7 +551,7 @@ class CoordinatorRuntime:
                     self.with_callbacks.discard(value)
             self.resolved += before - len(values) - detached_count
             if not values:
-                self.values = {}  # a new one, because a dict never shrinks
+                self.values = {}  # a new dict, because a dict never shrinks
             if self.waiting and (self.resolved == self.scheduled or self.failures or self.waiting_for_room):
                 self.changed.notify_all()
         self._executions.end(items)
@@ -563,21 +563,21 @@ class CoordinatorRuntime:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         held = self.values.get(self.machine.user_of(work))
-        # If the program has dropped the RemoteValue, the result need not be fetched: report it as arrived.
+        # If the program has dropped the RemoteValue, do not fetch the result, but report it as arrived.
         wanted = held is not None and held() is not None
         parts = self.result_fetcher.fetch(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
     def post_event(self, event: Event) -> None:
-        """Have the loop pass this event to the machine. Any thread; takes no lock of the coordinator."""
+        """Have the loop pass this event to the machine. Any thread may call this. Takes no lock of the coordinator."""
         self.call_in_loop(self._handle, event)
 
     def call_in_loop(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have the loop call `fn(*args)`. Once the loop has ended, the call is discarded. Takes no lock of the coordinator."""
+        """Have the loop call `fn(*args)`, or do nothing if the loop has ended. Takes no lock of the coordinator."""
         try:
             self._loop.call_soon(fn, *args)
-        except errors.FailedPreconditionError:  # closed
+        except errors.FailedPreconditionError:  # the loop has ended
             pass
 
     def _say_goodbye(self) -> None:

@@ -20,7 +20,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A dispatcher, and the settings for coordinators in its cluster file; the defaults if there is no file."""
+    """A dispatcher, and the settings for coordinators from its cluster file, or the default settings without a cluster file."""
 
     address: str
     credentials: Credentials
@@ -31,10 +31,10 @@ class Target:
 
 
 def resolve(target: Any, results: str | None = None) -> Target:
-    """Return the dispatcher that `target` names, and the form in which the program accepts results.
+    """Return the dispatcher that `target` names, with the form in which the program accepts results.
 
     Raises:
-      ValueError: `target` is not of an accepted type or format; the message lists those that are.
+      ValueError: `target` is not of an accepted type or format. The message lists the accepted forms.
       InvalidArgumentError: `results` is neither None nor the name of a form.
     """
     found = _resolve(target)

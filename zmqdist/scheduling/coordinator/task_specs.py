@@ -1,13 +1,13 @@
-"""Plans (work with inputs, retries, a timeout or a lineage) between the program and the machine: their payloads and RemoteValues.
+"""The payloads and RemoteValues of plans, which are work items with inputs, retries, a timeout or a lineage.
 
-dependencies_and_retries.py decides when a plan begins and ends. The program schedules plans; their attempts are the work items that
-closures.py sees. Unless a docstring says otherwise, the code of this module runs in the coordinator's loop.
+dependencies_and_retries.py decides when a plan begins and ends. The program schedules plans, and each attempt of a plan is a work item for
+closures.py. Unless a docstring says otherwise, the code of this module runs in the coordinator's loop.
 
 How an input is sent
-    A result that is in this process is sent inside the payload, still packed; if it is large, the coordinator's store holds it for the
-    processes that run a plan with this input. A result that the program has already unpacked with `get` is packed again in its
+    An input whose result is in this process is sent inside the payload, still packed. If the result is large, the coordinator's store
+    holds it for the processes that run the plan. A result that the program has already unpacked with `get` is packed again in its
     present state, because the program may have changed it.
-    A kept result is sent as its reference, so that the value travels from worker to worker.
+    An input whose value a worker keeps is sent as a reference, so that the value travels from worker to worker.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, Value
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
-"""(work, kind, payload), for `CoordinatorRuntime.settle`."""
+"""How a work item has ended, as `CoordinatorRuntime.settle` accepts it: (work, kind, payload)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options that turn work without inputs into a plan. `timeout` is in seconds, `until` on the clock of time.monotonic."""
+    """The options that make a work item a plan even without inputs. `timeout` is in seconds, `until` by the clock of time.monotonic."""
 
     retries: int = 0
     timeout: float | None = None
@@ -43,7 +43,7 @@ class PlanOptions:
 
     @classmethod
     def checked(cls, retries: int, timeout: float | None, lineage: bool) -> PlanOptions:
-        """Return the options. Raises ValueError if one is out of range, TypeError if `retries` is not a whole number."""
+        """Return the checked options. Raises ValueError if an option is out of range, TypeError if `retries` is not a whole number."""
         if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
         if timeout is not None and not timeout > 0:  # also refuses NaN
@@ -59,10 +59,10 @@ class Plan:
 
     Attributes:
       packed, fn: the packed arguments; the number of the function.
-      input_values: the RemoteValues that the plan needs, by work number. They and the objects in `uses` stay alive as long as the plan.
-      inputs: for each input whose value is available for good, the bytes that represent it in a message, by work number.
+      input_values: the RemoteValues that the plan needs, by work number. The plan keeps them and the objects in `uses` alive.
+      inputs: the bytes that represent an input in a message, by work number, for each input whose value is available for good.
       bulks: the numbers under which the store holds data for the plan.
-      position: the number of ordinary work items that were scheduled before the plan since the last drain of the outbox.
+      position: the number of ordinary work items in the outbox that were scheduled before the plan.
       made_at: the reference to the value of a plan with a lineage.
     """
 
@@ -107,14 +107,14 @@ class Plan:
     def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """Pack each input whose result is in this process, in its present state.
 
-        Raises InvalidArgumentError if the program has changed a result into one that cannot be pickled.
+        Raises InvalidArgumentError if the program has changed a result so that it cannot be pickled any more.
         """
         for work, value in self.input_values.items():
             if work not in self.inputs:
                 value.copied(lambda packed, work=work: self.put(work, packed, held))  # type: ignore[misc]
 
     def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
-        """Store the packed value of an input, or the reference to it."""
+        """Store the packed value of an input, or a reference to the value if `packed` is a list of large parts."""
         if isinstance(packed, list):
             packed, bulks = held(packed)
             self.bulks += bulks
@@ -138,7 +138,7 @@ class Plans:
     """The payloads of the plans of one coordinator, and their RemoteValues.
 
     Attributes:
-      planned: plans that the loop has not seen yet. Guarded by the coordinator's lock.
+      planned: the scheduled plans that the loop has not passed to the machine yet. Guarded by the coordinator's lock.
     """
 
     def __init__(self, runtime: PlanOwner) -> None:
@@ -150,7 +150,7 @@ class Plans:
         return len(self._plans)
 
     def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """Hand in a plan, as `CoordinatorRuntime.enqueue` does other work. Any thread, with the coordinator's lock held."""
+        """Hand in a plan and return its RemoteValue. Any thread that holds the coordinator's lock may call this."""
         value = RemoteValue(self._runtime, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._runtime.outbox), ref(value)
         self._runtime.queue_bytes.begin(work, len(plan.packed), plan.bulks)
@@ -159,7 +159,7 @@ class Plans:
         return value
 
     def begin(self, plan: Plan) -> Planned | PackingFailed:
-        """Pack the inputs of a scheduled plan and return the event that reports the plan to the machine."""
+        """Pack the inputs of a scheduled plan, and return the event that tells the machine of the plan, or of the failed packing."""
         inputs: list[int] = []
         failed = 0
         try:
@@ -192,7 +192,7 @@ class Plans:
         )
 
     def ended(self, items: list[Outcome]) -> list[Outcome]:
-        """Return these outcomes. For a plan, the machine's payload is replaced by the payload that a RemoteValue expects."""
+        """Return these outcomes, in which the outcome of each plan has the payload that its RemoteValue expects."""
         roots: dict[int, RemoteValue] = {}
         return [self._end(item, roots) if item[0] in self._plans else item for item in items]
 
@@ -219,7 +219,7 @@ class Plans:
             self._plans[waiting].put(work, payload, self._runtime.hold)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
-        """Settle again the RemoteValue of a plan that had succeeded: with a recomputed value, or with the error of its final loss."""
+        """Settle the RemoteValue of a plan that had succeeded anew, with a recomputed value or with the error that the value is lost."""
         plan = self._plans[work]
         _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()
@@ -229,7 +229,7 @@ class Plans:
                 value.settle(kind, payload)
 
     def wake(self, work: int) -> None:
-        """Wake the threads that wait for a lost value, so that they try again."""
+        """Wake the threads that wait for this lost value, so that they fetch it again."""
         with self._runtime.lock:
             if (value := self._runtime.lost_values.pop(work, None)) is not None:
                 value.wake()
@@ -239,7 +239,7 @@ class Plans:
         self._free(self._plans.pop(work))
 
     def close(self) -> None:
-        """Drop all plans, because none of them will end. With the coordinator's lock held; any thread, after the loop has ended."""
+        """Drop all plans when the loop has ended. The caller, in any thread, must hold the coordinator's lock."""
         plans, self._plans = self._plans, {}
         for plan in plans.values():
             plan.input_values.clear()
@@ -247,7 +247,7 @@ class Plans:
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
         """Translate the machine's outcome of a plan into the outcome of its RemoteValue.
 
-        `roots` maps each failed plan that is not settled yet to the input at the root of its failure.
+        `roots` has, for each failed plan whose RemoteValue is not settled yet, the input whose own failure is the root of it.
         """
         work, kind, payload = item
         plan = self._plans[work]

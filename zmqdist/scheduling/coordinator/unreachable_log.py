@@ -1,7 +1,7 @@
-"""The log line that says that unfinished work waits for a dispatcher or a worker.
+"""The log line that says that a coordinator's unfinished work waits for a dispatcher or a worker.
 
-A coordinator logs one line for all waiting threads, whether in `join`, `get`, `as_completed` or an Executor's Future, and also if no
-thread waits.
+The coordinator logs one line for all its waiting threads, whether they wait in `join`, `get`, `as_completed` or for an Executor's Future.
+It logs the line even if no thread waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class UnreachableLog:
-    """Describes what the cluster lacks: the dispatcher or workers. The loop calls `watch`; any thread may read `description`."""
+    """Describes what a cluster lacks, a dispatcher or workers. The loop calls `watch`. Any thread may read `description`."""
 
     def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
         self._loop = loop
@@ -27,14 +27,14 @@ class UnreachableLog:
 
     @property
     def description(self) -> str | None:
-        """What the cluster lacks, and why; None if there are a dispatcher and a worker."""
+        """What the cluster lacks, and why; None if the cluster has a dispatcher and a worker."""
         address = self._dealer.address
         if not self._machine.registered:
             return f"the dispatcher at {address}: {self._dealer.trouble or 'no answer'}"
         return None if self._machine.workers else f"a worker to register with the dispatcher at {address}"
 
     def watch(self) -> None:
-        """Start or stop the timer that logs every WAIT_LOG_S while unfinished work lacks a cluster. Called after each event."""
+        """Start or stop the timer that logs every WAIT_LOG_S while unfinished work lacks a cluster. Call this after each event."""
         since = self._machine.without_cluster_since
         if since != self._since:
             self._since = since

@@ -1,6 +1,6 @@
-"""WatchDog: logs the stacks of all threads when no scheduled work ends for a while.
+"""WatchDog: writes the stacks of all threads when no scheduled work has ended for a while.
 
-A thread of its own checks ten times per timeout, so that `schedule` and the coordinator's loop spend no time on the watchdog.
+The watchdog checks ten times per timeout in a thread of its own, so that `schedule` and the coordinator's loop spend no time on it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, TextIO
 log = logging.getLogger("zmqdist.coordinator")
 
 TIMEOUT_ENV = "ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT"
-"""Environment variable: the timeout in whole seconds. It overrides the timeout that the program passes."""
+"""The environment variable with the timeout in whole seconds, which overrides the timeout that the program passes."""
 
 CHECKS = 10
-"""Number of checks in one timeout."""
+"""The number of checks in one timeout."""
 
 
 class RepeatedTimer:
-    """Calls `function(*args)` in a thread of its own every `interval` seconds, until `stop`; first one interval after construction.
+    """Calls `function(*args)` in a thread of its own every `interval` seconds, the first time after one interval, until `stop`.
 
-    An exception of the function is logged, and the calls go on.
+    An exception of the function is logged and does not stop the timer.
     """
 
     def __init__(
@@ -40,7 +40,11 @@ class RepeatedTimer:
         self._thread.start()
 
     def stop(self) -> int:
-        """Make no more calls, and wait for a call in progress. Return the whole seconds since construction. Idempotent."""
+        """Stop the timer, and wait until a running call of the function has ended. Idempotent.
+
+        Returns:
+          The whole seconds since construction.
+        """
         self._stopped.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
@@ -56,13 +60,13 @@ def _repeat(stopped: threading.Event, interval: float, function: Callable[..., o
 
 
 class WatchDog:
-    """Warns when no work has ended for `timeout` seconds: writes a log line, calls `on_triggered`, and writes the stacks of all threads.
+    """When no work has ended for `timeout` seconds: logs a warning, calls `on_triggered`, and writes the stacks of all threads.
 
     Args:
       timeout: seconds; 0 or less switches the watchdog off. The environment variable ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.
-      traceback_file: the file for the stacks.
+      traceback_file: the file to which the stacks are written.
       on_triggered: called without arguments, in the watchdog's thread.
-      progress: returns two numbers of work items, (ended, in flight). If it is given, the owner need not call `report_closure_done`, and
+      progress: returns two numbers of work items, (ended, in flight). With `progress` the owner need not call `report_closure_done`, and
         the watchdog does not warn while no work is in flight.
     """
 
@@ -86,11 +90,11 @@ class WatchDog:
             self._timer = RepeatedTimer(self.timeout / CHECKS, self._check, name="WatchDog")
 
     def report_closure_done(self) -> None:
-        """Restart the timeout, because a work item has ended."""
+        """Restart the timeout. Call this when a work item has ended."""
         self._since = time.monotonic()
 
     def stop(self) -> None:
-        """Stop checking. Idempotent."""
+        """Stop the watchdog's thread. Idempotent."""
         if self._timer is not None:
             self._timer.stop()
 
@@ -113,7 +117,7 @@ class WatchDog:
     def _write_stacks(self) -> None:
         try:
             faulthandler.dump_traceback(self._file)
-        # faulthandler needs a file descriptor, which io.StringIO and the streams of a notebook do not have.
+        # faulthandler needs a file descriptor, which an io.StringIO or the standard error of a notebook does not have.
         except (AttributeError, OSError, ValueError):
             for ident, frame in sys._current_frames().items():
                 self._file.write(f"Thread 0x{ident:x}:\n{''.join(traceback.format_stack(frame))}")

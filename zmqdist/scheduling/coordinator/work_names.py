@@ -1,4 +1,4 @@
-"""The names of a program's work, for the report about a worker that is drained (scheduling/dispatcher/drain_report.py)."""
+"""The names of a program's work, for drain reports (scheduling/dispatcher/drain_report.py)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class NamedKept(Protocol):
-    """What WorkNames reads of a Kept (remote_value.py)."""
+    """The attributes of a Kept (remote_value.py) that WorkNames reads."""
 
     name: str
     lineage: bool
 
 
 class NamedValue(Protocol):
-    """What WorkNames reads of a RemoteValue."""
+    """The attributes of a RemoteValue that WorkNames reads."""
 
     @property
     def label(self) -> str: ...
 
 
 class NamedWork(Protocol):
-    """What WorkNames reads of the coordinator's runtime (runtime.py)."""
+    """The attributes of the coordinator's runtime (runtime.py) that WorkNames reads."""
 
     machine: CoordinatorMachine
 
@@ -50,7 +50,7 @@ class WorkNames:
         self._owner = owner
 
     def described(self, question: DescribeWork) -> WorkDescribed:
-        """Return the reply to a DescribeWork: names such as "sum-12", with the number of the work item. Called in the loop."""
+        """Return the reply to a DescribeWork, with names such as "sum-12": function and work number. The loop's thread calls this."""
         works: list[tuple[int, str, bool]] = []
         for number in question.works[:DESCRIBED_WORKS_MAX]:
             kept, reference = self.kept.get(number), self._owner.values.get(self._owner.machine.user_of(number))

@@ -1,9 +1,9 @@
-"""The dispatcher as one machine: it combines membership and dispatch. No I/O.
+"""The dispatcher as one machine, which combines membership and dispatch. No I/O.
 
-Each message is passed to the one part that decides about it. A message from a peer that has not registered, as a worker or as a
-coordinator, is answered by Refused and changes nothing.
+Broker passes each message to the part that decides about it: membership (membership.py) or dispatch (machine.py). To a message from a peer
+that has registered neither as a worker nor as a coordinator it returns Refused, and the message changes nothing.
 
-Not here: the decisions of the two parts (membership.py, machine.py).
+Not here: the decisions of these two parts.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class WorkerRow:
 
     Attributes:
       state: "alive", "away" (disconnected, within its grace) or "leaving".
-      leases, running: the number of work items that it has, and of those that have begun as far as the dispatcher knows.
-      window: how many leases it may have.
-      done: the number of its leases that ended with an outcome.
-      rate: work items a second while it has work; 0 while unknown.
-      joined_at, heard_at: when it registered, and when its last message arrived.
-      slot_deaths: the number of its slot processes that crashed.
-      kept: results that it keeps for coordinators.
-      pinned: work items that wait for it alone.
+      leases, running: the number of work items that the worker has, and the number of those that have begun as far as the dispatcher knows.
+      window: how many leases the worker may have.
+      done: the number of the worker's leases that ended with an outcome.
+      rate: work items that the worker ends in a second while it has work; 0 while unknown.
+      joined_at, heard_at: when the worker registered, and when its last message arrived.
+      slot_deaths: the number of the worker's slot processes that crashed.
+      kept: the number of results that the worker keeps for coordinators.
+      pinned: the number of work items that wait for this worker alone.
     """
 
     name: str
@@ -88,10 +88,10 @@ class CoordinatorRow:
     """One coordinator in a snapshot.
 
     Attributes:
-      coordinator: its number in the cluster.
-      queued, out: the number of its work items that wait, and of those that workers have.
+      coordinator: the coordinator's number in the cluster.
+      queued, out: the number of its work items that wait, and the number of those that workers have.
       held: the number of its bulk results that workers hold.
-      submitted, finished: the number of work items that it has submitted over this connection, and of those that have ended.
+      submitted, finished: the number of work items that it has submitted over this connection, and the number of those that have ended.
       functions: the number of functions that it has defined.
     """
 
@@ -106,12 +106,12 @@ class CoordinatorRow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """The state of the scheduling, as `status` and `top` show it.
+    """The state of a dispatcher's scheduling, as `zmqdist status` and `zmqdist top` show it.
 
     Attributes:
-      queued: work items that wait; `queued_pinned` of them wait for a certain worker.
+      queued, queued_pinned: the number of work items that wait, and the number of those that are pinned to a worker.
       losses: the last losses of workers: (name, reason, exit code, when).
-      last_slot_death: (the worker's name, exit code, when).
+      last_slot_death: the last crash of a slot process: (the worker's name, exit code, when); None if there was none.
     """
 
     workers: tuple[WorkerRow, ...]
@@ -132,24 +132,24 @@ class Broker:
         self.membership = Membership(rules.lease_s, rules.reconnect_grace_s, rules.cancel_grace_s)
         self.dispatch = Dispatch(attempts_max=rules.attempts_max, lease_s=rules.lease_s, first_lease=first_lease)
         self.changes: list[MemberJoined | MemberLost] = []
-        """The members that joined and were lost, in order. The runtime removes them and passes them to the data service."""
+        """The members that have joined and the members that were lost, in order, until the runtime takes them for the data service."""
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
         first, second = self.membership.deadline, self.dispatch.deadline
         if first is None or second is None:
             return second if first is None else first
         return min(first, second)
 
     def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
-        """Apply one event and return the messages to send, in order.
+        """Apply one event and return the messages to send, in order. No message of a peer makes this method raise.
 
-        A message that is not allowed is answered by Refused and changes nothing; no message of a peer makes this raise.
+        A message that its sender may not send changes nothing; a Refused to the sender is returned.
 
         Args:
-          now: monotonic seconds; never less than in an earlier call.
-          watched: for a Register, whether the runtime will notice the end of its connection.
+          now: monotonic seconds, never less than for an earlier event.
+          watched: for a Register, whether the runtime will notice the end of the connection over which it arrived.
         """
         effects: list[Send]
         match event:
@@ -173,14 +173,14 @@ class Broker:
         return effects + self.dispatch.assign(now)
 
     def leave(self, job: str, index: int, grace_s: float, now: float) -> list[Send] | None:
-        """Have a worker stop in good order within `grace_s`. Return the messages to send; None if there is no such worker."""
+        """Have a worker stop in good order within `grace_s`. Return the messages to send, or None if the worker is not registered."""
         member = self.membership.members.get((job, index))
         if member is None:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
     def holdings(self, job: str, index: int) -> WorkerHoldings:
-        """Return what this worker has, by the numbers of its coordinators. Raises KeyError: there is no such worker."""
+        """Return the values and work items of this worker, by number. Raises KeyError if the worker is not registered."""
         member = self.membership.members[job, index]
         load = self.dispatch.loads[member]
         holdings = WorkerHoldings(member.name)
@@ -204,7 +204,7 @@ class Broker:
         return next((m.peer for m in self.membership.members.values() if m.incarnation == number), None)
 
     def snapshot(self) -> BrokerSnapshot:
-        """Return an immutable record of the present state."""
+        """Return an immutable record of the present state of the scheduling."""
         return BrokerSnapshot(
             workers=tuple(self._worker_row(member) for _, member in sorted(self.membership.members.items())),
             coordinators=tuple(

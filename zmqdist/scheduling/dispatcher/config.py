@@ -1,9 +1,9 @@
 """The settings of a dispatcher and of a worker, checked when a config is made.
 
-Settings of the data service have the names of tf.data service. Their durations are in milliseconds; None and 0 mean the default unless the
-description of the field says otherwise. All other durations are in seconds.
+Settings of the data service have the names that they have in tf.data service. Their durations are in milliseconds, and None and 0 mean the
+default unless the description of the field says otherwise. All other durations are in seconds.
 
-This module imports little, because every process that starts others needs it first.
+This module imports little, because every process that starts other processes imports it first.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import DTS_PORT
 
 PROTOCOLS: Final = ("zmq", "tcp")
-"""Names of the protocol. There is only one, and both names mean it."""
+"""The names of the one protocol: both mean ZeroMQ over TCP."""
 
 DEPLOYMENT_MODES: Final = ("COLOCATED", "REMOTE", "HYBRID")
 
 NEVER: Final = -1
 
 START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
-"""Environment variable of workers: the start delay in whole seconds."""
+"""The environment variable from which workers read the start delay, in whole seconds."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,26 @@ class DispatcherConfig(BrokerRules):
     """The address of a dispatcher, the state that it keeps, and its time limits for workers and readers.
 
     Attributes:
-      port: 0 chooses a free one.
-      protocol: "zmq" or "tcp", which mean the same; None for "zmq".
-      work_dir: folder of the registered datasets and of the journal; created if it is missing. None: they are kept in memory.
+      port: the port to bind; 0 chooses a free port.
+      protocol: "zmq" or "tcp", which mean the same; None means "zmq".
+      work_dir: folder of the registered datasets and of the journal, created if it is missing. None keeps the datasets in memory.
       fault_tolerant_mode: whether to keep a journal in `work_dir`, so that a restarted dispatcher continues from it.
-      worker_addresses: the fixed list of workers that static sharding (FILE, DATA, ...) needs; None or empty: any workers.
-      job_gc_check_interval_ms: how often the dispatcher looks for clients and iterations to drop; default 10 minutes, 0 is 1 ms.
-      job_gc_timeout_ms: an iteration is dropped after this time without readers; default 5 minutes, 0 is 1 ms, -1 never.
-      worker_timeout_ms: a data worker that is absent for this time is given up, and requests that wait for it end; default 10 minutes.
-      worker_max_concurrent_snapshots: how many streams of snapshots one worker writes at a time; 0 is 3.
-      client_timeout_ms: a reader is dropped after this time of silence; default 5 minutes.
-      gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well; a later reader begins them anew.
-      deployment_mode: COLOCATED, REMOTE or HYBRID; None for REMOTE. Readers get it from the dispatcher.
-      host: address or interface to bind; any address but loopback needs keys (SECURITY.md).
-      advertise: "host" or "host:port" at which other processes reach it, for example behind NAT; None: the address that it binds.
+      worker_addresses: the fixed list of workers that static sharding (FILE, DATA, ...) needs. None or an empty list admits any workers.
+      job_gc_check_interval_ms: how often the dispatcher looks for clients and iterations to drop; default 10 minutes. 0 means 1 ms.
+      job_gc_timeout_ms: the time without readers after which an iteration is dropped; default 5 minutes. 0 means 1 ms, -1 means never.
+      worker_timeout_ms: the absence after which the data service gives a worker up and ends requests that wait for it; default 10 minutes.
+      worker_max_concurrent_snapshots: how many streams of snapshots one worker writes at a time; 0 means 3.
+      client_timeout_ms: the silence after which a reader is dropped; default 5 minutes.
+      gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well. A later reader begins such an iteration anew.
+      deployment_mode: COLOCATED, REMOTE or HYBRID; None means REMOTE. Readers get the mode from the dispatcher.
+      host: address or interface to bind. Any address but loopback needs keys (SECURITY.md).
+      advertise: "host" or "host:port" at which other processes reach the dispatcher, for example behind NAT. None means the bound address.
       lease_s: how long a worker without contact may go on running its leases.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
       cancel_grace_s: how long a cancelled function may go on running before its slot process is killed.
-      attempts_max: lost starts after which a work item fails with WorkerLost.
-      token_file, keys_dir: where the secrets are, if not in the default place.
-      insecure: use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.
+      attempts_max: the number of lost starts after which a work item fails with WorkerLost.
+      token_file, keys_dir: the places of the secrets, if they are not in the default place.
+      insecure: whether to use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.
 
     Raises:
       InvalidArgumentError: a value is out of range; the message names the field.
@@ -126,7 +126,7 @@ class DispatcherConfig(BrokerRules):
 
     @property
     def snapshots_max(self) -> int:
-        """How many streams one worker writes at a time."""
+        """How many streams of snapshots one worker writes at a time."""
         return self.worker_max_concurrent_snapshots or limits.WORKER_SNAPSHOTS_MAX
 
 
@@ -136,38 +136,38 @@ class WorkerConfig:
 
     Attributes:
       dispatcher_address: "host:port", with or without "zmq://".
-      worker_address: the address at which other processes reach the worker; "%port%" stands for its port. None: its host ("localhost" on
-        loopback) and port.
-      port: the port of the worker's own server, from which elements and large results are fetched; 0 chooses a free one.
-      protocol: "zmq" or "tcp", which mean the same; None for "zmq".
+      worker_address: the address at which other processes reach the worker; "%port%" stands for the bound port. None means the bound
+        address, with "localhost" in place of 127.0.0.1.
+      port: the port of the worker's own server, from which other processes fetch elements and large results; 0 chooses a free port.
+      protocol: "zmq" or "tcp", which mean the same; None means "zmq".
       heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send each other changes at once.
       dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply; default 1 hour.
-      data_transfer_protocol: "zmq" or "tcp": readers fetch elements from a second port, so that a firewall or a network can treat them
-        differently. None: from the worker's own port.
-      data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the port. None: as for
-        `worker_address`.
-      data_transfer_port: the second port; 0 chooses a free one. With `processes` it must be 0: each task has a free port of its own.
-      worker_tags: with "COLOCATED", only readers in its own process, and readers that accept any worker, read from the worker.
+      data_transfer_protocol: "zmq" or "tcp" has readers fetch elements from a second port, so that a firewall or a network can treat
+        elements differently. None has readers fetch elements from the worker's own port.
+      data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the bound port. None means the
+        bound address, with "localhost" in place of 127.0.0.1.
+      data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`, because each task then has its own port.
+      worker_tags: a worker with the tag "COLOCATED" serves only the readers in its own process and those that accept any worker.
       cross_trainer_cache_size_bytes: size of the window of elements that trainers share, on each worker; default 10 GiB.
       snapshot_max_chunk_size_bytes: the approximate size of a file of a snapshot; default 6 GB.
-      shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on replying to requests that readers have sent
-        before. It refuses later requests with CANCELLED, and the readers continue with other workers.
-      host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to it.
-      job, index: the worker's name. Index None chooses the lowest free one, which may be another after a restart of the dispatcher.
+      shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on replying to requests that readers sent
+        before. The worker refuses later requests with CANCELLED, and the readers continue with other workers.
+      host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to the
+        dispatcher.
+      job, index: the worker's name. Index None lets the dispatcher choose the lowest free index, perhaps another one after it restarts.
       slots: how many functions the worker runs at a time.
-      schedule_start_delay_s: worker i delays the first function of each coordinator by i times this, at most by
-        `schedule_start_delay_max_s` (0: no bound). None: the environment variables ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY and
-        ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX of the worker, or 0.
+      schedule_start_delay_s: worker i delays the first function of each coordinator by i times this, but by no more than
+        `schedule_start_delay_max_s` (0 means no bound). If either is None, the worker reads it from its environment variables
+        ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY and ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX, which mean 0 if they are missing.
       processes: whether slots are child processes, which can be killed and may crash, instead of threads.
-      threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None: the environment's variables for them,
-        or, if it has none, the cores of the host divided by the number of slots of `workers_on_host` such workers (blas_threads.py).
-      orphan_limit_s: after this time without a dispatcher the worker ends itself; by default never, as in tf.data service. (The command and
-        cluster files set a limit, because none of their processes may be left running.)
-      token_file, keys_dir: where the worker's secret is, if not in the default place (SECURITY.md).
-      insecure: use neither token nor keys, for a dispatcher that was started insecure.
-      ticket_file, ticket_fd: for `zmqdist worker` and launched workers: the private file or the descriptor that has a join ticket. The
-        worker then makes a key of its own (SECURITY.md), keeps it in `keys_dir` or in a temporary folder, and has the name in the
-        ticket.
+      threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None leaves the number to their environment
+        variables. If these are missing, the cores of the host are divided among the slots of `workers_on_host` workers (blas_threads.py).
+      orphan_limit_s: the time without a dispatcher after which the worker ends itself; by default it never does, as in tf.data service.
+        The command `zmqdist worker` and cluster files set a limit, so that they leave no process running.
+      token_file, keys_dir: the places of the worker's secrets, if they are not in the default place (SECURITY.md).
+      insecure: whether to use neither token nor keys, for a dispatcher that was started insecure.
+      ticket_file, ticket_fd: the private file or the descriptor from which `zmqdist worker` and launched workers read a join ticket. The
+        worker then makes a key of its own (SECURITY.md), stores it in `keys_dir` or in a temporary folder, and has the name in the ticket.
 
     Raises:
       InvalidArgumentError: a value is out of range; the message names the field.
@@ -254,17 +254,17 @@ class WorkerConfig:
 
     @property
     def start_delay(self) -> tuple[float, float]:
-        """The delay in seconds between workers with neighbouring indices, and the longest delay. 0 means no delay, or no bound."""
+        """The start delay in seconds between workers with neighbouring indices (0 means none), and the longest delay (0 means no bound)."""
         delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
         return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
 
     @property
     def credentials(self) -> Credentials:
-        """The places of the worker's secrets. Its dispatcher vouches for the keys of other processes."""
+        """The places of the worker's secrets. The worker's dispatcher vouches for the keys of other processes."""
         return Credentials(self.token_file, self.keys_dir, self.insecure).vouched_by(self.dispatcher_address)
 
     def thread_variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables that bound the threads of the slots, to be added to `environment`."""
+        """Return environment variables that bound the number of threads in each slot. The caller adds them to `environment`."""
         return thread_variables(self.threads_per_slot, self.slots * self.workers_on_host, environment)
 
     # -- the settings of the data service -----------------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 Rule: a window only computes a bound for its owner; it never waits and never sends.
 
-`WorkWindow` aims at the work that keeps a worker busy for `HORIZON_S` and one round trip: enough that the worker has work while the next
-batch travels, and little enough that work is left for a worker that joins. It starts small, because the duration of a function is not
-known, and follows the rate at which the worker works. The rate counts only the time in which the worker had work. The worker itself
-reports that time, because at the dispatcher a distant worker that got little work would seem slow.
+`WorkWindow` aims at the work that keeps a worker busy for `HORIZON_S` and one round trip. So much work lasts until the next batch arrives,
+and leaves other work for a worker that joins. The window starts small, because the duration of a function is not known, and then follows
+the rate at which the worker ends work items. The rate counts only the time in which the worker had work. The worker itself measures that
+time, because by the dispatcher's clock a distant worker that got little work would seem slow.
 
 Promises, checked by tests/machines/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
-    P2  of work that takes longer than horizon and round trip a slot gets at most two items: one runs, one waits
-    P3  a worker that always has work in its window is busy all the time, however long the round trip is, as far as P1 allows
+    P2  if a work item takes longer than horizon and round trip, each slot gets at most two items: one item runs, one item waits
+    P3  a worker whose window is always full is busy all the time, however long the round trip is, as far as the bounds of P1 allow
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ HORIZON_S = 0.05
 SAMPLE_S = 0.005
 """The shortest busy time over which a rate is measured, because single messages vary too much."""
 TRIP_S_MAX = 1.0
-"""A longer round trip does not widen the window, because it means that the dispatcher or the worker reads its messages late."""
+"""A round trip above this does not widen the window, because it shows that the dispatcher or the worker reads its messages late."""
 
 
 class WorkWindow:
-    """How many work items one worker may hold unfinished.
+    """The bound on the number of unfinished work items that one worker may have.
 
     Attributes:
-      limit: that number.
-      rate: work items a second while the worker has work; 0 while unknown.
+      limit: the bound.
+      rate: work items that the worker ends in a second while it has work; 0 while unknown.
       trip_s: the round-trip time to the worker.
     """
 
@@ -45,10 +45,10 @@ class WorkWindow:
         self._count = 0
         self._busy_s = 0.0
         self._since: float | None = None
-        """When the worker last returned an item, or got an item after it had none; None while it has none."""
+        """When the worker last ended an item, or got an item after having no work; None while it has no work."""
 
     def note_handed_out(self, now: float) -> None:
-        """Note that work was handed out."""
+        """Note that work was handed out to the worker."""
         if self._since is None:
             self._since = now
 
@@ -56,7 +56,7 @@ class WorkWindow:
         """Note that `count` items have ended, and adapt the limit.
 
         Args:
-          busy_s: how long the worker had work since its last report.
+          busy_s: the time for which the worker had work since its last report.
           trip_s: the round-trip time, as the worker measures it.
           idle: whether the worker has no item left.
         """
@@ -69,7 +69,8 @@ class WorkWindow:
         if not self._is_sample:
             return
         sample = self._count / max(self._busy_s, 1e-6)
-        # Down at once, but up by half: a rate that is too high takes work from other workers, one that is too low only costs a message.
+        # A lower rate is adopted at once, a higher one by half, because a rate that is too high takes work from other workers, but a rate
+        # that is too low costs only a message.
         self.rate = sample if sample < self.rate else (self.rate + sample) / 2
         self.limit = max(self._floor, min(self._ceiling, int(self.rate * (HORIZON_S + self.trip_s))))
         self._count = 0
@@ -77,25 +78,25 @@ class WorkWindow:
 
     @property
     def _is_sample(self) -> bool:
-        """Whether the time since the last sample is long enough for a rate.
+        """Whether enough busy time has passed since the last sample to compute a rate.
 
-        With a long round trip a wrong rate costs more, so it is measured over more time, unless the whole window has ended.
+        With a long round trip a wrong rate costs more, so the rate is measured over more time, or over a whole window of work items.
         """
         if self.trip_s <= SAMPLE_S:
             return self._busy_s >= SAMPLE_S
         return self._busy_s >= max(SAMPLE_S, self.trip_s / 4) or self._count >= self.limit
 
     def remaining_s(self, held: int) -> float:
-        """Return for how many seconds `held` items will probably keep the worker busy; infinite while its rate is unknown."""
+        """Return for how many seconds `held` items will probably keep the worker busy; infinite while the worker's rate is unknown."""
         return held / self.rate if self.rate > 0 else float("inf")
 
     def overdue_at(self, held: int) -> float:
-        """Return when all `held` items should have ended. If none has ended by then, the worker runs a slow function."""
+        """Return the time at which all `held` items should have ended. If no item has ended by then, the worker runs a slow function."""
         return float("inf") if self._since is None else self._since + self.trip_s + self.remaining_s(held)
 
 
 class BusyTime:
-    """The time for which a worker has had work since its last report. The dispatcher's `WorkWindow` receives it."""
+    """The time for which a worker has had work since its last report, measured in the worker for the dispatcher's `WorkWindow`."""
 
     __slots__ = ("_since",)
 
@@ -108,7 +109,7 @@ class BusyTime:
             self._since = now
 
     def take_us(self, now: float, held: int) -> int:
-        """Return the busy microseconds for a report that leaves the worker with `held` items, and begin to count anew."""
+        """Return the busy microseconds since the last report, and begin to count anew. `held`: the items that the worker still has."""
         busy_s = 0.0 if self._since is None else now - self._since
         self._since = now if held else None
         return int(busy_s * 1e6)

@@ -1,7 +1,8 @@
-"""What becomes of everything that a worker has when it is drained: a record, and the sentences about it. No I/O.
+"""The drain report: what becomes of a worker's values, work and data tasks when the worker is drained. No I/O.
 
-A drain is refused where it would lose what no other worker can make again: kept values without a lineage, work that waits for this worker
-alone, and data tasks whose rest no other worker reads. What the programs did not say counts as lost.
+The dispatcher refuses a drain that would lose what no other worker can replace: kept values without a lineage, work that waits for this
+worker alone, and data tasks whose remaining elements no other worker would read. A kept value about which its program did not reply in
+time counts as lost, because it may have no lineage.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from zmqdist.messages import WorkDescribed
 from zmqdist.scheduling.dispatcher.records import WorkerHoldings
 
 NAMES_SHOWN_MAX: Final = 10
-"""How many names a sentence has."""
+"""How many names a sentence lists at most; it only counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """What a worker has, by names such as "sum-12": function and number of the work item.
+    """The drain report of one worker. The name of a value or function is, for example, "sum-12": the function and the work item's number.
 
     Attributes:
       recomputed: kept values with a lineage.
-      lost: kept values without one.
-      unknown: how many kept values there are about which their programs said nothing in time.
+      lost: kept values without a lineage.
+      unknown: the number of kept values about which their programs did not reply in time.
       running: functions that run.
       pinned: functions that wait for this worker alone.
       resources: per-worker resources of the programs.
-      data: tasks of the data service.
+      data: data tasks of this worker.
       streams: streams of distributed snapshots that it writes.
     """
 
@@ -47,7 +48,7 @@ class DrainReport:
 
     @property
     def losses(self) -> list[str]:
-        """The sentences for which the drain is refused."""
+        """The losses for which the dispatcher refuses the drain, each as a sentence; empty if the drain loses nothing."""
         stranded = [f"{each.job} ({each.mode})" for each in self.data if not each.moves]
         sentences = []
         if self.lost:
@@ -65,7 +66,7 @@ class DrainReport:
 
     @property
     def lines(self) -> list[str]:
-        """What becomes of everything, one sentence each; empty if the worker has nothing."""
+        """The sentences of the report, one for each kind of values, work or data tasks; empty if the worker has none."""
         moved = [f"{each.job} ({each.mode})" for each in self.data if each.moves]
         kept = "kept value with a lineage, computed again when it is needed"
         every = "kept values with a lineage, computed again when they are needed"
@@ -86,7 +87,7 @@ class DrainReport:
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record for a reply, with its sentences."""
+        """Return the report as a dict for the RPC reply, including the sentences of `lines` and `losses`."""
         return {
             "worker": self.worker,
             "lines": self.lines,
@@ -109,11 +110,16 @@ def report_of(
     in_question: Mapping[Peer, Collection[int]],
     replies: Mapping[Peer, WorkDescribed],
 ) -> DrainReport:
-    """Put together what the dispatcher knows and what the programs replied. A value that a program was asked about and does not name is not
-    needed any more.
+    """Make the drain report of a worker from the dispatcher's knowledge and the programs' replies.
+
+    A kept value is left out of the report if the dispatcher asked its program about it and the reply does not name it, because the program
+    no longer needs the value then.
 
     Args:
-      in_question: by program, the work items that it was asked to name.
+      holdings: the values and work items of the worker, by number.
+      data: the data tasks of the worker.
+      in_question: for each program, the work items that the dispatcher asked about.
+      replies: the reply of each program that replied in time.
     """
     described = {peer: {work: (name, again) for work, name, again in reply.works} for peer, reply in replies.items()}
     order = sorted(holdings.kept, key=lambda item: item[1])
@@ -136,7 +142,7 @@ def report_of(
 
 
 def _listed(names: Sequence[str], one: str, many: str = "") -> str:
-    """Return "3 kept values: sum-1, sum-2, sum-3", with the first names."""
+    """Return a text such as "3 kept values: sum-1, sum-2, sum-3", with at most NAMES_SHOWN_MAX names."""
     more = "" if len(names) <= NAMES_SHOWN_MAX else f" and {len(names) - NAMES_SHOWN_MAX} more"
     return f"{_count(len(names), one, many)}: {', '.join(names[:NAMES_SHOWN_MAX])}{more}"
 

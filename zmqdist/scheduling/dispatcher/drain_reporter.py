@@ -1,7 +1,7 @@
-"""Asks the programs what the workers keep for them, with a bounded wait, and makes the reports about drains (drain_report.py).
+"""The part of the dispatcher that asks the programs about their values and work at a worker, and makes drain reports (drain_report.py).
 
-The dispatcher knows by numbers which worker keeps values and runs work of which program. Names, lineages and per-worker resources are
-known to the programs alone.
+The dispatcher knows which values a worker keeps and which work it runs, and for which program, but only by number. Names, lineages and
+per-worker resources are known to the programs alone. The dispatcher waits at most DESCRIBED_S for their replies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from zmqdist.transport.loop import Loop
 
 @dataclass(eq=False)
 class _Question:
-    """One request for reports, until all programs have replied or the time is over."""
+    """A request for drain reports that waits for replies of programs.
+
+    Attributes:
+      then: called with the reports.
+      in_question: for each program, the work items that the dispatcher asked about.
+      awaited: the programs that have not replied yet.
+    """
 
     workers: list[tuple[str, int]]
     then: Callable[[list[DrainReport]], object]
@@ -35,10 +41,10 @@ class _Question:
 
 
 class DrainReporter:
-    """The reports of one dispatcher.
+    """Makes the drain reports of one dispatcher.
 
     Args:
-      send: sends a message to a peer; returns False if it is not connected.
+      send: sends a message to a peer, and returns False if the peer is not connected.
     """
 
     def __init__(self, loop: Loop, broker: Broker, data: DataDispatcher, send: Callable[[Peer, Message], bool]) -> None:
@@ -50,10 +56,13 @@ class DrainReporter:
         self._questions: dict[int, _Question] = {}
 
     def reports(self) -> list[DrainReport]:
-        """Return a report for each worker. Waits at most DESCRIBED_S for programs; not in the loop.
+        """Return a drain report for each registered worker. Waits at most DESCRIBED_S for the programs' replies.
+
+        Do not call this in the loop's thread, because it blocks.
 
         Raises:
-          UnavailableError, FailedPreconditionError: the dispatcher has been stopped.
+          FailedPreconditionError: the dispatcher was stopped before.
+          UnavailableError: the dispatcher was stopped while it waited for the programs.
         """
         reports: Future[list[DrainReport]] = Future()
         self._loop.run(lambda: self.ask(sorted(self._broker.membership.members), reports.set_result))
@@ -63,7 +72,7 @@ class DrainReporter:
             raise errors.UnavailableError("the dispatcher was stopped while it asked the programs") from None
 
     def described(self, peer: Peer, message: Message) -> None:
-        """Take a reply of a program. In the loop."""
+        """Record the reply of a program to DescribeWork. Call it in the loop's thread."""
         assert isinstance(message, WorkDescribed)
         question = self._questions.get(message.request)
         if question is not None and peer in question.awaited:
@@ -73,10 +82,12 @@ class DrainReporter:
                 self._finish(message.request)
 
     def ask(self, workers: list[tuple[str, int]], then: Callable[[list[DrainReport]], object]) -> None:
-        """Call `then` with a report for each of these workers that is still there, within DESCRIBED_S. In the loop.
+        """Make drain reports for these workers and pass them to `then`, at the latest after DESCRIBED_S. Call it in the loop's thread.
+
+        The list for `then` leaves out each worker that is lost meanwhile.
 
         Raises:
-          NotFoundError: one of the workers is not registered.
+          NotFoundError: one of the workers is not registered now.
         """
         present = self._broker.membership.members
         for job, index in workers:
@@ -106,7 +117,7 @@ class DrainReporter:
         self._loop.set_timer((self, number), None, lambda: None)
         reports = []
         for worker in question.workers:
-            with contextlib.suppress(KeyError):  # it was lost meanwhile
+            with contextlib.suppress(KeyError):  # the worker was lost meanwhile
                 holdings = self._broker.holdings(*worker)
                 data, streams = self._data.tasks_of(holdings.worker), self._data.streams_of(holdings.worker)
                 reports.append(report_of(holdings, data, streams, question.in_question, question.replies))
@@ -114,6 +125,6 @@ class DrainReporter:
 
 
 def not_registered(job: str, index: int, present: Collection[tuple[str, int]]) -> errors.NotFoundError:
-    """Return the error about a worker that is not there; `present` has the names of those that are."""
+    """Return the error for a worker that is not registered. `present` has the (job, index) of each registered worker."""
     names = ", ".join(f"{job}:{index}" for job, index in sorted(present)) or "none"
     return errors.NotFoundError(f"no worker {job}:{index} is registered here; the registered workers are: {names}")

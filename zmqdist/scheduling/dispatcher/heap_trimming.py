@@ -1,7 +1,7 @@
 """Returning memory to the operating system after a long queue has become empty.
 
-Python and the C library keep freed memory for later use: about 60 MB after a million queued work items. That memory may never be used
-again. One call after the queue has become empty returns most of it.
+Python and the C library retain freed memory for later use: about 60 MB after a million queued work items, although the process may never
+need that memory again. A call of `trim_heap` after the queue has become empty returns most of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from zmqdist.transport.malloc_trim import trim_heap
 
 TRIM_WORTH_ITEMS = 50_000
-"""The length that a queue must have had: a shorter one leaves too little free memory to be worth the call."""
+"""The heap is trimmed only after a queue of at least this length, because a shorter queue leaves too little memory to return."""
 
 
 class HeapTrimmer:
@@ -21,7 +21,12 @@ class HeapTrimmer:
         self._longest = 0
 
     def update(self, queued: int, idle: Callable[[], bool]) -> None:
-        """Note the length of the queue; call it after each event. `idle` returns whether no worker has work; called only if needed."""
+        """Trim the heap if the queue is empty, was long before, and `idle()` is True. Call this after each event.
+
+        Args:
+          queued: the present length of the queue.
+          idle: returns whether no worker has work. It is called only if the queue is empty and was long.
+        """
         if queued > self._longest:
             self._longest = queued
         elif not queued and self._longest >= TRIM_WORTH_ITEMS and idle():

@@ -1,12 +1,11 @@
 """The keyring in a dispatcher: the runtime of transport/keyring_machine.py.
 
-This module passes messages about keys to the machine and carries out its effects: it sends messages, saves the keyring, and ends
-connections. It also makes the secrets of join tokens, keeps the keyring in a file of the `work_dir`, and serves the methods of
-`zmqdist keys`.
+KeyService passes messages about keys to the machine and carries out the machine's effects: it sends messages, saves the keyring, and
+closes connections. It also makes the secrets of join tokens, and serves the RPC methods of `zmqdist keys`.
 
-The file `keyring.json` (mode 0600) is replaced as a whole, and is on the disk before a process is told that it was admitted or revoked.
-Without a `work_dir` the keyring is lost when its dispatcher ends. The next dispatcher refuses processes that had joined, and tells them to
-join again.
+The keyring is saved in the file `keyring.json` (mode 0600) of the `work_dir`. The file is replaced as a whole, and is on the disk before
+the dispatcher tells a process that its key was admitted or revoked. Without a `work_dir` the keyring is lost when the dispatcher ends.
+The next dispatcher then refuses the processes that had joined, and tells them to join again.
 """
 
 from __future__ import annotations
@@ -55,19 +54,19 @@ log = logging.getLogger("zmqdist.scheduling")
 
 FILE: Final = "keyring.json"
 VALID_S_MAX: Final = 7 * 86_400.0
-"""Seconds for which a token may be valid at most, because a secret that is valid for longer is as dangerous as a key."""
+"""The longest time in seconds for which a join token may be valid. A secret that is valid for longer is as dangerous as a key."""
 ANSWERED_S: Final = 0.5
-"""Seconds between the reply to a join and the end of its connection, so that the reply can be sent."""
+"""Seconds between the reply to a Join and the close of its connection, so that the reply is sent first."""
 
 
 class KeyService:
     """The keyring of one dispatcher; the module's docstring has the rules. Call its methods in the loop's thread.
 
     Args:
-      work_dir: the folder in which the keyring is kept; None keeps it in memory only.
+      work_dir: the folder in which the keyring is saved; None keeps the keyring in memory only.
 
     Attributes:
-      security: the security for the router: the given one, with the keyring in place of the static file.
+      security: the security for the router, in which the keyring decides about keys in place of the static file.
     """
 
     def __init__(self, security: ServerSecurity, work_dir: str | None) -> None:
@@ -76,7 +75,7 @@ class KeyService:
         self._curve = security.mechanism == CURVE
         self._file = Path(work_dir, FILE) if work_dir and self._curve else None
         self._joining: deque[float] = deque()
-        """The times at which unknown keys were let in to join, during the last HANDSHAKE_S."""
+        """The times in the last HANDSHAKE_S at which a connection with an unknown key was admitted so that it could join."""
         self._wrong = 0
         self._logged_at = 0.0
         self._on_expelled: Callable[[Peer], object] = lambda peer: None
@@ -86,7 +85,11 @@ class KeyService:
             self._restore(self._file)
 
     def attach(self, loop: Loop, router: Router, service: RpcService, on_expelled: Callable[[Peer], object]) -> None:
-        """Register the handlers and methods. `on_expelled` is called with each peer whose key was revoked, before its connection ends."""
+        """Register the handlers and RPC methods.
+
+        Args:
+          on_expelled: called with each peer whose key was revoked, before the connection of the peer is closed.
+        """
         self._loop = loop
         self._router = router
         self._on_expelled = on_expelled
@@ -101,7 +104,7 @@ class KeyService:
         self._rearm()
 
     def name_problem(self, peer: Peer, register: Register) -> str:
-        """Return why this peer may not register under its name; "" if it may."""
+        """Return why this peer may not register under the name in `register`, or "" if it may."""
         name = self._keyring.name_of(peer.key)
         wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
         if name == wanted and register.job != "ps":
@@ -114,7 +117,7 @@ class KeyService:
         return f"the key of this process is for {name}, so it may not register as {wanted}{remedy}"
 
     def open_join(self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = "") -> str:
-        """Make a token and return its ticket (transport/ticket.py).
+        """Make a join token and return its join ticket (transport/ticket.py).
 
         Args:
           address: "host:port" at which the process that joins reaches this dispatcher.
@@ -156,7 +159,7 @@ class KeyService:
         return KeyVerdict(JOINING)
 
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
-        """Handle the only join that this connection may try, and end the connection."""
+        """Handle a Join, and close its connection after the reply, because each connection has one attempt."""
         self._handle_message(peer, message, _frames)
         self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
         wrong, now = self._keyring.wrong, self._loop.now()
@@ -173,7 +176,7 @@ class KeyService:
     # -- RPC methods for admins -----------------------------------------------------------------------------------------
 
     def _list(self) -> list[dict[str, Any]]:
-        """Return each key with its role, name, state ("static", "joined", "replaced", "revoked") and time."""
+        """Return all keys, each with its role, name, time and state ("static", "joined", "replaced" or "revoked")."""
         ring = self._keyring
         rows = [
             {"role": role, "name": role, "key": keys.encode_public(key), "since_s": 0.0, "state": "static"}
@@ -200,7 +203,7 @@ class KeyService:
         return self.open_join(name, address, valid_s, at)
 
     def _revoke(self, name_or_key: str) -> list[str]:
-        """Revoke all keys of a name, or one key, and return the revoked keys."""
+        """Revoke all keys of a name, or a single key, and return the revoked keys."""
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
@@ -223,7 +226,7 @@ class KeyService:
     # -- the machine ----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: KeyringEvent) -> int:
-        """Pass an event to the machine and carry out its effects. Return the number of messages that were sent."""
+        """Pass an event to the machine and carry out the machine's effects. Return the number of messages that were sent."""
         count = 0
         for effect in self._keyring.handle(event, self._loop.now()):
             match effect:

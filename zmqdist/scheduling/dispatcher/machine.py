@@ -3,38 +3,38 @@
 Theory of operation
     Each coordinator's session has queues. A work item leaves its queue as a lease: one hand-out to one worker, under a number that
     is never used again, so that a late message names a lease that no longer exists (fencing). Idle workers get work first, then workers
-    with room in their window (credit.py), each a share of the waiting work; coordinators take turns. While no work waits and a worker is
+    with room in their window (credit.py) get a share of the waiting work. Coordinators take turns. While no work waits and a worker is
     idle, the dispatcher requests from overloaded workers the work that they have not begun.
-    A lease ends by an outcome, by being returned, with its slot, or with its worker. If the process dies after the function had started,
-    the attempt is charged to the work item. The item then goes to the end of its queue, so that an item that kills its process does not
-    delay the others. An item that had not started returns to the front uncharged, and so does an item of which the dispatcher does
-    not know whether it had started. From then on the worker reports the start of such an item, and of one that has lost a start, before
-    it happens (`report_before_start`).
+    A lease ends when the worker reports an outcome or returns the lease, or when its slot process or its worker is lost. If a process dies
+    while it runs the function, the lost start is charged to the work item. The item then goes to the end of its queue, so that an item
+    that kills its process does not delay the other items. An item that had not started returns to the front of the queue uncharged, and
+    so does an item that may have started without a report. From then on a worker must report the start of such an item, and of each item
+    that has lost a start, before it starts the item (`report_before_start`).
 
 Promises, checked by tests/sim
-    P1   each submitted work item ends at its session exactly once: by a result (a bulk result until it is received: again after its
-         worker is lost), by a final StartsLost, or together with its round or session
+    P1   each submitted work item ends at its session exactly once: by a result, by a final StartsLost, or together with its round or
+         session. Exception: if a worker is lost before its bulk result was received, the work runs again and ends again
     P2   an outcome counts only from the worker that holds the lease, and only once
     P3   a work item is charged only for lost starts, and fails after `attempts_max` of them
     P4   a work item that had not started is queued again uncharged
     P5   RoundEnded is sent only when no work of the round can be executing on any worker, lost and frozen workers included
     P6   a worker never has more leases than its window, with one exception: it may always have one pinned work item for each slot
-    P7   if there is a live worker and no further fault, every queue empties
+    P7   if a worker is alive and no further fault occurs, every queue empties
     P8   a function is sent to a worker once after its registration, before the first work item that uses it
     P9   a bulk result keeps its work item alive until the coordinator has received it
     P10  coordinators with waiting work are served in turn
-    P11  a bulk result that was received with `keep` is finished: it is not computed again, and its worker holds it until it is received
-         without `keep`, or the session ends
-    P12  work pinned to a worker is handed out only to members of that name, waits while there is none (an exception to P7), and is not
-         requested back
-    P13  of the work of one session that waits for the same worker, or for any, the highest priority is handed out first, and within one
-         priority the oldest
-    P14  detached work does not end with a round, and no round waits for it; it ends with its session
-    P15  a session that watches members gets each worker that joins and each that is lost, in that order, beginning with the present
-         workers; a loss is reported before its effects on the session's work
-    P16  all slots forget a number that was forgotten everywhere; they forget all numbers of a coordinator that had detached work once
-         it has said goodbye, or has been away for a lease
-    P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or its result
+    P11  a bulk result that the coordinator received with `keep` is not computed again; its worker holds it until the coordinator reports
+         it received without `keep`, or the session ends
+    P12  work pinned to a worker is handed out only to a member of that name, waits while no such member exists (an exception to P7), and
+         is not requested back
+    P13  in a queue, which is the work of one session that waits for one worker or for any worker, the highest priority is handed out
+         first, and within one priority the oldest item
+    P14  the end of a round does not end detached work, and no round waits for detached work; it ends with its session
+    P15  a session that watches members is told of the present workers, then of each worker that joins or is lost, in the order of these
+         events; it is told of a loss before the effects of the loss on its work
+    P16  all slots forget a number when its coordinator has it forgotten everywhere; they forget all numbers of a coordinator that had
+         detached work when the coordinator has said goodbye, or has been away for a lease
+    P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
 
 Not here: which workers are alive (membership.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads, which
 are opaque.
@@ -82,13 +82,13 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 
 SLOTS_END_S = 0.1
-"""Seconds for which slots may outlive their worker's process, until the process that watches it kills them."""
+"""Seconds for which slots may outlive their worker's process, until the process that watches the worker kills the slots."""
 
 DISPLACED = (
     "another connection has registered as this coordinator: its number is in two programs; if none of yours was copied or forked, another "
     "user with the right to schedule here has taken it"
 )
-"""Text for the connection that has lost its session, because it would otherwise wait for results for ever."""
+"""Sent over the connection that has lost its session, so that the program there does not wait for results for ever."""
 
 LOG_FIELD = 4
 """Index of the last log lines in an item of StartsLost."""
@@ -99,11 +99,11 @@ LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 class Dispatch:
     """Queues, leases and attempts; the module's docstring has the rules.
 
-    Each method is one event and returns the messages to send, in order. `assign`, called once after the events of a turn, hands out work.
+    Each method for an event returns the messages to send, in order. Call `assign` once after the events of a turn: it hands out work.
 
     Attributes:
-      placement, sessions: the waiting work, and the registered coordinators by connection.
-      loads: the load of each member, including members that are away but not lost ones.
+      placement, sessions: the waiting work, and the sessions of registered coordinators by connection.
+      loads: the load of each member; members that are away are included, lost members are not.
       slot_deaths, last_slot_death: the number of slot processes that have crashed, and the last one as (worker, exit code, when).
     """
 
@@ -116,19 +116,19 @@ class Dispatch:
         self._ending_sessions: dict[CoordinatorSession, None] = {}
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
-        """For each coordinator with detached work that has disconnected without a Goodbye, when all workers forget its numbers (P16)."""
+        """The times at which all workers forget a coordinator's numbers (P16): of coordinators with detached work that are away."""
         self.loads: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
     @property
     def queued(self) -> int:
-        """The number of work items of all coordinators that wait."""
+        """The number of waiting work items of all coordinators."""
         return self.placement.queued
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `settle` and `assign` must next be called even if no event occurs before; None for never."""
+        """The time at which `settle` and `assign` must next be called if no event occurs before; None means never."""
         steal_at = self.placement.deadline
         if not self._ending_sessions and not self._forget_at:
             return steal_at
@@ -150,13 +150,14 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.coordinator_gone(other.peer, now)
-            if other.peer != peer:  # a coordinator that has reconnected no longer reads its old connection
+            # Another program reads this Refused. A coordinator that has reconnected does not, because its old connection has ended.
+            if other.peer != peer:
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
         session = CoordinatorSession(message.coordinator, peer, message.queue_max, round_ended=message.round - 1)
         session.watches_members, session.reports_starts = message.watch_members, message.report_starts
         if message.previous_dispatcher and message.coordinator not in self._closed_sessions:
-            # P5: workers of the earlier incarnation may still execute its work, and may not have found this dispatcher yet.
+            # P5: workers of the previous dispatcher may still execute work of this coordinator, and may not have connected here yet.
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
         effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
@@ -184,7 +185,7 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:  # sent before the coordinator knew of the end of this round
+        elif message.round <= session.round_ended:  # sent before the coordinator requested the end of this round
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
@@ -212,14 +213,14 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The result may still be received; if it is lost before that, it is not computed again.
+                    # The coordinator may still receive this result. If the result is lost before, it is not computed again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
         )
 
     def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
-        """Cancel these leases unless they have begun (P17). A lease at a worker that is away counts as begun, because it cannot reply."""
+        """Cancel the work that has not begun, and report the rest as begun (P17). Work of a worker that is away counts as begun."""
         effects: list[Send] = []
         for load in self.loads.values():
             steal: list[int] = []
@@ -231,7 +232,7 @@ class Dispatch:
                 if lease.cancelled_unless_begun:
                     steal.append(number)
                 else:
-                    # The coordinator sent the request before it knew of the start, or that the worker is away.
+                    # The coordinator may have sent the request before it knew of the start, so tell it again.
                     begun.append(lease)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
@@ -260,7 +261,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
-        """End the session of a connection that has ended. `left`: the coordinator said Goodbye and will not reconnect."""
+        """End the session of this connection. `left`: whether the coordinator has said Goodbye, so that it will not reconnect."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
@@ -342,7 +343,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # P15: first, because the coordinator must know that lost work may execute unseen before it sees its work resolved.
+        # First, because P15 has a coordinator learn of the loss before its effects: lost work may still execute unseen.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -367,7 +368,7 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cancelled:  # the function was asked to end early, so its outcome is meaningless
+            if lease.cancelled:  # the function was told to end early, so its outcome is meaningless
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
@@ -401,7 +402,7 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        load.steal_requested.clear()  # the worker sends one LeasesReturned to each StealRequest, perhaps empty
+        load.steal_requested.clear()  # the worker replies to each StealRequest with one LeasesReturned, perhaps an empty one
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
@@ -430,7 +431,7 @@ class Dispatch:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def _charge_lost_starts(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
-        """Charge lost starts to their work items (P3), and queue again those that may have another attempt."""
+        """Charge lost starts to their work items (P3), and queue the items that may have another attempt again."""
         by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []
@@ -455,7 +456,7 @@ class Dispatch:
         return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
-        """Queue the work of leases that ended without an outcome, except cancelled work. Return the Results that report cancelled work."""
+        """Queue the work of leases that ended without an outcome. Cancelled work is not queued: return the Results that report it."""
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
             session = lease.session
@@ -469,7 +470,7 @@ class Dispatch:
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Remove lost bulk results; return those that were not received yet, as leases whose work must run again (P9)."""
+        """Remove lost bulk results. Return the leases whose result was not received, because their work must run again (P9)."""
         again: list[Lease] = []
         for lease in leases:
             if lease.session.closed:
@@ -501,7 +502,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the rounds that have certainly ended by now, and forget coordinators that have stayed away for a lease (P5, P16)."""
+        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for a lease (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
@@ -563,7 +564,7 @@ class Dispatch:
         return [Send(session.peer, members) for session in self.sessions.values() if session.watches_members]
 
     def _report_progress(self) -> list[Send]:
-        """Report progress to coordinators whose queue was full, because their programs wait in `schedule`."""
+        """Report progress to coordinators whose queue was full, because their programs may wait in `schedule`."""
         effects: list[Send] = []
         if not self._full_sessions:
             return effects
@@ -577,7 +578,7 @@ class Dispatch:
 
 
 def _abort_unknown(load: WorkerLoad, numbers: list[int]) -> list[Send]:
-    """Abort leases that a worker holds and that no longer exist at the dispatcher (P2)."""
+    """Abort leases that the worker still has but that no longer exist at the dispatcher (P2)."""
     return [Send(load.member.peer, AbortLeases(numbers, 0.0))] if numbers else []
 
 

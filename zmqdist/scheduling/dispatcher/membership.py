@@ -3,17 +3,17 @@
 Theory of operation
     A worker is known as (job, index); each start of its process is an incarnation. While its connection is open the worker is alive,
     even if its Python code is blocked, because ZeroMQ's heartbeats run outside the GIL. When the connection ends, the worker has
-    `reconnect_grace_s` to reconnect as the same incarnation. It is lost after that time, when it says Goodbye, or when its process is
-    reported to have ended. Where the operating system does not report the end of a connection (`watched=False`), the lease decides: the
-    worker is lost after `lease_s` without a message.
+    `reconnect_grace_s` to reconnect as the same incarnation. The worker is lost after that time, when it says Goodbye, or when the runtime
+    reports that its process has ended. Where the operating system does not report the end of a connection (`watched=False`), the worker is
+    lost after `lease_s` without a message.
 
-    A worker that is expelled, because its key was revoked, is lost at once; its slots may run until its lease ends.
+    A worker that is expelled because its key was revoked is lost at once. Its slots may run until its lease ends.
 
-    A lost incarnation never returns: if it registers again it joins as a new member, and the functions that it still runs are aborted.
+    A lost incarnation never returns: if it registers again, it joins as a new member, and the functions that it still runs are aborted.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
-    P2  every MemberJoined is followed by exactly one MemberLost for the same member, or by none while the member is alive
+    P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one when the member is no longer alive
     P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
     P5  `settled` tells whether the process of a lost member is known to have ended; if not, its slots may run until its lease ends
@@ -32,24 +32,24 @@ from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
 
 SAID_GOODBYE = "said goodbye"
-"""The reason of a MemberLost for a worker that stopped in good order. Such a loss is not recorded in the history."""
+"""The reason in the MemberLost of a worker that stopped in good order. Such a loss is not recorded in the history."""
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
-"""The interval of heartbeats grows with the number of workers, so that all together send at most 100 heartbeats a second."""
+"""The interval between a worker's heartbeats grows by this for each worker, so that all workers send at most 100 heartbeats a second."""
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One worker.
+    """One worker of the cluster.
 
     Attributes:
-      joined_at, heard_at: when it first registered, and when its last message arrived.
-      watched: whether the runtime will notice the end of its connection.
-      peer: its connection; None while it is away.
-      away_until: the end of its grace, while it is away.
-      leaving: whether it gets no more work, because it was requested to leave or has announced it.
-      leave_grace_s: the grace of a Leave that it has not confirmed yet. The Leave is sent again if the worker reconnects.
+      joined_at, heard_at: when the worker first registered, and when its last message arrived.
+      watched: whether the runtime will notice the end of the worker's connection.
+      peer: the worker's connection; None while the worker is away.
+      away_until: the end of the worker's grace, while it is away.
+      leaving: whether the worker gets no more work, because it was told to leave or has said that it leaves.
+      leave_grace_s: the grace of a Leave that the worker has not confirmed yet. The Leave is sent again if the worker reconnects.
     """
 
     job: str
@@ -82,7 +82,7 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberBack:
-    """The same incarnation has reconnected; `register.held` lists the leases that it still has."""
+    """A member has reconnected as the same incarnation. `register.held` lists the leases that it still has."""
 
     member: Member
     register: Register
@@ -97,7 +97,7 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is given up. `settled`: its process is known to have ended, so that none of its work can be executing (P5)."""
+    """A member is lost. `settled`: whether its process is known to have ended, so that none of its work can be executing (P5)."""
 
     member: Member
     reason: str
@@ -108,7 +108,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeaving:
-    """A member leaves, so it gets no more work."""
+    """A member is about to leave, so the dispatcher must hand out no more work to it."""
 
     member: Member
 
@@ -119,7 +119,7 @@ Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 
 @dataclass(slots=True)
 class LossRecord:
-    """One loss in the history that `status` shows. `at` is the time on the machine's clock."""
+    """One lost worker in the history that `zmqdist status` shows. `at` is the time of the loss by the machine's clock."""
 
     name: str
     reason: str
@@ -129,12 +129,14 @@ class LossRecord:
 
 @dataclass(slots=True)
 class Membership:
-    """The members; the module's docstring has the rules. `handle` returns changes for the dispatch machine and messages to send, in order.
+    """The members of a cluster; the module's docstring has the rules.
+
+    `handle` applies an event, and returns changes for the dispatch machine and messages to send, in order.
 
     Attributes:
       members: the members that are not lost, by (job, index).
       by_peer: the members that are connected, by connection.
-      losses, losses_count: the last losses, and the number of all losses; workers that stopped in good order are not counted.
+      losses, losses_count: the last losses, and the number of all losses. A worker that stopped in good order is not a loss.
     """
 
     lease_s: float
@@ -146,21 +148,21 @@ class Membership:
     losses_count: int = 0
     _away: dict[int, Member] = field(default_factory=dict)
     _by_incarnation: dict[tuple[str, int], Member] = field(default_factory=dict)
-    """The same members by (job, incarnation)."""
+    """The members that are not lost, by (job, incarnation)."""
     _lowest: dict[str, int] = field(default_factory=dict)
     """For each job an index below which no index is free, so that the search for a free index need not begin at 0."""
     _unwatched: set[int] = field(default_factory=set)
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
         times = [member.away_until for member in self._away.values()]
         if self._unwatched:
             times += [m.heard_at + self.lease_s for m in self.members.values() if not m.watched and m.peer is not None]
         return min(times, default=None)
 
     def note_message(self, peer: Peer, now: float) -> Member | None:
-        """Note that a message has arrived, which shows that its sender is alive. Return the sender; None if it is not a worker."""
+        """Note that a worker's message has arrived, which shows that the worker is alive. Return the member, or None for another peer."""
         member = self.by_peer.get(peer)
         if member is not None:
             member.heard_at = now
@@ -195,7 +197,7 @@ class Membership:
                 return self._expire(now)
 
     def leave(self, member: Member, grace_s: float) -> list[Change | Send]:
-        """Request that a member stop in good order, within `grace_s`. Does nothing if it is leaving already."""
+        """Tell a member to stop in good order within `grace_s`. This has no effect if the member is leaving already."""
         if member.leaving:
             return []
         member.leaving = True
@@ -252,8 +254,8 @@ class Membership:
             return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")
         if old is None and len(self.members) >= WORKERS_MAX:
             return Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {WORKERS_MAX} workers and takes no more")
-        # A worker that was configured with its index succeeds a member that is away under this index. If a dispatcher chose the index, the
-        # member under this index is another worker.
+        # A worker that was configured with its index replaces a member that is away under this index. If a dispatcher chose the index for
+        # the worker, the member with this index may be a different worker, so it is not replaced.
         if old is not None and old.incarnation != register.incarnation and not (old.peer is None and register.named):
             return Refused(
                 errors.ALREADY_EXISTS,
@@ -262,7 +264,7 @@ class Membership:
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member to which this registration belongs: by its index if it has one, otherwise by its incarnation."""
+        """Return the member with the index in this Register or, if it has no index, the member with its incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))
@@ -297,7 +299,7 @@ class Membership:
         return [self._lose(member, "its process ended", event.exit_code, event.log, now, settled=True)]
 
     def _add_exit_code(self, event: ProcessExited) -> None:
-        """Add the exit code to the record of a worker that was lost before its process was seen to end."""
+        """Add the exit code to the record of a worker that was lost before the runtime saw its process end."""
         name = f"{event.job}:{event.index}"
         for record in reversed(self.losses):
             if record.name == name and record.exit_code is None:

@@ -1,16 +1,17 @@
-"""The queues of waiting work, which worker gets which item next, and which items are requested back from overloaded workers.
+"""The placement of work: the queues, which worker gets which item next, and which items are requested back from overloaded workers.
 
 Rules
-    Idle workers get work first, then workers with room in their window; coordinators take turns. Work pinned to a worker waits in a
-    queue of that worker. It is handed out before any other work as soon as the worker has room, never to another worker, and it is not
-    requested back.
-    Within the queues of a session the highest priority is handed out first, and within one priority the oldest item.
-    The candidate lists of workers are indexes: `reindex` recomputes them for one worker, and must be called after each change of its
-    load. No step looks at all workers, so an event costs the same with two workers and with ten thousand.
-    The lists are OrderedDicts. A set has no order, but the machine must be repeatable; and finding the first key of a plain dict means
-    walking over all keys that were deleted before it.
-    A heap has the times from which on it is worth requesting work back from overloaded workers. Entries that a later change has made
-    obsolete are dropped when they become the first.
+    Idle workers get work first, then workers with room in their window. Coordinators take turns. Within a queue the highest priority is
+    handed out first, and within one priority the oldest item.
+    Work pinned to a worker waits in a queue of its own. As soon as this worker has room, it gets the pinned work before any other work.
+    Pinned work is never handed out to another worker, and the dispatcher does not request it back.
+    There are lists of idle workers, of workers with capacity and of overloaded workers. `reindex` recomputes to which lists a worker
+    belongs, and must be called after each change of the worker's load. No step looks at all workers, so an event costs the same with two
+    workers and with ten thousand.
+    The lists are OrderedDicts, because the machine must be repeatable and a set has no order. A plain dict would be slow, because a
+    search for its first key walks over all keys that were deleted before that key.
+    A heap contains the times from which on it is worth requesting work back from overloaded workers. An entry that a later change has made
+    obsolete is dropped when it becomes the first.
 
 Not here: why work is queued or given back (machine.py).
 """
@@ -36,17 +37,17 @@ from zmqdist.scheduling.dispatcher.records import (
 )
 
 STEAL_WORTH_S = 0.01
-"""Work that its worker will reach sooner than this is not requested back, because the messages would take longer."""
+"""Seconds. Work that its worker will begin sooner than this is not requested back, because the messages would take longer."""
 
 
 class Placement:
-    """The sessions that have waiting work, and the workers that can be given some.
+    """The sessions that have waiting work, and the workers to which work can be handed out.
 
     Args:
       first_lease: the number of the first lease.
 
     Attributes:
-      queued: the number of work items of all sessions that wait; `queued_pinned` of them wait for a certain worker.
+      queued, queued_pinned: the number of waiting work items of all sessions, and the number of those that are pinned to a worker.
     """
 
     def __init__(self, first_lease: int) -> None:
@@ -54,11 +55,11 @@ class Placement:
         self._next_lease = first_lease
         self._ready_queues: deque[SessionQueue] = deque()
         self._ready_pinned: dict[str, deque[SessionQueue]] = {}
-        """For each worker the queues of work pinned to it, in turn; a worker without such work has no entry."""
+        """The queues of pinned work by worker name, each list in the order of turns. A worker without pinned work has no entry."""
         self.queued_pinned = 0
         self._loads_by_name: dict[str, WorkerLoad] = {}
         self._with_pinned_work: OrderedDict[WorkerLoad, None] = OrderedDict()
-        """Workers for which pinned work waits and which have room for it."""
+        """The workers that have room for pinned work, and for which pinned work waits."""
         self._idle: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._with_capacity: OrderedDict[WorkerLoad, None] = OrderedDict()
         self._overloaded: OrderedDict[WorkerLoad, None] = OrderedDict()
@@ -69,7 +70,7 @@ class Placement:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which `assign` must next be called to request work back; None for never. Valid right after `assign`."""
+        """The time at which `assign` must next be called to request work back; None means never. Valid right after `assign`."""
         if self._ready_queues or self._free_slots <= self._returning:
             return None
         steal_times = self._steal_times
@@ -80,7 +81,11 @@ class Placement:
     # -- what waits -----------------------------------------------------------------------------------------------
 
     def enqueue(self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]) -> None:
-        """Queue work items behind those of the same worker and priority. `worker`: the worker's name; empty for any worker."""
+        """Queue work items behind the items of the same session, worker and priority.
+
+        Args:
+          worker: the name of the worker to which the items are pinned; empty if any worker may run them.
+        """
         queue = session.queue_for(worker)
         queue.band(priority).items.extend(items)
         session.submitted += len(items)
@@ -88,14 +93,14 @@ class Placement:
         self._add_ready(queue)
 
     def put_back(self, lease: Lease, *, report_before_start: bool) -> None:
-        """Queue the work of a lease again: at the front of its queue, or at the end if it has lost starts, so that others go first.
+        """Queue the work of a lease again. It goes to the front, or to the end if starts of it were lost, so that other items run first.
 
         Args:
-          report_before_start: the work may have begun without a report, so its next worker must report the start first.
+          report_before_start: whether the work may have begun without a report, so that its next worker must report the start first.
         """
         queue = lease.session.queue_for(lease.band.session_queue.worker)
         band = queue.band(lease.band.priority)
-        if lease.lost:  # to the end, because it may crash its next process as well
+        if lease.lost:  # to the end, because this work may crash its next process as well
             band.items.append(lease.next_item())
         else:
             (band.report_before_start if report_before_start else band.items).appendleft(lease.next_item())
@@ -104,7 +109,7 @@ class Placement:
         self._add_ready(queue)
 
     def take_out(self, session: CoordinatorSession, wanted: set[int]) -> list[Item]:
-        """Remove the waiting ones among these work items, and return them."""
+        """Remove the work items with these numbers that still wait, and return them."""
         taken: list[Item] = []
         for queue in list(session.queues.values()):
             before = len(taken)
@@ -134,7 +139,7 @@ class Placement:
         session.left_queue = session.submitted
 
     def waiting_for(self, worker: str) -> Iterator[tuple[CoordinatorSession, Item]]:
-        """Yield the work items that wait for this worker alone."""
+        """Yield the work items that are pinned to this worker and still wait."""
         for queue in self._ready_pinned.get(worker, ()):
             for band in queue.bands:
                 for item in (*band.report_before_start, *band.items):
@@ -146,7 +151,7 @@ class Placement:
             self.queued_pinned += more
 
     def _add_ready(self, queue: SessionQueue) -> None:
-        """Let a queue that has work take part in the turns."""
+        """Have a queue that now has work take part in the turns."""
         if queue.is_ready:
             return
         queue.is_ready = True
@@ -164,7 +169,7 @@ class Placement:
             self._note_not_ready(queue)
 
     def _note_not_ready(self, queue: SessionQueue) -> None:
-        """Note that a queue takes part in no turns; drop it if it is the queue of a worker."""
+        """Note that a queue no longer takes part in the turns. Drop the queue if it is one of pinned work."""
         queue.is_ready = False
         worker = queue.worker
         if worker:
@@ -177,7 +182,7 @@ class Placement:
     # -- who takes it ---------------------------------------------------------------------------------------------
 
     def add_worker(self, load: WorkerLoad) -> None:
-        """Add a worker that has joined."""
+        """Add a worker that has joined, so that work can be handed out to it."""
         self._loads_by_name[load.name] = load
         self.reindex(load)
 
@@ -188,9 +193,9 @@ class Placement:
         del self._loads_by_name[load.name]
 
     def reindex(self, load: WorkerLoad) -> None:
-        """Recompute which candidate lists a worker belongs to (idle, with capacity, overloaded), and its share in the sums.
+        """Recompute which lists of workers this worker belongs to (idle, with capacity, overloaded), and its part in the sums.
 
-        Call it after every change of the worker's load; it keeps `assign` independent of the number of workers.
+        Call `reindex` after every change of the worker's load. It makes the cost of `assign` independent of the number of workers.
         """
         count = load.outstanding
         slots = load.member.slots
@@ -209,7 +214,7 @@ class Placement:
         load.free_slots, load.returning = free_slots, returning
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work; if none waits, request work back for idle workers. Call it once after the events of a turn."""
+        """Hand out waiting work, or request work back for idle workers if no work waits. Call it once after the events of a turn."""
         ready = self._ready_queues
         if not ready and not self._with_pinned_work:
             return self._steal(now)
@@ -226,7 +231,7 @@ class Placement:
             load = next(iter(self._with_capacity))
             share = max(1, (self.queued - self.queued_pinned) // len(self._with_capacity))
             self._hand_out(load, min(share, load.window.limit - load.outstanding), ready, batches, now)
-            if load in self._with_capacity:  # to the end, so that workers with room take turns
+            if load in self._with_capacity:  # to the end, so that the workers with room take turns
                 self._with_capacity.move_to_end(load)
         effects = [
             Send(load.member.peer, message)
@@ -276,7 +281,7 @@ class Placement:
         batch: Handout,
         into: list[Leased],
     ) -> None:
-        """Lease the first `count` items of a queue to a worker. The loop runs once for each work item, so it has to be fast."""
+        """Lease the first `count` items of a queue to a worker. The `for` loop has to be fast, because it runs for each work item."""
         session = band.session_queue.session
         coordinator, known, leases = session.coordinator, load.known_functions, load.leases
         number = first = self._next_lease
@@ -287,7 +292,7 @@ class Placement:
             if fn != checked:
                 if (coordinator, fn) not in known:
                     pickled = session.functions.get(fn)
-                    # The coordinator has forgotten the function: it received the result just before the worker was lost.
+                    # The coordinator has dropped the function, because it received the result just before the worker was lost.
                     if pickled is None:
                         continue
                     known.add((coordinator, fn))
@@ -302,7 +307,7 @@ class Placement:
         self._count(band.session_queue, -count)
 
     def _steal(self, now: float) -> list[Send]:
-        """Request work back for the idle slots, from workers that would not begin it soon."""
+        """Request work back for the idle slots, from workers that would not begin this work soon."""
         effects: list[Send] = []
         while self._free_slots > self._returning and (load := self._next_surplus(now)) is not None:
             stealable = _stealable(load)
@@ -314,7 +319,10 @@ class Placement:
         return effects
 
     def _next_surplus(self, now: float) -> WorkerLoad | None:
-        """Return a worker from which work may be requested back now; None for none. Each worker is returned once per change of its load."""
+        """Return a worker from which work may be requested back now, or None if there is no such worker.
+
+        Each worker is returned at most once after each change of its load.
+        """
         while self._overloaded:
             load, _ = self._overloaded.popitem(last=False)
             at = _worth_stealing_at(load)
@@ -331,7 +339,7 @@ class Placement:
         return None
 
     def _messages(self, batch: Handout, *, pinned: bool) -> Iterator[Assign]:
-        """Yield the messages of a hand-out. Functions are sent with the work that uses them, or before it if they are too many (P8)."""
+        """Yield the messages of a hand-out. Functions are in the message with the work that uses them, or in messages before it (P8)."""
         functions: list[tuple[int, int, bytes]] = []
         for part in split(batch.functions):
             if functions:
@@ -345,12 +353,15 @@ class Placement:
 
     @staticmethod
     def _is_current(entry: tuple[float, int, WorkerLoad]) -> bool:
-        """Return whether an entry of the heap is current, because the load of its worker has not changed since."""
+        """Return whether an entry of the heap is current. It is obsolete if the load of its worker has changed since."""
         return entry[2].steal_at == entry[0]
 
 
 def _stealable(load: WorkerLoad) -> list[int]:
-    """Return the leases that a worker may give back: the newest that are neither started nor pinned. One lease for each slot remains."""
+    """Return the leases that a worker may give back, which are neither started nor pinned.
+
+    The oldest of them remain at the worker where it would otherwise have less than one lease for each slot.
+    """
     spare = [
         number for number, lease in load.leases.items() if not lease.started and not lease.band.session_queue.worker
     ]
@@ -362,9 +373,9 @@ def _takes_work(load: WorkerLoad) -> bool:
 
 
 def _pinned_capacity(load: WorkerLoad) -> int:
-    """Return how many pinned items a worker may get now: its room, or at least one item for each slot.
+    """Return how many pinned items a worker may get now: the room in its window, or enough for one pinned item for each slot.
 
-    It gets one for each slot even if other work fills its window, because pinned work runs before that work (P6).
+    A worker whose window is full of other work may still get pinned work, because pinned work runs before the other work (P6).
     """
     room = load.window.limit - load.outstanding
     return (
@@ -375,7 +386,7 @@ def _pinned_capacity(load: WorkerLoad) -> int:
 
 
 def _worth_stealing_at(load: WorkerLoad) -> float:
-    """Return the time from which on it is better to request back the work that a worker has not begun than to leave it there."""
+    """Return the time from which on it is worth requesting back the work that a worker has not begun; 0.0 means at once."""
     held, window = load.outstanding, load.window
     unreported_s = window.trip_s
     if window.remaining_s(held) >= unreported_s + STEAL_WORTH_S:

@@ -1,7 +1,7 @@
 """The records of the dispatcher's machine: sessions of coordinators, leases, and the load of each worker.
 
-A queued work item is stored as the tuple from the message, without any other object, because there may be a million of them. Only work
-that was handed out has a record of its own.
+A queued work item is stored as the tuple from the message, without any other object, because a million work items may be queued. Only work
+that was handed out has a record of its own, a Lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PriorityBand:
 
     Attributes:
       items: the items that no worker has begun, as far as the dispatcher knows.
-      report_before_start: the items whose start the worker must report before it happens; they are handed out first.
+      report_before_start: the items whose start the worker must report before it starts them. They are handed out before `items`.
     """
 
     session_queue: SessionQueue
@@ -39,12 +39,12 @@ class PriorityBand:
 
 
 class SessionQueue:
-    """The work of one session that waits for one worker, or for any worker.
+    """The waiting work of one session that is pinned to one worker, or that any worker may run.
 
     Attributes:
-      worker: the name of that worker; empty for any worker.
+      worker: the name of the worker to which the work is pinned; empty if any worker may run it.
       bands: one band for each priority that has work, the highest priority last.
-      is_ready: whether the queue takes part in the turns of `Placement`. Invariant: then it has work.
+      is_ready: whether `Placement` hands out work of this queue in its turns. Invariant: a queue that is ready has work.
     """
 
     __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
@@ -57,7 +57,7 @@ class SessionQueue:
         self._plain_band = PriorityBand(self)
 
     def band(self, priority: int) -> PriorityBand:
-        """Return the band of a priority, to which the caller is about to add work."""
+        """Return the band of a priority; make it if it is missing. The caller must add work, because no band may be empty."""
         bands = self.bands
         at = bisect_left(bands, priority, key=_priority) if bands else 0
         if at < len(bands) and bands[at].priority == priority:
@@ -69,20 +69,21 @@ class SessionQueue:
 
 @dataclass(slots=True, eq=False)
 class CoordinatorSession:
-    """One connection of one coordinator. A coordinator that reconnects gets a new session; the old one only waits for its leases.
+    """The state of one coordinator's work, for one connection of the coordinator.
 
-    Detached work has a session of its own over the same connection. The round of that session never ends.
+    A coordinator that reconnects gets a new session; the old session only waits until its leases have ended. Detached work has a session
+    of its own over the same connection, in which no round ends.
 
     Attributes:
       queues: the queues that have work, by worker name ("" for any worker).
       functions: pickled functions by number.
-      held: bulk results that workers hold, kept ones as well: (work, attempt) -> (worker, lease).
+      held: bulk results that workers hold, including kept values: (work, attempt) -> (worker, lease).
       watches_members: whether the coordinator gets Members.
       reports_starts: whether the coordinator gets Begun.
-      detached: the session of the detached work; None until there is such work.
+      detached: the session of the detached work; None until the coordinator submits detached work.
       outstanding: the number of leases that may be executing.
-      round_ended: the last round whose end was requested; work of it that arrives later is ignored.
-      ending_round: the round whose end was requested and has not been reported; None for none.
+      round_ended: the last round whose end the coordinator has requested. Work of this round that arrives later is ignored.
+      ending_round: the round whose end was requested but not yet reported to the coordinator; None if there is no such round.
       unsettled_until: the time until which a lost process may still execute work of this session.
       submitted, left_queue: how many work items were ever queued, and how many have left the queue. Invariant: left_queue <= submitted.
       progress_reported: the `left_queue` that was last reported to the coordinator.
@@ -115,7 +116,7 @@ class CoordinatorSession:
 
     @property
     def with_detached(self) -> tuple[CoordinatorSession, ...]:
-        """This session, and the session of its detached work if there is one."""
+        """This session, and the session of its detached work if it exists."""
         return (self,) if self.detached is None else (self, self.detached)
 
     def queue_for(self, worker: str) -> SessionQueue:
@@ -131,15 +132,15 @@ class CoordinatorSession:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One hand-out of one work item.
+    """One hand-out of one work item to one worker.
 
     Attributes:
       band: the band in which the item waited, and will wait again if the lease ends without an outcome.
       item: the work item as it was queued.
-      started: whether a slot has begun it, as far as the dispatcher knows.
-      cancelled: whether it was cancelled: however the lease ends, the work does not run again.
-      cancelled_unless_begun: as `cancelled`, until a start is reported.
-      kept: whether its bulk result was received and stays with the worker.
+      started: whether a slot has begun the item, as far as the dispatcher knows.
+      cancelled: whether the item was cancelled, so that it does not run again, however the lease ends.
+      cancelled_unless_begun: as `cancelled`, but a report that the item has begun resets this.
+      kept: whether the coordinator has received the bulk result and the worker still holds it.
     """
 
     session: CoordinatorSession
@@ -151,7 +152,7 @@ class Lease:
     kept: bool = False
 
     def keep(self) -> None:
-        """Note that the result stays with the worker. The work does not run again, so its payload is dropped."""
+        """Note that the worker keeps the result, and drop the payload of the work, because the work does not run again."""
         self.kept = True
         self.item = (*self.item[:4], b"")
 
@@ -165,11 +166,11 @@ class Lease:
 
     @property
     def lost(self) -> int:
-        """The number of starts of this work that were lost."""
+        """How many times this work was started and then lost with its process."""
         return self.item[2]
 
     def charge_lost_start(self) -> None:
-        """Count a lost start."""
+        """Add one to the lost starts of this work."""
         work, attempt, lost, fn, payload = self.item
         self.item = (work, attempt, lost + 1, fn, payload)
 
@@ -184,17 +185,18 @@ class WorkerLoad:
     """The leases and results of one worker, and the figures that the placement computes for it.
 
     Attributes:
-      window: how many leases it may have.
-      leases: its leases that have not ended, by number.
-      held: its leases that have ended and whose bulk results it holds, by number.
-      stale_leases: functions of an earlier dispatcher that run in its threads: lease -> coordinator.
-      known_functions: the functions that were sent to it, as (coordinator, number).
-      steal_requested: leases that the dispatcher has requested back and about which the worker has not replied.
-      undelivered_forgets: the Forgets for all workers that were sent while this one was away.
+      window: the bound on the number of leases that the worker may have.
+      leases: the worker's leases that have not ended, by number.
+      held: the worker's leases that have ended and whose bulk results it holds, by number.
+      stale_leases: the leases of an earlier dispatcher whose functions run in the worker's threads: lease -> coordinator.
+      known_functions: the functions that were sent to the worker, as (coordinator, number).
+      steal_requested: leases that the dispatcher has requested back, until the worker replies.
+      undelivered_forgets: the Forgets for all workers that the dispatcher could not send while this worker was away.
       done: the number of leases that ended with an outcome.
-      slot_deaths: the number of its slot processes that crashed.
-      free_slots, returning, steal_at: computed by the placement: slots without work, leases that are expected back, and the time from
-        which on it is worth requesting work back (`inf` for never, or at once).
+      slot_deaths: the number of the worker's slot processes that crashed.
+      free_slots, returning: computed by the placement: the number of slots without work, and of leases that are expected back.
+      steal_at: computed by the placement: the time of the worker's entry in the heap, from which on the dispatcher requests work back;
+        `inf` without an entry.
     """
 
     member: Member
@@ -220,7 +222,7 @@ class WorkerLoad:
 
 @dataclass(slots=True)
 class Handout:
-    """The work that one turn hands out to one worker: new functions, items, and items whose start must be reported before it happens."""
+    """The work that one turn hands out to one worker: new functions, items, and items whose start the worker must report first."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)
@@ -229,12 +231,14 @@ class Handout:
 
 @dataclass(slots=True)
 class WorkerHoldings:
-    """What one worker has, each as (connection of the coordinator, work item).
+    """The values and work items of one worker, each as (connection of the coordinator, number of the work item).
+
+    Work that the worker has received but not begun is not listed, because other workers run it when this worker leaves.
 
     Attributes:
-      kept: the values that it keeps.
-      running: what it has begun. What it has not begun goes to other workers, and is not listed.
-      pinned: what waits for this worker alone.
+      kept: the values that the worker keeps.
+      running: the work items that the worker has begun.
+      pinned: the work items that wait for this worker alone.
     """
 
     worker: str

@@ -1,7 +1,7 @@
-"""Ranges of payloads that the dispatcher reads for a process that cannot connect to their holder, over the holder's own connection.
+"""The relay of payloads: the dispatcher reads them for a process that cannot connect to the process that holds the payload.
 
-The dispatcher passes the bytes on unchanged. Each range is one request with one reply. If the holder does not reply in time, or
-disconnects, the call of the process that needs the bytes ends with an error.
+The dispatcher reads a payload in ranges, over the connection that the holder has made to it, and passes the bytes on unchanged. Each range
+is one request with one reply. If the holder disconnects or does not reply in time, the RPC call for this range ends with an error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REPLY_TIMEOUT_S = 15.0
 
 
 class Relay:
-    """The requests for ranges that wait for a holder's reply. `read` runs in threads of the service, all other methods in the loop.
+    """The requests for ranges that wait for a holder's reply. `read` runs in threads of the RPC service, each other method in the loop.
 
     Args:
       holder: returns the connection of the process that has the store with this number; None if there is none.
@@ -45,7 +45,7 @@ class Relay:
         router.on_gone.append(self._peer_gone)
 
     def read(self, store: int, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
-        """Serve the method `RELAY` of fetch.py: return a range of a payload. Blocks a thread of the service until the holder replies.
+        """Serve the RPC method `RELAY` of fetch.py: return a range of a payload. Blocks a thread of the service until the holder replies.
 
         Raises:
           NotFoundError: the holder has freed the payload.

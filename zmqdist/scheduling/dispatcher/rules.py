@@ -1,4 +1,4 @@
-"""The settings of the dispatcher's machine. A DispatcherConfig contains them, and other settings."""
+"""The settings of the dispatcher's machine, which are a part of the settings in DispatcherConfig."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zmqdist import limits
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerRules:
-    """The settings of the machine. DispatcherConfig describes each of them, and zmqdist.limits has the reason for each default."""
+    """The settings of the dispatcher's machine. DispatcherConfig describes each of them; zmqdist.limits has the reason for each default."""
 
     lease_s: float = limits.LEASE_S
     reconnect_grace_s: float = limits.RECONNECT_GRACE_S

@@ -1,9 +1,10 @@
 """The dispatcher's server, the runtime of broker.py: one socket, one loop, and the RPC methods of the dispatcher.
 
-The runtime passes each message to the machine, and sends the messages that the machine returns. It decides nothing itself and never
-unpickles a payload.
+The runtime passes each message to the machine, and sends the messages that the machine returns. The runtime decides nothing itself and
+never unpickles a payload.
 
-The loop's thread refers to the runtime and not to the DispatchServer, so that a server that the program has dropped is collected and stops.
+The loop's thread refers to the runtime and not to the DispatchServer. So a DispatchServer that the program has dropped is
+garbage-collected, and its finalizer stops the runtime.
 """
 
 from __future__ import annotations
@@ -70,10 +71,10 @@ from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
 log = logging.getLogger("zmqdist.scheduling")
 
 PROCESS_END_POLL_S = 0.005
-"""Seconds before the first check whether a disconnected process has ended; each further pause is twice as long."""
+"""Seconds before the first check whether a disconnected process has ended. Each later pause is twice as long as the pause before it."""
 
 LEAVING_S = 1.0
-"""Seconds that workers may need beyond their grace to leave."""
+"""Seconds for which `shutdown` waits for workers after their grace has passed."""
 
 FROM_WORKERS = (Register, Done, LeasesReturned, SlotsLost, Beat, Leave)
 FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, EndRound, ResultReceived)
@@ -82,18 +83,18 @@ FROM_COORDINATORS = (RegisterCoordinator, Define, Forget, Submit, CancelWork, En
 class DispatchServer:
     """The dispatcher of a cluster, in this process: workers register with it, and coordinators schedule functions through it.
 
-    It runs in a thread of its own. Stop it, use it in a with-statement, or drop it: a dropped server stops in the background. In a script
-    `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
+    The dispatcher runs in a thread of its own. Stop it with `stop`, or use it in a with-statement. A server to which the program no longer
+    refers stops in the background. In a script `local_cluster` is simpler; on several hosts use `zmqdist dispatcher` or `zmqdist launch`.
 
     Args:
-      config: a DispatcherConfig; None: a free port on loopback.
-      start: whether the constructor starts the server; otherwise call `start()`.
-      listener: descriptor of a TCP socket that listens already, in place of the config's address. The server owns it from then on.
+      config: a DispatcherConfig. None means the default config: a free port on loopback.
+      start: whether the constructor starts the server. If False, call `start()` later.
+      listener: the descriptor of a listening TCP socket, which the server then owns and uses in place of the config's address.
 
     Raises (from `start`):
-      UnknownError: the port could not be bound (in use, or not an address of this host).
-      FailedPreconditionError: the address needs keys; or the server was stopped before; or another dispatcher uses its work_dir.
-      DataLossError: the journal in its work_dir is damaged. No file is overwritten.
+      UnknownError: the server could not bind the port, because it is in use or the address does not belong to this host.
+      FailedPreconditionError: the address needs keys, the server was stopped before, or another dispatcher uses its work_dir.
+      DataLossError: the journal in the work_dir is damaged. The server overwrites no file.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class DispatchServer:
     # -- for users ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind the port and serve. Workers and coordinators can connect once this returns. A second call does nothing."""
+        """Bind the port and serve. Workers and coordinators can connect once `start` has returned. Starting again has no effect."""
         with self._lock:
             if self._runtime.stopped.is_set():
                 raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
@@ -115,7 +116,7 @@ class DispatchServer:
                 self._runtime.open()
 
     def stop(self) -> None:
-        """Stop at once; queues and sessions are lost. Idempotent.
+        """Stop the dispatcher at once. Its queues and sessions are lost. Idempotent.
 
         Workers go on running their functions for half a lease, and wait for another dispatcher at this address. To stop the workers as
         well, call `shutdown` instead.
@@ -134,7 +135,7 @@ class DispatchServer:
 
     @property
     def _address(self) -> str:
-        """The address, with "localhost" in place of 127.0.0.1. tf.data service has a method of this name."""
+        """The address, with "localhost" in place of 127.0.0.1. The name `_address` is the one in tf.data service."""
         return self.address.replace("127.0.0.1:", "localhost:")
 
     @property
@@ -146,7 +147,7 @@ class DispatchServer:
 
     @property
     def credentials(self) -> Credentials:
-        """The token and keys of this dispatcher. A coordinator that gets this server as its target uses them."""
+        """The token and keys of this dispatcher. A coordinator uses them when this server is passed to it as its target."""
         return self._runtime.credentials
 
     @property
@@ -155,7 +156,7 @@ class DispatchServer:
         return self._runtime.num_workers
 
     def _num_workers(self) -> int:
-        """Return `num_workers`. The name is tf.data service's."""
+        """Return `num_workers`. The name `_num_workers` is the one in tf.data service."""
         return self.num_workers
 
     def snapshot(self) -> BrokerSnapshot:
@@ -164,12 +165,9 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
     def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
-        """Wait until `ready` returns True for the registered workers, given as (job, index).
+        """Wait until `ready` returns True, which gets the registered workers as (job, index). Return False if `timeout_s` passes first.
 
-        The loop calls `ready` after each event, so it must not block.
-
-        Returns:
-          False if `timeout_s` passed first.
+        The loop calls `ready` after each event, so `ready` must not block.
         """
         runtime = self._runtime
         assert runtime.loop is not None
@@ -187,9 +185,9 @@ class DispatchServer:
             runtime.loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
-        """Have the loop call `fn` with the registered workers as (job, index): now, and whenever one has joined or is lost.
+        """Have the loop call `fn` with the registered workers as (job, index): now, and whenever a worker has joined or is lost.
 
-        `fn` must not block. The calls end only when the server stops.
+        `fn` must not block. It is called until the server stops.
         """
         runtime = self._runtime
         assert runtime.loop is not None
@@ -204,22 +202,27 @@ class DispatchServer:
         runtime.loop.call_soon(begin)
 
     def serve_scaling(self, scaler: Scaler) -> None:
-        """Have the launcher that holds the workers serve the RPC method `scale` (`zmqdist scale`)."""
+        """Use this launcher, which starts and ends the workers, for the RPC method `scale` (`zmqdist scale`)."""
         self._runtime.scaler = scaler
 
     def drain_reports(self) -> list[DrainReport]:
-        """Return what would become of everything that each worker has if it left. Waits for the programs, at most DESCRIBED_S."""
+        """Return for each worker what would become of its values and work if it left. Waits at most DESCRIBED_S for the programs."""
         return self._runtime.reporter.reports()
 
     def drain(self, job: str, index: int, grace_s: float) -> None:
-        """Have a worker finish what it runs within `grace_s` and leave. Waits for the loop. Raises NotFoundError."""
+        """Have a worker leave after it has finished its running functions, or after `grace_s`. Waits for the loop, not for the worker.
+
+        Raises:
+          NotFoundError: no worker of this name is registered.
+        """
         assert self._runtime.loop is not None
         self._runtime.loop.run(self._runtime.drain, job, index, grace_s)
 
     def shutdown(self, grace_s: float = 0.0) -> None:
-        """Request that all workers stop, wait for them until a second after `grace_s`, and stop the server. Idempotent."""
+        """Request that all workers stop, wait at most `grace_s` + LEAVING_S until they have left, and stop the server. Idempotent."""
         loop = self._runtime.loop
-        with contextlib.suppress(errors.FailedPreconditionError):  # the server was stopped meanwhile
+        # `run` raises FailedPreconditionError if another thread has stopped the server meanwhile.
+        with contextlib.suppress(errors.FailedPreconditionError):
             if loop is not None and not self._runtime.stopped.is_set():
                 loop.run(lambda: self._runtime.shutdown(grace_s))
                 self.join(grace_s + LEAVING_S)
@@ -229,15 +232,15 @@ class DispatchServer:
         """Make a join ticket and return it: one line of text, with which one process joins as `name`. The ticket is a secret.
 
         Args:
-          name: "worker:3", "ps:0", or "submit", "client", "admin" for programs.
-          valid_s: seconds until the ticket ends.
-          address: only for a ps: the "host:port" at which it will listen, as programs know it.
-          dispatcher: the "host:port" at which the joining process reaches this dispatcher; "" for the address in `target`.
+          name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with this role.
+          valid_s: seconds for which the ticket is valid.
+          address: for a ps only: the "host:port" at which programs will connect to it.
+          dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the address in `target`.
 
         Raises:
           FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
           InvalidArgumentError: `name` is not of this form, or `valid_s` is out of range.
-          ResourceExhaustedError: too many tokens are open.
+          ResourceExhaustedError: too many tokens are valid and unused.
         """
         runtime = self._runtime
         if runtime.loop is None:
@@ -262,17 +265,21 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def data_tasks_by_worker(self) -> dict[str, int]:
-        """Return how many tasks and snapshot streams of the data service each worker has, by its name; workers without any are left out."""
+        """Return the number of data tasks and snapshot streams of each worker, by the worker's name. Workers with neither are left out."""
         assert self._runtime.loop is not None
         return self._runtime.loop.run(self._runtime.data.task_counts)
 
     def snapshot_streams(self, path: str) -> list[Any]:
-        """Return the streams of the distributed snapshot in folder `path`: `index`, `owner` and `state` of each. Raises NotFoundError."""
+        """Return the streams of the distributed snapshot in folder `path`, each with `index`, `owner` and `state`.
+
+        Raises:
+          NotFoundError: the dispatcher knows no snapshot in this folder.
+        """
         assert self._runtime.loop is not None
         return self._runtime.loop.run(lambda: self._runtime.data.snapshots.streams(path))
 
     def _snapshot_streams(self, path: str) -> list[Any]:
-        """Return `snapshot_streams(path)`. The name is tf.data service's."""
+        """Return `snapshot_streams(path)`. The name `_snapshot_streams` is the one in tf.data service."""
         return self.snapshot_streams(path)
 
     def __enter__(self) -> DispatchServer:
@@ -289,15 +296,15 @@ class DispatchServer:
 
 
 class _Runtime:
-    """The part of a DispatchServer that its loop's thread refers to.
+    """The part of a DispatchServer that the loop's thread refers to.
 
     Attributes:
-      loop: None before `open`.
-      stopped: set by `stop`, and by the RPC method `shutdown`.
-      scaler: the launcher that holds the workers; None: they were started otherwise.
-      undelivered: messages that were not sent because their peer had disconnected.
-      watchers: called in the loop after each event.
-      member_watchers: called in the loop when workers have joined or were lost.
+      loop: the loop, which `open` makes; None before.
+      stopped: set by `stop`, and by the RPC method `shutdown` when the workers have left.
+      scaler: the launcher that starts and ends the workers; None if the workers were started without a launcher in this process.
+      undelivered: the number of messages that were not sent because their peer had disconnected.
+      watchers: functions that the loop calls after each event.
+      member_watchers: functions that the loop calls when workers have joined or were lost.
     """
 
     def __init__(self, config: DispatcherConfig, listener: int | None) -> None:
@@ -308,7 +315,7 @@ class _Runtime:
         self.loop: Loop | None = None
         self.address = ""
         self._incarnation = secrets.randbits(62) | 1
-        # A worker may still name a lease of the earlier incarnation, so two incarnations must not use the same numbers.
+        # A worker may still name a lease of an earlier dispatcher, so the lease numbers of two dispatchers must differ.
         self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.scaler: Scaler | None = None
         self.undelivered = 0
@@ -327,7 +334,10 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the server still runs in this process. A forked child has none of its threads."""
+        """Whether the finalizer of a DispatchServer must stop this runtime: it runs, and in this process.
+
+        A forked child has a copy of the runtime, but not the loop's thread.
+        """
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def open(self) -> None:
@@ -387,7 +397,7 @@ class _Runtime:
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _pickles_differ(self, peer: Peer) -> str:
-        """Return why this peer and the cluster could not unpickle each other's functions; "" if they can."""
+        """Return why this peer and the cluster could not unpickle each other's functions, or "" if they can."""
         assert peer.hello is not None
         differ = pickles_differ(self._hello, peer.hello)
         versions = " and ".join(f"{part} {theirs} (the dispatcher {ours})" for part, theirs, ours in differ)
@@ -397,18 +407,21 @@ class _Runtime:
         )
 
     def _peer_gone(self, peer: Peer) -> None:
-        """Note that a connection has ended. If the peer is on this host, also poll the kernel until its process has ended."""
+        """Note that a connection has ended. If the peer is a member on this host, begin to check whether its process has ended."""
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
             self._poll_process_end(member, PROCESS_END_POLL_S)
 
     def _peer_expelled(self, peer: Peer) -> None:
-        """Report a worker whose key was revoked as lost, because it may not reconnect."""
+        """Tell the machine that the key of this peer was revoked. If the peer is a worker, the machine counts it as lost at once."""
         self.handle(PeerExpelled(peer, "its key was revoked"))
 
     def _poll_process_end(self, member: Member, pause_s: float) -> None:
-        """Check whether the process of a disconnected member has ended: a killed process loses its connections a little before it ends."""
+        """Report the end of a disconnected member's process. If the process still exists, check again later.
+
+        The first check may be too early, because a killed process loses its connections a little before it ends.
+        """
         if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
             return  # the member is lost, or has reconnected
         if not is_alive(member.pid):
@@ -419,7 +432,7 @@ class _Runtime:
         self.loop.set_timer((self, member), next_poll, lambda: self._poll_process_end(member, 2 * pause_s))
 
     def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
-        """Pass an event to the machine and send the messages that it returns. In the loop."""
+        """Pass an event to the machine and send the messages that the machine returns. Call it in the loop's thread."""
         loop = self.loop
         if loop is None:
             return
@@ -431,7 +444,7 @@ class _Runtime:
             watcher()
 
     def _report_members(self) -> None:
-        """Report the members that joined and were lost to the data service and to the watchers."""
+        """Tell the data service which members have joined and which were lost, and call the member watchers."""
         changes, self.broker.changes = self.broker.changes, []
         for change in changes:
             match change:
@@ -448,7 +461,7 @@ class _Runtime:
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:
-            # A message to a peer that has disconnected is dropped; the machine learns of the disconnection by another event.
+            # The router drops a message to a disconnected peer. The machine learns of the disconnection from a PeerGone.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
         due = self.broker.deadline
@@ -500,7 +513,7 @@ class _Runtime:
         }
 
     def shutdown(self, grace_s: float) -> int:
-        """Tell all workers to stop, and stop once they have, or a second after the grace. Returns their number."""
+        """Tell all workers to stop, and return their number. The server stops when they have left, or LEAVING_S after the grace."""
         if self.scaler is not None:
             self.scaler.close()
         members = list(self.broker.membership.members.values())
@@ -518,7 +531,8 @@ class _Runtime:
             self.loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
             return
         self.stopped.set()
-        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # later, so that the reply is sent first
+        # The loop stops a little later, so that the reply to `shutdown` is sent first.
+        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)
 
     def _scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
         if self.scaler is None:
@@ -528,7 +542,10 @@ class _Runtime:
     def _drain_reported(
         self, call: PendingCall, job: str, index: int, grace_s: float, force: bool = False, dry_run: bool = False
     ) -> None:
-        """Report what becomes of everything that a worker has; then drain it, unless that loses something or is a `dry_run`."""
+        """Serve the RPC method `drain_reported`: reply with the drain report of a worker, after draining the worker if that is allowed.
+
+        The worker is not drained if `dry_run` is set, or if the drain would lose something and `force` is not set.
+        """
 
         def finish(reports: list[DrainReport]) -> None:
             if not reports:
@@ -542,7 +559,7 @@ class _Runtime:
         self.reporter.ask([(job, index)], finish)
 
     def drain(self, job: str, index: int, grace_s: float) -> None:
-        """Tell a worker to leave. Raises NotFoundError."""
+        """Tell a worker to leave within `grace_s`. Raises NotFoundError if no worker of this name is registered."""
         assert self.loop is not None
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
@@ -554,7 +571,7 @@ class _Runtime:
 
 
 def data_rules(config: DispatcherConfig) -> Rules:
-    """Return the settings of the data service."""
+    """Return the part of the config that the data service's dispatcher uses."""
     return Rules(
         worker_timeout_s=config.worker_timeout_s,
         client_timeout_s=config.client_timeout_s,
@@ -568,5 +585,5 @@ def data_rules(config: DispatcherConfig) -> Rules:
 
 
 def _row(row: Any) -> dict[str, Any]:
-    """Return a row of a snapshot as a dict, without its times of the monotonic clock, which mean nothing in another process."""
+    """Return a row of a snapshot as a dict, without the fields that are times of this process's monotonic clock."""
     return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}

@@ -1,4 +1,4 @@
-"""What a dispatcher needs of the launcher that holds its workers, so that a user can ask the dispatcher for more or fewer of them."""
+"""The interface to the launcher that starts and ends a dispatcher's workers, for users who ask the dispatcher for more or fewer workers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ NO_LAUNCHER = (
 
 
 class Scaler(Protocol):
-    """A launcher in the process of the dispatcher."""
+    """A launcher of workers in the process of the dispatcher."""
 
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
-        """Set how many workers there are, and return the decision. May wait for a moment.
+        """Set the wanted size of a job, and return the decision. May wait for a moment.
 
-        If workers that would have to leave would lose something, and `force` is False, nothing changes, and `refused` of the decision has
-        their names.
+        If values or work would be lost with the workers that would have to leave, and `force` is False, nothing changes, and `refused` of
+        the decision has the names of these workers.
 
         Raises:
-          OpError: there cannot be so many workers, and nothing has changed.
+          OpError: the launcher refuses the size, and nothing has changed.
         """
 
     def figures(self) -> dict[str, Any]:
-        """Return the wanted size and its bounds for `status`. Does not wait."""
+        """Return the wanted size and its bounds, for the RPC method `status`. Does not wait."""
 
     def close(self) -> None:
-        """Start and end nothing from now on: the cluster shuts down. Does not wait."""
+        """Have the launcher start and end no more workers, because the cluster shuts down. Does not wait."""

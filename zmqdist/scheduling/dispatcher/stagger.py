@@ -1,4 +1,4 @@
-"""Start delay: when a coordinator's first work arrives, workers begin it one after the other, if that is configured. No I/O."""
+"""The start delay: if it is configured, the workers begin a coordinator's first work one after the other. No I/O."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from zmqdist.messages import Leased
 
 
 class Stagger:
-    """The start delay of one worker: it tells when the worker may begin the work that it has.
+    """The start delay of one worker, which decides when the worker may begin the work that it has received.
 
     Args:
-      delay_s: worker i delays the first work of each coordinator by i times this; 0: no delay.
-      delay_max_s: the longest delay; 0: no bound.
+      delay_s: worker i delays the first work of each coordinator by i times this; 0 means no delay.
+      delay_max_s: the longest delay; 0 means no bound.
 
     Attributes:
-      until: when work may begin; None while there is no delay.
+      until: the time at which the worker may begin work; None while no delay is in force.
     """
 
     def __init__(self, delay_s: float = 0.0, delay_max_s: float = 0.0) -> None:
@@ -26,14 +26,14 @@ class Stagger:
         self._seen: set[int] = set()
 
     def note_arrival(self, items: Iterable[Leased], index: int, now: float) -> None:
-        """Note that work has arrived at worker `index`. The first work of a coordinator begins the delay."""
+        """Note that work has arrived at the worker with this index. The first work of a coordinator begins the delay."""
         coordinators = {item[1] for item in items} if self._delay_s else self._seen
         if not coordinators <= self._seen:
             self._seen |= coordinators
             self.until = max(self.until or 0.0, now + min(index * self._delay_s, self._delay_max_s))
 
     def delays(self, now: float) -> bool:
-        """Return whether work must wait now."""
+        """Return whether the worker must not begin work yet."""
         if self.until is not None and now >= self.until:
             self.until = None
         return self.until is not None

@@ -1,4 +1,4 @@
-"""The modules that the child processes of a worker run. Its zygote (process/zygote.py) imports them before it forks."""
+"""The modules that a worker's child processes run. The worker's zygote (process/zygote.py) imports these modules before it forks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ MODULES = (SLOT, TASK, STREAM)
 
 
 def import_modules() -> None:
-    """Import the modules. The zygote calls this, so that all children share the modules' memory; the worker itself needs none of them."""
+    """Import the modules. The zygote calls this, so that all child processes share the modules' memory. The worker needs no such module."""
     for module in MODULES:
         importlib.import_module(module)

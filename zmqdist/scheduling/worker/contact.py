@@ -1,20 +1,20 @@
-"""A worker's contact with its dispatcher: when it registers, sends heartbeats, must stop its work, and gives up.
+"""A worker's contact with its dispatcher: when the worker registers, sends heartbeats, must stop its work, and gives up.
 
 Theory of operation
-    While connected the worker sends a Beat at each interval. The dispatcher echoes the Beat, which shows that it has received all messages
-    sent before.
-    When the connection ends, work may go on for half a lease, or until three quarters of a lease after the last echoed beat was sent,
-    whichever is earlier. That is safe because the dispatcher counts its lease from the last message that it received, and it received
-    that beat after the worker had sent it. The time when the worker reads the echo does not count, because the echo may have waited in
-    its socket while the worker was frozen.
+    While connected the worker sends a Beat at each interval. The dispatcher echoes each Beat. The echo shows that the dispatcher has
+    received all messages that the worker sent before the Beat.
+    When the connection ends, work may go on for half a lease, but not longer than three quarters of a lease after the worker sent the last
+    echoed Beat. This is safe because the dispatcher counts a lease from the last message that it received, and it received this Beat
+    later than the worker sent it. The time when the worker reads the echo does not count, because the echo may have waited in the
+    worker's socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.
-    A refused registration is repeated for a while, because a worker under the same name may have crashed a moment ago. A worker without
-    an index of its own accepts another index than the one that a dispatcher gave it, because another worker may have got that index
-    while this one was away.
-    A Register names the leases that the worker had when the Register was sent. Leases that end before the reply are reported after the
-    reply, because the dispatcher refuses messages from a peer that is not registered. If all work must stop in that time, the worker
-    registers again, without leases. It ignores the reply to the first Register, and work that the dispatcher assigned before it had read
-    the second one.
+    The worker repeats a refused registration for a while, because a worker under the same name may have crashed a moment ago. A worker
+    that was configured without an index accepts a new index from the dispatcher, because another worker may have got the old index
+    while this worker was away.
+    A Register names the leases that the worker had when it sent the Register. Leases that end before the reply are reported after the
+    reply, because the dispatcher refuses messages from a peer that is not registered. If all work must stop before the reply arrives, the
+    worker sends a second Register, without leases. It then ignores the reply to the first Register, and the work that the dispatcher
+    assigned before it read the second Register.
     The dispatcher replies to a Register and a Beat at once, so the time until the reply is the round-trip time.
 
 Not here: which work is stopped, and the content of a registration (machine.py).
@@ -33,17 +33,17 @@ from zmqdist.limits import LEASE_S
 from zmqdist.messages import Message
 
 DISPATCHER: Final = "dispatcher"
-"""The only peer of a worker."""
+"""The dispatcher, which is the only peer of a worker's machine."""
 REGISTER_AGAIN_S = 0.25
 """Seconds before a refused registration is repeated."""
 TRIPS_KEPT = 4
-"""Number of round trips of which the shortest is used, because longer ones include time that a message waited at either process."""
+"""The number of last round trips of which the shortest counts, because longer round trips include time in which a message waited."""
 RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
-"""Codes of refusals after which the worker registers again, because their cause may pass."""
+"""The codes of refusals after which the worker registers again, because the cause of the refusal may pass."""
 
 
 def earliest(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two times; None means never. It is called after each event, and is faster than `min`."""
+    """Return the earlier of two times, where None means never. This is faster than `min`, because it is called after each event."""
     if one is None or (other is not None and other < one):
         return other
     return one
@@ -51,19 +51,19 @@ def earliest(one: float | None, other: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Contact:
-    """The state of the contact. Times are seconds of the machine's clock; None means never.
+    """The state of a worker's contact with its dispatcher. Times are seconds by the machine's clock; None means never.
 
     Attributes:
-      orphan_at: when the worker ends for lack of a dispatcher; None while it is registered.
-      dispatcher: the incarnation of the dispatcher that knows the worker's leases; None if there is none.
+      orphan_at: when the worker ends for lack of a dispatcher; None while the worker is registered.
+      dispatcher: the incarnation of the dispatcher that knows the worker's leases; None if no dispatcher knows them.
       up: whether the connection is established.
       registered: whether the dispatcher has accepted the registration over this connection. Invariant: only while `up`.
       named: whether the worker was configured with its index; False if a dispatcher chose the index.
-      index_taken: whether the index was refused because another worker has it.
-      serial: number of the latest registration over this connection, from 1. An older dispatcher replies with 0.
+      index_taken: whether the dispatcher refused the index because another worker has it.
+      serial: the number of the latest registration over this connection, counted from 1. An older dispatcher replies with 0.
       lease_s: the dispatcher's lease; 0 before the first registration.
-      beats_sent, beats_echoed: heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
-      stop_at: when all work must stop, because contact is lost.
+      beats_sent, beats_echoed: the number of heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
+      stop_at: when all work must stop, because the contact is lost.
     """
 
     orphan_limit_s: float
@@ -83,11 +83,11 @@ class Contact:
     _register_at: float | None = None
     _refusals: int = 0
     _unanswered_at: deque[float] = field(default_factory=deque)
-    """When the registrations and beats that have no reply yet were sent, oldest first."""
+    """The times at which the worker sent the registrations and beats that have no reply yet, oldest first."""
     _answered_at: float = -inf
-    """When the latest registration or beat with a reply was sent. The dispatcher has received a message from the worker then or later."""
+    """When the worker sent the latest registration or beat that has a reply. The dispatcher received a message then or later."""
     _postponed: list[Send] = field(default_factory=list)
-    """Messages to send once the registration is accepted."""
+    """The messages to send once the dispatcher has accepted the registration."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
 
     @property
@@ -101,7 +101,7 @@ class Contact:
         return min(self._trips_s, default=0.0)
 
     def connected(self, incarnation: int) -> bool:
-        """Note that the connection is established. Return True if this is another dispatcher, which does not know the worker's leases."""
+        """Note that the connection is established. Return whether the dispatcher is a new incarnation, which does not know the leases."""
         self.up = True
         self.serial = 0
         self.beats_sent = self.beats_echoed = 0
@@ -112,7 +112,7 @@ class Contact:
         return is_new
 
     def note_registration(self, now: float) -> None:
-        """Note that a registration is sent. It names all leases that the worker has now, so postponed reports are dropped."""
+        """Note that a Register is sent. Drop the postponed reports, because the Register names all leases that the worker has now."""
         self.serial += 1
         self._postponed.clear()
         self._unanswered_at.clear()
@@ -140,14 +140,14 @@ class Contact:
         self.stop_at = min(now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s))
 
     def report(self, message: Message) -> list[Send]:
-        """Return a report of ended leases to send now, or postpone it until the registration is accepted. A new Register drops it."""
+        """Return a report of ended leases to send now, or postpone it until the registration is accepted or a new Register is sent."""
         if self.registered:
             return [Send(DISPATCHER, message)]
         self._postponed.append(Send(DISPATCHER, message))
         return []
 
     def accepted(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
-        """Note that the registration is accepted. Return the postponed messages, in order."""
+        """Note that the dispatcher has accepted the registration. Return the postponed messages, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
         self._note_reply(now)
         self.registered = True
@@ -160,10 +160,10 @@ class Contact:
         return postponed
 
     def refused(self, code: int, now: float) -> bool:
-        """Note a refusal. Return whether the worker will register again; `register_due` tells when."""
+        """Note a refusal by the dispatcher. Return whether the worker will register again, when `register_due` returns True."""
         self.registered = False
         if code in RETRIED_REFUSALS and self._register_at is not None:
-            return True  # several messages were on their way, and the dispatcher refuses each
+            return True  # several messages were on their way, and the dispatcher refuses each of them
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)
         if code not in RETRIED_REFUSALS or self._refusals * REGISTER_AGAIN_S >= patience_s:
@@ -182,14 +182,14 @@ class Contact:
         return due
 
     def must_stop(self, now: float) -> bool:
-        """Return whether all work must stop now; True only once. The next registration names none of its leases."""
+        """Return whether all work must stop now. Return True only once: the caller must stop the work, and the worker registers anew."""
         if self.stop_at is None or now < self.stop_at:
             return False
         self.stop_at = None
         if not self.up:
             self.dispatcher = None
         elif self._register_at is None:
-            self._register_at = now  # the registration that was sent names the leases that end now
+            self._register_at = now  # because the Register that was sent names leases that end now
         return True
 
     def beat_due(self, now: float) -> bool:

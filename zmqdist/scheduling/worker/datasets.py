@@ -1,4 +1,4 @@
-"""Per-worker datasets at the worker: a check which values are datasets, and the iterator that the worker's functions share."""
+"""Per-worker datasets at the worker: the check that a value is a dataset, and the iterator that the worker's functions share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def check_iterable(dataset: Any) -> Any:
 
 
 class WorkerIterator:
-    """An iterator over a dataset that the functions of one worker share: each function continues where the function before it stopped.
+    """An iterator over a dataset that the functions of one worker share. Each function continues after the elements of earlier functions.
 
-    Functions that run at the same time (slots that are threads) get different elements.
+    Functions that run at the same time, in slots that are threads, get different elements.
 
     Args:
-      sharers: the indices of the workers that share the elements. Of n sharers, the one at position i gets elements i, i + n, and so on;
-        a worker that is not among them gets none. If empty, each worker gets all elements.
+      sharers: the indices of the workers that share the elements. Of n sharers, the worker at position i gets elements i, i + n, and so on.
+        A worker that is not among the sharers gets no elements. If `sharers` is empty, each worker gets all elements.
     """
 
     def __init__(self, dataset: Any, sharers: Sequence[int]) -> None:
@@ -43,7 +43,7 @@ class WorkerIterator:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the dataset's elements. Raises NotImplementedError if it has none."""
+        """The spec of the dataset's elements. Raises NotImplementedError if the dataset has no spec."""
         return spec_of(self._dataset)
 
     def __iter__(self) -> WorkerIterator:
@@ -60,7 +60,7 @@ class WorkerIterator:
 
 
 def spec_of(dataset: Any) -> Any:
-    """Return the spec of the elements. Raises NotImplementedError if the dataset has none."""
+    """Return the spec of the dataset's elements. Raises NotImplementedError if the dataset has no spec."""
     try:
         return dataset.element_spec
     except AttributeError:
@@ -74,7 +74,7 @@ def _share(dataset: Any, shards: int, index: int) -> Any:
 
 
 class DatasetOnWorker:
-    """The unpickled form of a PerWorkerDataset: a function cannot iterate over it, because the coordinator creates its iterators."""
+    """The unpickled form of a PerWorkerDataset. A function cannot iterate over it, because the coordinator creates the iterators."""
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError(

@@ -1,12 +1,12 @@
-"""The Fetcher: it gets the parts of a payload from the process that holds them.
+"""The Fetcher, which gets the parts of a payload from their holder: the process that holds them.
 
 Rules
-    A part in shared memory of this host is mapped: no byte is copied, and the holder is not called.
-    Any other part is returned by one call of the holder, whose reply is received into memory that was allocated once. If this process
-    cannot reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection, as
-    much at a time as the connection soon carries (transport/pace.py).
+    A part in shared memory of this host is mapped: no byte is copied, and the holder gets no request.
+    Any other part is the reply to one request to the holder, and is received into memory that was allocated once. If this process cannot
+    reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection. A range is as
+    large as the connection can soon carry (transport/pace.py).
     A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived for STALLED_S counts as lost.
-    The returned parts are the caller's own and writable, except the memory of frozen arrays.
+    The caller of Fetcher owns the returned parts and may write to them, except to the memory of frozen arrays.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from zmqdist.transport.shm_peer import PeerPool, open_peer
 log = logging.getLogger("zmqdist.scheduling")
 
 RELAY = "zmqdist_bulk_relay"
-"""Method of the dispatcher: (store, bulk, offset, length) -> the bytes, which the dispatcher reads from the holder."""
+"""The RPC method of the dispatcher (store, bulk, offset, length) -> the bytes, which the dispatcher reads from the holder."""
 
 STALLED_S = 20.0
 """Seconds of silence after which a holder counts as lost."""
 
 POLL_S = 1.0
-"""Seconds between two checks whether bytes have arrived and the payload is still wanted."""
+"""Seconds between two checks whether bytes have arrived and whether the payload is still wanted."""
 
 REACH_S = 3.0
-"""Seconds without a reply to the first small call after which this process counts a holder as unreachable."""
+"""Seconds without a reply to the first small request after which this process counts a holder as unreachable."""
 
 UNREACHABLE_S = 60.0
 """Seconds for which an unreachable address is not tried again."""
 
 CLIENTS_KEPT = 8
-"""Idle connections to holders that a process keeps: four descriptors each."""
+"""The largest number of idle connections to holders that a process keeps open. Each takes four descriptors."""
 
 PEER_POOLS_KEPT = 64
-"""Number of processes whose shared memory is kept open: a descriptor and a page table each."""
+"""The largest number of processes whose shared memory is kept open. Each takes a descriptor and a page table."""
 
 
 class LocalMemories:
-    """The shared memory of holders on this host, kept open between fetches. Any thread may use it."""
+    """The shared memory of holders on this host, kept open between fetches. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._peer_pools: OrderedDict[int, PeerPool | None] = OrderedDict()
@@ -69,7 +69,7 @@ class LocalMemories:
         return sum(peer_pool is not None for peer_pool in list(self._peer_pools.values()))
 
     def attach(self, reference: Reference) -> list[Any]:
-        """Return the parts of a payload, mapped where possible; the others are still `Held`."""
+        """Return the parts of a payload: mapped parts where possible, and a `Held` for each other part."""
         return [self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts]
 
     def _part(self, reference: Reference, part: Held) -> Any:
@@ -78,7 +78,9 @@ class LocalMemories:
             return part
         try:
             return peer_pool.attach(part.handle)
-        except errors.OpError as error:  # the part was freed, or its holder has ended: a call to the holder tells which
+        except (
+            errors.OpError
+        ) as error:  # the part was freed or its holder has ended, and a request to the holder finds out which
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 
@@ -86,14 +88,15 @@ class LocalMemories:
         if reference.store not in self._peer_pools:
             for store, peer_pool in list(self._peer_pools.items()):
                 if peer_pool is not None and not peer_pool.alive:
-                    self._peer_pools.pop(store, None)  # its memory is unmapped when the last array over it is collected
+                    # The memory is unmapped when the last array over it is garbage-collected.
+                    self._peer_pools.pop(store, None)
             self._peer_pools[reference.store] = self._open(reference)
             if len(self._peer_pools) > PEER_POOLS_KEPT:
                 self._peer_pools.popitem(last=False)
         return self._peer_pools.get(reference.store)
 
     def _open(self, reference: Reference) -> PeerPool | None:
-        """Open a holder's memory; None if the nonce in it differs, because the offer's numbers are valid only on the holder's own host."""
+        """Open a holder's memory. Return None if its nonce differs: then the holder is on another host, where other numbers are valid."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory
@@ -102,9 +105,9 @@ class LocalMemories:
 
 
 class HolderClients:
-    """Connections to holders, one for each address. Any thread may use them.
+    """Connections to holders, one connection for each address. Any thread may use them.
 
-    A few idle connections are kept for the next payload. Not all are kept, because coordinators and workers join and leave.
+    At most CLIENTS_KEPT idle connections are kept open for later payloads, because coordinators and workers join and leave.
 
     Args:
       role: the role of this process at the holders: "worker" or "submit".
@@ -124,7 +127,7 @@ class HolderClients:
 
     @property
     def unreachable(self) -> list[str]:
-        """Addresses at which no holder has replied lately, and which are not tried for now."""
+        """The addresses that are not tried for now, because no holder has replied there lately."""
         now = time.monotonic()
         with self._lock:
             return [address for address, until in self._unreachable.items() if until > now]
@@ -141,13 +144,13 @@ class HolderClients:
     def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
         """Yield the connection to an address, for a with-statement. Blocks up to REACH_S when the connection is new.
 
-        After an error in the with-statement the connection is closed, and the next call makes a new one.
+        After an error in the with-statement the connection is closed, and the next `use` makes a new connection.
 
         Args:
           key: the public key from the holder's reference; empty for a server.
 
         Raises:
-          Unreachable: no process replies at that address.
+          Unreachable: no process replies at this address.
           UnauthenticatedError: `key` does not belong to this cluster, or the process at the address has another key.
         """
         endpoint = address, key
@@ -160,7 +163,7 @@ class HolderClients:
             if holder is None:
                 security = self._credentials.client(address, self._role, key)
                 holder = Holder(ZmqClient(address, security=security))
-            self._holders[endpoint] = holder  # at the end, so that the connections unused for longest are first
+            self._holders[endpoint] = holder  # at the end, so that the least recently used connections are first
             holder.users += 1
         try:
             self._reach(holder, address)
@@ -191,7 +194,7 @@ class HolderClients:
         holder.reached = True
 
     def _note_unreachable(self, address: str, reason: str) -> Unreachable:
-        """Note that an address cannot be reached, so that it is not tried for UNREACHABLE_S; return the error."""
+        """Note that an address cannot be reached, so that it is not tried for UNREACHABLE_S. Return the error to raise."""
         with self._lock:
             self._unreachable[address] = time.monotonic() + UNREACHABLE_S
         log.warning(
@@ -213,7 +216,7 @@ class Holder:
     """A connection to one holder, or to the dispatcher.
 
     Attributes:
-      users: the number of threads that use it now.
+      users: the number of threads that use the connection now.
       reached: whether the holder has replied once.
     """
 
@@ -224,7 +227,7 @@ class Holder:
 
 
 class Fetcher:
-    """Fetches the payloads that one process needs. Any thread may use it.
+    """Fetches the payloads that one process needs. Any thread may call the methods.
 
     Args:
       role: the role of this process at the holders: "worker" or "submit".
@@ -240,7 +243,7 @@ class Fetcher:
         self.clients.close()
 
     def fetch(self, reference: Reference, wanted: Callable[[], bool] = lambda: True) -> list[Any]:
-        """Return the parts of a payload. Blocks while bytes arrive; does not free the payload at its holder.
+        """Return the parts of a payload. Blocks while bytes arrive. Does not free the payload at its holder.
 
         Args:
           wanted: returns whether the payload is still needed; called about once a second.
@@ -248,7 +251,7 @@ class Fetcher:
         Raises:
           CancelledError: `wanted` returned False.
           NotFoundError: the holder has freed the payload.
-          UnavailableError: the holder has ended, or cannot be reached, not even by the dispatcher.
+          UnavailableError: the holder has ended, or neither this process nor the dispatcher can reach it.
           DeadlineExceededError: the holder has stopped replying.
         """
         parts = self.memories.attach(reference)
@@ -267,7 +270,7 @@ class Fetcher:
         into: Sequence[NDArray[np.uint8]],
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Read these parts into arrays of the same sizes. Raises as `fetch`."""
+        """Read these parts into arrays of the same sizes. Raises the errors of `fetch`."""
         try:
             with self.clients.use(reference.address, reference.key) as holder:
                 read_parts(holder.client, held, into, wanted)
@@ -290,7 +293,7 @@ def read_parts(
     into: Sequence[NDArray[np.uint8]],
     wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Read parts from their holder, each by one call whose reply is received into its array in `into`.
+    """Read parts from their holder with one RPC call for each part, whose reply is received into the part's array in `into`.
 
     Raises:
       OpError: the error with which a call ended.
@@ -311,7 +314,7 @@ def read_parts(
 
 
 def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -> None:
-    """Wait until the call has ended. Silence is counted in polls, so that time during which this process is stopped does not count."""
+    """Wait until an RPC call has ended. Silence is counted in polls, so that time in which this process is stopped does not count."""
     ended = threading.Event()
     call.add_done_callback(lambda _: ended.set())
     received, silent_s = -1, 0.0
@@ -325,7 +328,7 @@ def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -
 
 
 def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
-    """Read parts in ranges through the dispatcher. Raises the error with which a call ended."""
+    """Read parts in ranges through the dispatcher. Raises the error of an RPC call that failed."""
     pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES)
     on_the_way: deque[tuple[int, StatusOrResult]] = deque()
     for part, whole in zip(held, into, strict=True):

@@ -15,19 +15,19 @@ class WorkerSnapshot:
     Attributes:
       registered: whether the worker is registered with a dispatcher and connected to it.
       leaving: whether the worker is leaving, and accepts no more work.
-      running: slots that run an item, plus items that wait for a slot.
-      waiting: items that wait for a slot.
-      waiting_pinned: those of the waiting items that are pinned to this worker; they begin first.
+      running: the number of slots that run an item, plus the number of items that wait for a slot.
+      waiting: the number of items that wait for a slot.
+      waiting_pinned: the number of waiting items that are pinned to this worker. They begin first.
       slots: each slot, in order.
-      functions: functions that coordinators have sent.
-      results: large results that the worker holds. A result leaves when its coordinator has received it. A kept result leaves when its
-        coordinator releases it.
-      held: large parts that the worker holds: of results, and of arguments that were fetched.
-      fetched: those of the held parts that were fetched from other processes for the slots.
+      functions: the number of functions that coordinators have sent.
+      results: the number of large results that the worker holds. The worker frees a result when its coordinator has received it, or a kept
+        result when its coordinator releases it.
+      held: the number of large parts that the worker holds: parts of results, and parts of arguments that were fetched.
+      fetched: the number of held parts that were fetched from other processes for the slots.
       fetched_bytes: the bytes of the fetched parts.
       fetches: the number of parts that were fetched so far.
-      resources: resources of coordinators that exist in the worker; None if slots are processes, because each slot has its own.
-      slot_deaths: slot processes that ended without being killed by the worker.
+      resources: the number of resources that exist in the worker; None if slots are processes, because each slot has its own resources.
+      slot_deaths: the number of slot processes that ended without being killed by the worker.
     """
 
     registered: bool

@@ -1,8 +1,8 @@
-"""Run one scheduled function: unpickle, call, pickle. No other module runs the user's scheduled code.
+"""The run of one scheduled function: unpickle it, call it, pickle the result. No other module runs the user's scheduled code.
 
-An outcome is (kind, payload). VALUE: the packed result. ERROR: the packed exception. BULK: a list of parts. KEPT: a list of parts of a
-result, large or small, that stays with the worker. INPUT_LOST: the function could not begin. Exceptions of the user's code do not leave
-this module.
+An outcome is (kind, payload). The payload of VALUE is the packed result, and that of ERROR the packed exception. The payload of BULK is the
+list of the parts of a large result. The payload of KEPT is the list of the parts of a result, large or small, that stays with the worker.
+INPUT_LOST means that the function could not begin. No exception of the user's code leaves this module.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from zmqdist.wire import results, trusted
 
 
 class Functions:
-    """The functions of one slot by (coordinator, fn). Pickles that are too large for a message are fetched from their holders.
+    """The functions of one slot, by (coordinator, fn). Pickles that are too large for a message are fetched from their holders.
 
-    A function is unpickled at its first use, so that a failure is the error of the work item that uses it. A function that captures
-    something mutable, or is too large for a message, is unpickled for each run. A run therefore does not see changes by an earlier run, and
-    large captured data does not stay in memory.
+    A function is unpickled at its first use, so that a failure is the error of the work item that uses the function. A function that
+    captures a mutable object, or whose pickle is too large for a message, is unpickled for each run. A run therefore does not see changes
+    by an earlier run, and large captured data does not stay in memory.
 
     Attributes:
-      resources: the per-worker resources, under numbers that no function has.
+      resources: the per-worker resources, with numbers that no function has.
     """
 
     def __init__(self, fetcher: PartsFetcher) -> None:
@@ -60,14 +60,14 @@ class Functions:
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:
-        """Return the parts of a reference. Their holder keeps them, because another attempt may need them as well."""
+        """Return the parts of a payload. The holder keeps the parts, because another attempt may need them as well."""
         return self._fetcher.fetch(decode_reference(payload))
 
 
 def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
-    """Run a function on its packed arguments and return the outcome (see the module's docstring). Raises no exception.
+    """Run a function on its packed arguments, and return the outcome (see the module's docstring). Raises no exception.
 
-    If the payload is marked SAFE, the result or the error is packed in the safe form, and inputs in any other form are refused
+    If the payload is marked SAFE, the result or the error is packed in the safe form, and an input in another form is refused
     (wire/results.py).
     """
     safely = payload[:1] == results.SAFE

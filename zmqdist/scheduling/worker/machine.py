@@ -1,30 +1,31 @@
-"""What a worker does with its leases: which slot runs which item, what it reports, what it aborts; no I/O.
+"""The worker's decisions about its leases: which slot runs which item, what it reports, what it aborts; no I/O.
 
 Theory of operation
-    Assigned work waits in a queue until a slot can take it. A slot runs its items in order; positions count the items given to it. Quick
-    work is given in batches, so that a slot is not idle while a message travels, slow work one by one. Items that a slot has not begun
-    can be taken back (`Reclaim`; the reply contains the slot's position).
-    Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or once the runtime
-    has seen it, because most work ends before its start would be worth a message. If the worker is lost, work whose start is unknown runs
-    elsewhere with `report_before_start`: that worker reports the start, and begins once the dispatcher has echoed a Beat sent after it.
-    A report contains how long the worker has had work since the last report, and the round-trip time. From these the dispatcher computes
-    how much work to send ahead (credit.py).
-    When the connection to the dispatcher is lost, work goes on for half a lease. Then everything is stopped, so that none of it can
-    be executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker,
-    so the worker stops them before it registers with that incarnation.
+    Assigned work waits in a queue until a slot can take it. A slot runs its items in order; positions count the items given to the slot.
+    A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
+    the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
+    Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or when the runtime
+    sees the start, because most work ends before a message about its start would be worth sending. If the worker is lost, work whose start
+    is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins the work when the
+    dispatcher has echoed the Beat.
+    A report contains how long the worker has had work since the last report, and the round-trip time. From these times the dispatcher
+    computes how much work to send ahead (credit.py).
+    When the connection to the dispatcher is lost, work goes on for half a lease. Then the worker stops all work, so that no work can be
+    executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker,
+    so the worker stops its work before it registers with another incarnation.
 
 Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
-    P2  each lease ends by exactly one of an outcome, LeasesReturned, or SlotsLost; or it is dropped because contact was lost
+    P2  each lease ends exactly once: by an outcome, LeasesReturned or SlotsLost, or because the worker drops it when contact is lost
     P3  no item runs for longer than `lease_s / 2` after contact was lost (process slots)
-    P4  when Register is sent to a new dispatcher, no item of the old one is running except `stale_leases` (thread slots)
-    P5  an aborted lease ends at most its grace later (process slots)
-    P6  an item with `report_before_start` begins only after its start was reported and the report has arrived
+    P4  when a Register is sent to a new dispatcher, no item of the old dispatcher is running except `stale_leases` (thread slots)
+    P5  an aborted lease ends at the latest when its grace is over (process slots)
+    P6  an item with `report_before_start` begins only after the report of its start has arrived at the dispatcher
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
-    P8  with a start delay, worker i begins a coordinator's first work i times that later (stagger.py)
+    P8  with a start delay, worker i begins a coordinator's first work i times the delay later (stagger.py)
     P9  pinned work begins before other waiting work, in the order in which it was assigned; if a slot reports nothing for STUCK_S,
         the items that it has not begun are taken back so that pinned work can begin
-    P10 an item that a slot has begun is neither taken back from it nor begun again by this worker
+    P10 an item that a slot has begun is neither taken back from the slot nor begun again by this worker
 
 Not here: processes, threads and pipes (runtime.py), and the functions themselves, which are opaque.
 """
@@ -87,18 +88,18 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 
 STUCK_S: Final = 0.02
-"""Seconds of silence after which a slot's unbegun items are taken back, if another slot is idle or pinned work waits."""
+"""Seconds without a report of a slot after which its unbegun items are taken back, if another slot is idle or pinned work waits."""
 SPAWN_FAILURES_MAX: Final = 3
-"""Number of slot processes in a row that end before they are ready, after which the worker ends."""
+"""The number of slot processes in a row that may end before they are ready; then the worker ends."""
 
 
 class WorkerMachine:
     """The leases, slots and connection of one worker; the module's docstring has the rules.
 
     Attributes:
-      workers: the number of workers, as of the last Assign.
-      serving: whether data tasks still serve readers; while they do, a leaving worker stays until the end of its grace.
-      leave_at: when a leaving worker aborts items that still run; None if it has aborted them, or does not leave.
+      workers: the number of workers in the cluster, from the last Assign.
+      serving: whether data tasks still serve readers. If so, a leaving worker stays until the end of its grace.
+      leave_at: when a leaving worker aborts items that still run; None if the worker has aborted them, or does not leave.
     """
 
     def __init__(
@@ -134,11 +135,11 @@ class WorkerMachine:
         self.leave_at: float | None = None
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
         self._announced: tuple[int, int] | None = None
-        """The lease whose start was reported in advance, and the number of the beat whose echo lets it start (P6)."""
+        """The lease whose start was reported in advance, and the number of the Beat after whose echo the item may begin (P6)."""
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None for never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
         if self.ended is not None:
             return None
         first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
@@ -179,7 +180,7 @@ class WorkerMachine:
         return next((item[0] for at, item in self._slots[slot].given if at == position), None)
 
     def start(self) -> list[Effect]:
-        """Return the first effects, which start the slots."""
+        """Return the effects that start the slots. Call it before the first event."""
         return [Spawn(slot.index) for slot in self._slots]
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -242,7 +243,7 @@ class WorkerMachine:
                 return []
             case StealRequest(leases):
                 wanted = set(leases)
-                for slot in self._slots:  # dispatcher P17: a program may wait for the report that work has begun
+                for slot in self._slots:  # because a program may wait for the report that work has begun
                     self._started += slot.begun_among(wanted)
                 return self._return_unbegun(wanted)
             case AbortLeases(leases, grace_s):
@@ -307,7 +308,7 @@ class WorkerMachine:
     # -- stopping -----------------------------------------------------------------------------------------------
 
     def _abandon(self) -> list[Effect]:
-        """Drop all leases, because no dispatcher would accept their outcomes, and abort everything that runs (P3, P4)."""
+        """Drop all leases and abort all items that run, because no dispatcher would accept their outcomes (P3, P4)."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
         self.queue.empty()
         self.queue.pinned.clear()
@@ -340,7 +341,7 @@ class WorkerMachine:
         return [*self._announce_leave(), *self._return_queue(), *reclaims]
 
     def _announce_leave(self) -> list[Effect]:
-        """Announce that the worker leaves, so that the dispatcher does not assign the returned work to it again."""
+        """Tell the dispatcher that the worker leaves, so that it does not assign returned work to this worker again."""
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
     def _leave_if_done(self) -> list[Effect]:
@@ -362,7 +363,7 @@ class WorkerMachine:
 
     def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
         back = self.queue.take_out(wanted)
-        # Even if `back` is empty, because the dispatcher waits for one LeasesReturned to each StealRequest.
+        # Even if `back` is empty, because the dispatcher waits for one LeasesReturned for each StealRequest.
         effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
@@ -419,7 +420,7 @@ class WorkerMachine:
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """Give a slot the next items of the queue, but none that must be reported first. Runs for each work item, so it has to be fast."""
+        """Give a slot the next items of the queue, up to an item that must be reported first. Runs for each item, so it has to be fast."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
@@ -439,7 +440,7 @@ class WorkerMachine:
             items.append((position, coordinator, fn, payload))
         slot.position = position
         slot.note_given(len(items), now, was_idle=was_idle)
-        # The next report has room for this start; and the runtime does not poll the starts of threads.
+        # Report this start now if a report is due anyway, or if slots are threads, whose starts the runtime does not poll.
         if was_idle and (self._outcomes or not self.can_kill):
             self._started += slot.take_begun()
         return Give(slot.index, functions, items)
@@ -465,7 +466,7 @@ class WorkerMachine:
                 stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            # The dispatcher does not know this result, so it would never free it.
+            # The dispatcher ignores the result of an aborted lease, so it would never free the result.
             if aborted and kind == BULK and not self.leaving:
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
@@ -481,14 +482,14 @@ class WorkerMachine:
         return effects + self._returned(stale)
 
     def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
-        """Handle an item that was taken back from a slot when the slot was about to begin it."""
+        """Return or queue an item that the worker took back from a slot when the slot was about to begin the item."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
         self.queue.put_back([item])
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
-        """Forget a lease of a slot; return whether the item goes back to the dispatcher instead of into this worker's queue."""
+        """Forget a lease of a slot. Return True if its item must go back to the dispatcher, False if it stays in the worker's queue."""
         wanted = lease in slot.to_return
         return slot.forget_lease(lease) or wanted or self.leaving
 
@@ -526,7 +527,7 @@ class WorkerMachine:
                 effects += self._report()
                 effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
-                back.append(lease)  # the function has ended, but its outcome is lost with the slot
+                back.append(lease)  # the function has ended, but its outcome is lost with the slot process
             else:
                 again.append(item)
         self.queue.put_back(again)
@@ -543,7 +544,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions, and return waiting items that need them. Their work has ended already, so it is not assigned again."""
+        """Drop functions, and return the leases of waiting items that need them, whose work has already ended, to the dispatcher."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
@@ -572,7 +573,7 @@ class WorkerMachine:
 
 
 def _pinned_would_wait(slot: Slot, queue: WaitingWork) -> bool:
-    """Return whether pinned work would wait behind other work at this slot (P9)."""
+    """Return whether pinned work, if given to this slot, would wait behind other work (P9)."""
     return bool(slot.given) and queue.pinned_is_next and slot.given[-1][1][0] not in queue.pinned
 
 
@@ -586,7 +587,7 @@ def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
 
 
 def _reclaim(slot: Slot) -> list[Effect]:
-    """Take back the items that a slot has not begun. A second Reclaim must wait for the reply, which would cover items given meanwhile."""
+    """Return the effect that takes back the items that a slot has not begun, unless a Reclaim of this slot is already in progress."""
     effects: list[Effect] = [] if slot.reclaiming else [Reclaim(slot.index)]
     slot.reclaiming = True
     return effects

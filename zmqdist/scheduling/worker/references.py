@@ -1,10 +1,10 @@
 """References: a message carries a reference in place of a payload that is too large for the message.
 
-A payload may begin with a mark: a byte with which neither a pickle nor MessagePack begins.
+A payload may begin with a mark: a byte with which neither a pickle nor a MessagePack value of this protocol begins.
     MARK     the payload is a reference
     INPUTS   the payload begins with results of other work items, followed by the arguments
-    KEEP     the result stays with its worker; this mark precedes the others
-    MUTABLE  the payload is a function that captures something that may change, so it is unpickled for each run
+    KEEP     the result stays with its worker; this mark precedes the other marks
+    MUTABLE  the payload is a function that captures a mutable object, so it is unpickled for each run
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Memory: TypeAlias = tuple[int, int, int, int]
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):
-    """A part that its holder keeps: its number at the holder, its size in bytes, and its handle if it is in shared memory."""
+    """A part that its holder keeps: the holder's number for the part, the size in bytes, and a handle if the part is in shared memory."""
 
     bulk: int
     size: int
@@ -34,14 +34,14 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True):
-    """Where the parts of a payload are.
+    """The place of a payload: the process that holds its parts, its holder.
 
     Attributes:
       store: the number of the holder's store, random and unique.
       address: the holder's "host:port".
-      memory: how to open the holder's shared memory (transport/shm_pool.py: offer and nonce); None if it has none.
-      parts: each part, as its bytes or as Held.
-      holder: the name of the holder for error texts, such as "worker:1"; "" if it has none.
+      memory: how to open the holder's shared memory (transport/shm_pool.py: offer and nonce); None without shared memory.
+      parts: the parts of the payload, each as its bytes or as a Held.
+      holder: the name of the holder for error texts, such as "worker:1"; "" if the holder has no name.
       key: the holder's public key (transport/security.py); empty without CURVE.
     """
 
@@ -59,7 +59,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PartsFetcher(Protocol):
-    """An object that fetches payloads. The parts are the caller's own and writable, except the parts of frozen arrays."""
+    """An object that fetches payloads. The caller owns the returned parts and may write to them, except to parts of frozen arrays."""
 
     def fetch(self, reference: Reference) -> list[Any]: ...
 
@@ -80,7 +80,7 @@ def encode_reference(reference: Reference) -> bytes:
 
 
 def decode_reference(payload: bytes) -> Reference:
-    """Decode a reference. Raises WireError if it is damaged, or names more bytes than an array may have."""
+    """Decode a reference. Raises WireError if the reference is damaged, or names more bytes than an array may have."""
     try:
         reference = _DECODER.decode(memoryview(payload)[1:])
     except (msgspec.DecodeError, ValueError) as error:
@@ -92,7 +92,7 @@ def decode_reference(payload: bytes) -> Reference:
 
 
 def encode_inputs(inputs: dict[int, bytes], packed: bytes) -> bytes:
-    """Encode results and packed arguments, to be sent after the mark INPUTS. Each result is packed or a reference, by work number."""
+    """Encode results by work number, each packed or a reference, and packed arguments. The returned bytes follow the mark INPUTS."""
     return _ENCODER.encode((list(inputs.items()), packed))
 
 

@@ -1,7 +1,7 @@
-"""Results of other work items as arguments, and how kept values are fetched from their workers.
+"""Results of other work items as arguments, and the fetch of kept values from their workers.
 
-In the pickle of the arguments, or of a function that captures it, a result is a call of `input_value` with the number of its work item.
-Each payload carries the value for this call beside the arguments: the packed result, or a reference to it.
+A pickle of arguments, or of a function that captures the result, contains the result as a call of `input_value` with the number of the work
+item. The payload carries the value for this call beside the arguments: the packed result, or a reference to the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class InputLost(Exception):
 
     Attributes:
       work: the number of the work item whose result the input is.
-      error: the error of the function if the input is not recomputed.
+      error: the error with which the function fails if the input is not recomputed.
     """
 
     def __init__(self, work: int, error: errors.OpError) -> None:
@@ -35,7 +35,7 @@ class InputLost(Exception):
 
 
 def encode_loss(lost: InputLost) -> bytes:
-    """Return the payload of an INPUT_LOST outcome."""
+    """Return the payload of an INPUT_LOST outcome for this lost input."""
     return msgspec.msgpack.encode((lost.work, results.pack_error(lost.error)))
 
 
@@ -48,12 +48,12 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
 
 
 def use_fetcher(fetcher: PartsFetcher) -> None:
-    """Have this thread, which runs functions, fetch their inputs with `fetcher`."""
+    """Have the calling thread, which runs functions, fetch the inputs of the functions with `fetcher`."""
     _of_thread.fetcher = fetcher
 
 
 def take_safely(safe_only: bool) -> None:
-    """Set whether the next function of this thread accepts inputs in the safe form only."""
+    """Set whether the next function that the calling thread runs accepts inputs in the safe form only."""
     _of_thread.safe_only = safe_only
 
 
@@ -62,10 +62,10 @@ def _takes_safely() -> bool:
 
 
 def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
-    """Make the inputs of a payload available to `input_value` in this thread; return the packed arguments.
+    """Make the inputs of a payload available to `input_value` in the calling thread, and return the packed arguments.
 
     Args:
-      payload: the payload after its mark INPUTS; it may be a reference, because inputs may be too large for a message.
+      payload: the payload after its mark INPUTS, or a reference to it if the inputs are too large for a message.
       fetched: returns the parts of a reference.
     """
     if is_reference(payload):
@@ -83,7 +83,7 @@ def input_value(work: int, name: str) -> Any:
 
     Raises:
       InputLost: the holder no longer has the value.
-      Exception: raised by a class in the value while it is unpickled.
+      Exception: raised by a class in the value while the value is unpickled.
     """
     encoded = _of_thread.inputs[work]
     if not is_reference(encoded):
@@ -95,24 +95,24 @@ def input_value(work: int, name: str) -> Any:
 
 
 def kept_value(encoded: bytes, name: str) -> Any:
-    """Return a kept value. The pickle of a per-worker resource calls this function by name, so the name is part of the protocol.
+    """Return a kept value. The pickle of a resource's definition calls this function by name, so the name is part of the protocol.
 
-    The pickle contains the reference itself, because a worker may build the resource at any time. Raises as `fetch`.
+    The pickle contains the reference itself, because a worker may build the resource at any time. Raises the errors of `fetch`.
     """
     return fetch(_of_thread.fetcher, encoded, name, safe_only=_takes_safely())
 
 
 def fetch(fetcher: PartsFetcher, encoded: bytes, name: str, *, safe_only: bool = False) -> Any:
-    """Fetch and unpickle a kept value. The caller gets a copy, and the holder keeps the value. Blocks as `Fetcher.fetch`.
+    """Fetch and unpickle a kept value. The caller gets a copy, and the holder keeps the value. Blocks as `Fetcher.fetch` does.
 
     Args:
       encoded: the reference to the value.
       name: the function that returned the value, for the error text.
-      safe_only: refuse a pickle, with FailedPreconditionError.
+      safe_only: whether to refuse a pickle with FailedPreconditionError.
 
     Raises:
       UnavailableError: the holder has ended, or has freed the value.
-      Exception: raised by a class in the value while it is unpickled.
+      Exception: raised by a class in the value while the value is unpickled.
     """
     reference = decode_reference(encoded)
     try:

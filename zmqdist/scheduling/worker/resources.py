@@ -1,12 +1,12 @@
-"""Per-worker resources at the worker: values that are built once on each worker and used by each function that refers to them.
+"""Per-worker resources at the worker: values that each worker builds once for the functions that use them.
 
 Rules
-    A pickle represents a resource as a call of `resource` with its number and its definition: the packed function and arguments that
-    build it. The process that unpickles the call looks the resource up, and builds it if it is missing. A restarted worker or slot
-    therefore builds the resource anew before the function that uses it begins.
-    A resource is built once; functions that need it meanwhile wait. A failed build is not repeated: each function that uses the resource
-    gets ClosureInputError.
-    Slots that are threads of one worker share their resources; each slot process has its own.
+    A pickle represents a resource as a call of `resource` with the number and the definition of the resource. The definition is the packed
+    call that builds the resource. The process that unpickles the pickle looks the resource up, and builds it if it is missing. A restarted
+    worker or slot therefore builds the resource anew before a function that uses the resource begins.
+    A resource is built once, and functions that need the resource during the build wait. A failed build is not repeated: each function
+    that uses the resource fails with ClosureInputError.
+    Slots that are threads of one worker share their resources; each slot process has its own resources.
 
 Not here: when a resource is no longer needed (its coordinator sends a Forget), and iterators (datasets.py).
 """
@@ -23,34 +23,34 @@ from zmqdist.scheduling.worker.references import PartsFetcher, decode_reference,
 from zmqdist.wire import trusted
 
 RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
-"""The kinds of a definition, by what it builds: any value; an iterable; an iterator that all functions of the worker share."""
+"""The kinds of resources: any value; an iterable; an iterator that all functions of the worker share."""
 
 _of_thread = threading.local()
 
 
 def use_resources(resources: SlotResources) -> None:
-    """Have this thread, which runs functions, look up resources in `resources`."""
+    """Have the calling thread, which runs functions, look up resources in `resources`."""
     _of_thread.resources = resources
 
 
 def current_resources() -> SlotResources:
-    """Return the resources of the slot that runs in this thread."""
+    """Return the resources of the slot that runs in the calling thread."""
     resources: SlotResources = _of_thread.resources
     return resources
 
 
 def resource(coordinator: int, number: int, kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-    """Return the value of a resource; build it if it is missing. Pickles call this function by name, so the name is part of the protocol.
+    """Return the value of a resource, which is built if it is missing. Pickles call this function by name, as part of the protocol.
 
     Args:
       number: the coordinator's number for the resource.
       kind: RESOURCE, DATASET or ITERATOR.
-      definition: a packed call, or a reference to one.
+      definition: the packed call that builds the resource, or a reference to it.
       sharers: the indices of the workers that share an ITERATOR's elements; if empty, each worker gets all elements.
 
     Raises:
       ClosureInputError: the resource could not be built; the text has the reason.
-      RuntimeError: this thread runs no scheduled function.
+      RuntimeError: the calling thread runs no scheduled function.
     """
     resources: SlotResources | None = getattr(_of_thread, "resources", None)
     if resources is None:
@@ -73,7 +73,7 @@ def slice_of(values: tuple[Any, ...]) -> Any:
 
 
 def ensure_built(resource: Any) -> None:
-    """Do nothing: the coordinator schedules this function with a resource as its argument, so that the worker builds the resource."""
+    """Do nothing. The coordinator schedules this function with a resource as its argument, so that the worker builds the resource."""
 
 
 def read_value(resource: Any) -> Any:
@@ -82,7 +82,7 @@ def read_value(resource: Any) -> Any:
 
 
 def read_numpy(resource: Any) -> Any:
-    """Return the value with each leaf that has a method `numpy()` converted by it. The coordinator schedules this function."""
+    """Return a resource's value with each leaf that has a method `numpy()` converted. The coordinator schedules this function."""
     return nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, resource)
 
 
@@ -94,7 +94,7 @@ def read_spec(dataset: Any) -> Any:
 
 
 class _Resource:
-    """One resource. `failure` is the packed error of its build; b"" if it has not failed."""
+    """One resource of a slot or worker. `failure` is the packed error of the build; b"" if the build has not failed."""
 
     __slots__ = ("built", "failure", "lock", "value")
 
@@ -106,7 +106,7 @@ class _Resource:
 
 
 class SlotResources:
-    """The resources of one slot process, or of a worker whose slots are threads. Any thread may use it."""
+    """The resources of one slot process, or of a worker whose slots are threads. Any thread may call the methods."""
 
     def __init__(self, fetcher: PartsFetcher) -> None:
         self._fetcher = fetcher
@@ -117,7 +117,7 @@ class SlotResources:
         return len(self._resources)
 
     def get(self, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-        """Return the value of a resource; build it if it is missing. Arguments and errors are those of `resource`."""
+        """Return the value of a resource, which is built if it is missing. Arguments and errors are as for the function `resource`."""
         with self._lock:
             entry = self._resources.get(key)
             if entry is None:
@@ -131,7 +131,7 @@ class SlotResources:
         return entry.value
 
     def forget(self, keys: list[tuple[int, int]]) -> None:
-        """Drop resources by (coordinator, number); ALL_NUMBERS drops all of that coordinator. Unknown ones are ignored."""
+        """Drop the resources with these (coordinator, number), if they exist. ALL_NUMBERS drops all resources of the coordinator."""
         with self._lock:
             for coordinator, number in keys:
                 if number == ALL_NUMBERS:
@@ -143,7 +143,7 @@ class SlotResources:
 
     def _build(self, entry: _Resource, kind: str, definition: bytes, sharers: Sequence[int]) -> None:
         if is_reference(definition):
-            # Outside of `try`, because a failed fetch is tried again by the next function, unlike a failed build.
+            # Outside of `try`, because the next function repeats a failed fetch, but not a failed build.
             parts = self._fetcher.fetch(decode_reference(definition))
         else:
             parts = [definition]

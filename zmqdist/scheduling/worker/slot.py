@@ -1,6 +1,6 @@
-"""The worker's record of one of its slots: its items, its speed, and which starts were reported.
+"""The worker's record of one slot: the slot's items and speed, and which starts were reported.
 
-Positions count the items given to a slot, from 1. A slot works in order, so the first of its items is the one that runs.
+Positions count the items given to a slot, from 1. A slot runs its items in order, so its first item is the running item.
 
 Not here: which work a slot gets, and how its outcomes are handled (machine.py).
 """
@@ -16,7 +16,7 @@ from zmqdist.messages import Leased
 from zmqdist.scheduling.worker.worker_events import Kill
 
 SLOT_BATCH_MAX = 512
-"""Maximum of items in a batch for a slot."""
+"""The largest number of items in a batch for a slot."""
 SLOT_BATCH_S = 0.005
 """Seconds that a batch for a slot should take."""
 
@@ -25,9 +25,9 @@ class SlotRow(NamedTuple):
     """One slot in a snapshot.
 
     Attributes:
-      state: "starting": its process is not ready; "idle"; "running"; "ending": its process is being killed; "left over": it runs a
-        function of an earlier dispatcher, which cannot be killed because the slot is a thread.
-      given: the number of items that it has; the first of them runs.
+      state: "starting" (the slot's process is not ready), "idle", "running", "ending" (the process is being killed) or "left over" (the
+        slot is a thread, and runs a function of an earlier dispatcher, which cannot be killed).
+      given: the number of items that the slot has. The first of these items runs.
     """
 
     state: str
@@ -39,18 +39,18 @@ class Slot:
     """The state of one slot.
 
     Attributes:
-      ready: whether the slot can be given items.
-      given: (position, item) of each item that it has, in order.
+      ready: whether the slot has started, so that it can get items.
+      given: (position, item) of each item that the slot has, in order.
       position: the position of the newest item.
-      batch: the number of items that it should have.
-      reported_at: when it last reported an outcome, or got work after it was idle.
-      known: functions that were sent to it, as (coordinator, number).
-      reclaiming: whether a Reclaim is in progress; the slot gets no items meanwhile.
-      to_return: leases that go back to the dispatcher if they have not begun.
-      abort_at: for each aborted lease the time when its grace ends.
+      batch: the number of items that the slot should have at a time.
+      reported_at: when the slot last reported an outcome, or got work after it was idle.
+      known: the functions that were sent to the slot, as (coordinator, number).
+      reclaiming: whether a Reclaim is in progress. Meanwhile the slot gets no items.
+      to_return: the leases that must go back to the dispatcher if their items have not begun.
+      abort_at: the time when the grace of each aborted lease ends.
       reported_to: the position up to which starts were reported.
-      killed: whether the worker has killed its process.
-      abandoned: whether it runs, in a thread, a function whose lease the worker has dropped.
+      killed: whether the worker has killed the slot's process.
+      abandoned: whether the slot is a thread that runs a function whose lease the worker has dropped.
     """
 
     index: int
@@ -76,7 +76,7 @@ class Slot:
 
     @property
     def kill_at(self) -> float | None:
-        """When to kill the slot's process, because the item that runs was aborted; None for never."""
+        """The time at which the slot's process must be killed, because its running item was aborted; None means never."""
         lease = self.running
         return None if lease is None or self.killed else self.abort_at.get(lease)
 
@@ -102,7 +102,7 @@ class Slot:
         self._count += count
 
     def tune(self, now: float, *, several: bool) -> None:
-        """Adapt the batch to the time that items take, after some have ended. It grows at most twofold, and shrinks at once."""
+        """Adapt `batch` to the time that items take. Call it after items have ended. `batch` grows at most twofold, and shrinks at once."""
         each_s = (now - self._since) / max(1, self._count - len(self.given))
         fits = SLOT_BATCH_MAX if each_s <= 0 else int(SLOT_BATCH_S / each_s)
         self.batch = max(1, min(fits, self.batch * 2, SLOT_BATCH_MAX)) if several else 1
@@ -114,7 +114,7 @@ class Slot:
         return self.abort_at.pop(lease, None) is not None
 
     def take_begun(self, position: int | None = None) -> list[int]:
-        """Return the leases whose start was not reported yet, up to `position` (None: the first item), and mark them as reported."""
+        """Return the leases up to `position` whose start was not reported yet, and mark them as reported. None means the first item."""
         if position is None:
             position = self.given[0][0] if self.given else 0
         new = [item[0] for at, item in self.given if self.reported_to < at <= position]
@@ -122,9 +122,9 @@ class Slot:
         return new
 
     def begun_among(self, wanted: Container[int]) -> list[int]:
-        """Return the leases in `wanted` that are known to have begun, including leases that were reported before.
+        """Return the leases in `wanted` that are known to have begun, even if they were reported before.
 
-        They are returned again because an earlier report may have been lost with its connection.
+        An earlier report may have been lost with its connection.
         """
         if self.running in wanted:
             self.take_begun()
@@ -136,7 +136,7 @@ class Slot:
         return {item[0] for at, item in self.given if at > begun}
 
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
-        """Remove the items after `position`, which the slot will not begin; return them, newest first."""
+        """Remove the items after `position`, which the slot will not begin, and return these items, newest first."""
         self.reclaiming = False
         self.reported_at = now
         taken = []

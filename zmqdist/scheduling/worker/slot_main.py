@@ -1,17 +1,17 @@
 """A slot process: it runs functions one after the other, in the order in which it received them.
 
-It shares a page of six numbers with its worker:
-    POSITION    the item that the slot has begun last; the slot writes it before the item begins
-    GIVEN_UP    with GIVEN_UP_TO a range: the worker has taken back the items after the first and up to the second
-    CANCEL      the item that should end early: zmqdist.cancelled() compares it with POSITION
-    INDEX       the index of the worker; the worker writes it before it sends items
-    WORKERS     the number of workers; written together with INDEX
+The slot shares a page of six numbers with its worker:
+    POSITION    the position of the item that the slot has begun last; the slot writes this number before the item begins
+    GIVEN_UP    with GIVEN_UP_TO a range: the worker has taken back the items after position GIVEN_UP and up to position GIVEN_UP_TO
+    CANCEL      the position of the item that should end early; zmqdist.cancelled() compares this number with POSITION
+    INDEX       the index of the worker; the worker writes this number before it sends items
+    WORKERS     the number of workers; the worker writes this number together with INDEX
 
 To claim an item the slot reads the range, writes POSITION, and reads the range again. To take items back the worker writes the range and
-then reads POSITION. In whatever order these steps happen, at least one of the two processes sees what the other has written. If both give
-an item up, the slot reports it as NOT_RUN.
+then reads POSITION. In whatever order these steps happen, at least one of the two processes sees what the other process has written. An
+item that the slot does not begin because of the range is reported as NOT_RUN.
 
-Outcomes are reported when the batch ends, or after FLUSH_S; if a function runs for longer, a second thread reports them.
+Outcomes are reported when the batch ends, or after FLUSH_S. If a function runs for longer than FLUSH_S, a second thread reports them.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL, INDEX, WORKERS = range(6)
 PAGE_BYTES = 4096
 
 _forked: list[bool] = []
-"""Not empty in a process that a function has forked from its slot."""
+"""Not empty in a process that a function has forked from a slot process."""
 
 FLUSH_S = 0.002
 """Seconds after which an outcome is reported although its batch has not ended."""
 FLUSH_ITEMS = 256
-"""Number of outcomes that are reported at once although their batch has not ended."""
+"""The number of collected outcomes that are reported at once although their batch has not ended."""
 
 
 class _Reporter:
-    """Collects outcomes and sends them to the worker: from the main thread or, while a function occupies that, from a helper thread.
+    """Collects outcomes and sends them to the worker, from the main thread or, while a function runs there, from a helper thread.
 
     Attributes:
-      outcomes: outcomes that are not reported yet. Only the main thread appends, without a lock; `flush` removes the first ones, with
-        the lock.
+      outcomes: the outcomes that are not reported yet. Only the main thread appends outcomes, without a lock. `flush` removes reported
+        outcomes from the front, with the lock held.
     """
 
     def __init__(self, pipe: BlockingPipe[SlotMessage]) -> None:
@@ -80,14 +80,14 @@ class _Reporter:
             outcomes = self.outcomes[:]
             if outcomes:
                 self._pipe.send(SlotReport(outcomes))
-                del self.outcomes[: len(outcomes)]  # after `send`, because that may fail for lack of memory
+                del self.outcomes[: len(outcomes)]  # after `send`, because `send` may fail for lack of memory
 
     @property
     def pool(self) -> ShmPool | None:
         return self._pool
 
     def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
-        """Report a large result. Each part is written once into shared memory, from which readers map it, or else sent through the pipe."""
+        """Report a large result. A part is copied once into shared memory, where readers map it, or sent through the pipe otherwise."""
         self.flush()
         handles = [self._lend(part) for part in parts]
         piped = [part for part, handle in zip(parts, handles, strict=True) if handle is None]
@@ -113,17 +113,17 @@ class _Reporter:
         self.flush()
 
     def _help(self) -> None:
-        """Flush every FLUSH_S while batches run. If several batches follow each other quickly, only the first wakes this thread."""
+        """Report outcomes every FLUSH_S while batches run. Of several batches in quick succession, only the first wakes this thread."""
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # read after `clear`: a batch that begins in between sets `_busy` again
+            if self._in_batch:  # read after `clear`, because a batch that begins in between sets `_busy` again
                 self._busy.set()
             try:
                 self.flush()
             except OSError:
                 return
-            except BaseException:  # for example a MemoryError: the next flush sends these outcomes
+            except BaseException:  # for example a MemoryError; the next flush sends these outcomes
                 log.exception("outcomes could not be reported to the worker; trying again")
 
 

@@ -11,7 +11,7 @@ from zmqdist.transport.shm_pool import Handle, Offer
 
 
 class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
-    """Worker to slot: new functions (coordinator, fn, pickled), items (position, coordinator, fn, payload), functions to forget."""
+    """Worker to slot: new functions (coordinator, fn, pickled), items (position, coordinator, fn, payload), and functions to forget."""
 
     functions: list[tuple[int, int, bytes]]
     items: list[tuple[int, int, int, bytes]]
@@ -19,9 +19,9 @@ class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """Slot to worker: outcomes (position, kind, payload). A bulk outcome is reported alone, with its parts.
+    """Slot to worker: outcomes (position, kind, payload). A bulk outcome is the only outcome in its message, which also has its parts.
 
-    A part is a handle in the slot's shared memory, or None for a part that follows the message in the pipe; such parts follow in order.
+    A part is a handle in the slot's shared memory, or None if its bytes follow the message in the pipe. These parts follow in order.
     """
 
     outcomes: list[tuple[int, int, bytes]]
@@ -29,7 +29,7 @@ class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
 
 
 class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """Slot to worker: the slot process has started. `memory` tells how to open its shared memory; None if it has none."""
+    """Slot to worker: the slot process has started. `memory` tells how to open the slot's shared memory; None without shared memory."""
 
     pid: int
     memory: Offer | None = None

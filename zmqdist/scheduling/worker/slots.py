@@ -1,6 +1,6 @@
 """Slots as child processes, from the worker's side.
 
-Each slot has a pipe for work and outcomes, and a page of shared memory for numbers that must not wait for a message (slot_main.py).
+Each slot has a pipe for work and outcomes, and a page of shared memory for numbers that must arrive sooner than a message (slot_main.py).
 process/bound_children.py forks the slot processes and reads their standard error.
 
 The code of this module runs in the loop's thread.
@@ -52,16 +52,16 @@ from zmqdist.transport.shm_pool import FROZEN, Block, Handle, this_pool
 from zmqdist.wire import results
 
 POSITION_POLL_S = 0.02
-"""Seconds between two reads of the positions of busy slots. If a function runs for longer, the worker knows that it has begun."""
+"""Seconds between two reads of the positions of busy slots, so that the worker soon knows which longer functions have begun."""
 
 SLOT_FDS = 3
-"""Descriptors of the worker for one slot: pipe, page, standard error."""
+"""The number of descriptors of the worker for each slot: pipe, page, standard error."""
 
 OTHER_FDS = 96
-"""Descriptors of the worker for everything else: connections, threads, and slots that are starting."""
+"""The number of other descriptors of the worker: for connections, threads, and slots that are starting."""
 
 LINE_CHARS_MAX = 200
-"""How many characters of the last line that a slot process wrote go into the log."""
+"""The number of characters that are logged of the last line which a dead slot process wrote."""
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -75,8 +75,8 @@ class ProcessSlots:
 
     Args:
       feed: called with each event of a slot.
-      hold: holds the parts of a BULK or KEPT result and returns the encoded reference.
-      address, key: the address at which slots reach this worker, and its public key.
+      hold: holds the parts of a BULK or KEPT result, and returns the encoded reference to the result.
+      address, key: the address at which slots reach this worker, and the worker's public key.
       children: forks the slot processes.
       worker: returns the worker's index and the number of workers.
 
@@ -116,7 +116,7 @@ class ProcessSlots:
 
     def spawn(self, slot: int) -> None:
         if self._zygote_lost:
-            return  # `_zygote_died` reports the deaths of all slots
+            return  # because `_zygote_died` reports the deaths of all slots
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
         process.child = self._children.spawn(SLOT, process.child_fds(), lambda code: self._exited(process, code))
@@ -135,7 +135,7 @@ class ProcessSlots:
             process.pipe.send(SlotWork([], [], forget.functions))
 
     def reclaim(self, slot: int) -> None:
-        """Take back the items that the slot has not begun: write the range, then read the position (slot_main.py explains this order)."""
+        """Take back the items that the slot has not begun. slot_main.py explains why the range is written before POSITION is read."""
         process = self._slots[slot]
         if process is None:
             return
@@ -212,7 +212,7 @@ class ProcessSlots:
                     outcomes = [(position, BULK, self._hold(kind, process.adopt_parts(message, parts)))]
                 except OpError as error:
                     if not is_alive(process.child.pid):
-                        return  # the slot process has ended, and its memory with it: `_exited` follows
+                        return  # the slot process has ended, and its shared memory with it, and `_exited` will be called
                     outcomes = [(position, ERROR, results.pack_error(error))]
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
@@ -235,7 +235,7 @@ class ProcessSlots:
 
 
 def check_descriptors(slots: int) -> None:
-    """Raise ResourceExhaustedError if this process may not open enough descriptors for so many slots. Call it before creating slots."""
+    """Raise ResourceExhaustedError if this process may not open enough descriptors for `slots` slots. Call it before creating slots."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = slots * SLOT_FDS + OTHER_FDS
     if limit != resource.RLIM_INFINITY and wanted > limit:
@@ -250,11 +250,11 @@ class _SlotProcess:
     """One process of one slot.
 
     Attributes:
-      given_to, finished_to: the positions of the last item that was given to it, and of the last item with an outcome.
-        Invariant: finished_to <= given_to.
-      seen_at: the last position that was reported.
+      given_to: the position of the last item that the slot got.
+      finished_to: the position of the last item with an outcome. Invariant: finished_to <= given_to.
+      seen_at: the last position that the machine was told of.
       killed: whether this worker has killed the process.
-      oom_kills: how many processes the kernel had killed for lack of memory when this one started.
+      oom_kills: how many processes the kernel had killed for lack of memory when this process started.
     """
 
     def __init__(self, owner: ProcessSlots, slot: int) -> None:
@@ -275,7 +275,10 @@ class _SlotProcess:
         self.pipe.send(SlotWelcome(owner.address, owner.key))
 
     def adopt_parts(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
-        """Take over the parts of a bulk result, so that they outlive the slot. Raises UnavailableError if its memory cannot be opened."""
+        """Take over the parts of a bulk result, so that they outlive the slot process.
+
+        Raises UnavailableError if the shared memory of the slot process cannot be opened.
+        """
         received = iter(piped)
         return [next(received) if handle is None else self._adopt(handle) for handle in report.parts]
 
@@ -289,7 +292,7 @@ class _SlotProcess:
         return pool.adopt(segment, handle[3], handle[4], lease)
 
     def child_fds(self) -> list[int]:
-        """The descriptors that the child process gets."""
+        """Return the descriptors that the slot process inherits."""
         return [self.pipe.theirs, self._page_fd]
 
     @property

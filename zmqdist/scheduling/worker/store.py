@@ -1,14 +1,14 @@
 """The store of a process: payloads that are too large for a message, held by the process that made them until they are freed.
 
 Rules
-    The store holds snapshots, which do not change: in blocks of shared memory if possible, otherwise in memory of its own.
-    The same bytes are held once, however often they are handed in, so that a large array that many tasks get is copied once. The bytes are
-    compared each time, because the caller may have changed them. They are compared with the last snapshot of the same address in the
-    caller's memory, and with the last part that has the same first and last bytes, because a pickle is at another address each time. A
-    frozen array is identified by its address alone.
-    A process that needs a part maps it (fetch.py), calls the holder, or has the dispatcher read it in ranges.
+    The store holds snapshots, which do not change, in blocks of shared memory if possible, otherwise in memory of the process.
+    The same bytes are held once, even if they are handed in again and again, so that a large array for many work items is copied once. The
+    store compares the bytes each time, because the caller may have changed them. It compares them with the last snapshot of the same
+    address in the caller's memory. It also compares them with the last part that has the same first and last bytes, because a pickle is at
+    a different address each time. A frozen array is identified by its address alone.
+    A process that needs a part maps the part (fetch.py), requests it from the holder, or has the dispatcher read it in ranges.
 
-Not here: how long a payload is needed; the owner of the store calls `free`.
+Not here: how long a payload is needed. The owner of the store decides that and calls `free`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from zmqdist.transport.shm_pool import Block, Handle, this_pool
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
 READ = "zmqdist_bulk_read"
-"""Method of each holder: (bulk) -> the bytes of the part."""
+"""The RPC method of each holder (bulk) -> the bytes of the part."""
 RECENT_MAX = 128
-"""How many keys (addresses in the caller's memory, first and last bytes of parts) the store remembers, each with its last snapshot."""
+"""How many keys the store remembers, each with the last snapshot. A key is an address, or the first and last bytes of a part."""
 
 ENDS_BYTES = 64
-"""Bytes at each end of a part that are its key: few, because they are copied for each comparison."""
+"""The number of bytes at each end of a part that form a key. It is small, because these bytes are copied for each comparison."""
 
 
 class Holdings(NamedTuple):
@@ -48,7 +48,7 @@ class Holdings(NamedTuple):
 
     Attributes:
       parts: the number of arrays and other large parts.
-      bytes: their total size.
+      bytes: the total size of the parts.
       copies: how often a part was copied since the store was made. Frozen arrays and shared blocks are not copied.
     """
 
@@ -58,7 +58,7 @@ class Holdings(NamedTuple):
 
 
 class _Entry:
-    """One held part. `uses` counts the references to it; the part is freed when the count is 0."""
+    """One held part. `uses` counts the references to the part, which is freed when the count is 0."""
 
     __slots__ = ("block", "bytes", "handle", "nbytes", "uses")
 
@@ -77,18 +77,18 @@ class _Entry:
 
 
 class BulkStore:
-    """The parts held by this process. Any thread may use it.
+    """The parts that this process holds. Any thread may call the methods.
 
     Args:
-      service: the service at which the method READ is registered, before the service starts.
-      roles: the roles that may read.
-      number: random number that identifies this store.
+      service: the RPC service at which the store registers the method READ, before the service starts.
+      roles: the roles that may call READ.
+      number: a random number that identifies this store.
 
     Attributes:
       address: "host:port" of the service, as its peers know it; set before the first `hold`.
-      holder: the name of the task that owns the store, for error texts of other processes; "" for none.
+      holder: the name of the task that owns the store, for error texts of other processes; "" without a name.
       key: the public key of the service; empty without CURVE.
-      memory: how other processes open the shared memory of this one; None if there is none.
+      memory: how other processes open the shared memory of this process; None without shared memory.
       copies: how often a part was copied.
     """
 
@@ -116,17 +116,17 @@ class BulkStore:
             return Holdings(len(self._entries), sum(entry.nbytes for entry in self._entries.values()), self.copies)
 
     def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
-        """Hold parts until they are freed, and return the reference to send.
+        """Hold the parts of a payload until they are freed, and return the reference to send.
 
         Large parts are copied, except frozen arrays and blocks, which must not change any more. Small parts are sent inside the reference.
 
         Args:
-          shared: whether any number of processes may map the parts, each with private pages. If False, one process may map them, and owns
-            them from then on.
+          shared: whether any number of processes may map the parts, each with private pages. If False, a single process may map the parts,
+            and then owns them.
           inline_max: the number of bytes, for all parts together, that may be sent inside the reference.
 
         Raises:
-          ResourceExhaustedError: there is no memory for a copy; no part is held.
+          ResourceExhaustedError: there is not enough memory for a copy. No part is held then.
         """
         held_parts: list[bytes | Held] = []
         room = inline_max
@@ -144,7 +144,7 @@ class BulkStore:
         return Reference(self.number, self.address, self.memory, tuple(held_parts), self.holder, self.key)
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
-        """Hold one part without a copy. The caller must not change it any more."""
+        """Hold one part without a copy. The caller must not change the part any more."""
         handle = None
         if isinstance(part, Block):
             handle = part.publish() if shared else part.lend()
@@ -173,7 +173,7 @@ class BulkStore:
                     self._end(entry)
 
     def hold_again(self, bulks: Sequence[int]) -> None:
-        """Add one reference to each of these parts; `free` drops it. Parts that were freed already are ignored."""
+        """Add one reference to each of these parts, which `free` drops. Parts that were freed already are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)
@@ -184,7 +184,7 @@ class BulkStore:
         return bulk in self._entries
 
     def size_of(self, bulk: int) -> int:
-        """Return the bytes of a part; 0 if it was freed."""
+        """Return the size of a part in bytes; 0 if the part was freed."""
         entry = self._entries.get(bulk)
         return 0 if entry is None else entry.nbytes
 
@@ -213,7 +213,7 @@ class BulkStore:
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._pool is None else self._pool.find_frozen(source)
         address = shm_mapping.address_of(source)
-        if not shared:  # the borrower may write to it, so no later part can share it
+        if not shared:  # the borrower may write to this part, so a later part cannot be the same part
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
         keys: list[tuple[int | bytes, int]] = [(address, size)]
         if frozen is None:
@@ -232,12 +232,12 @@ class BulkStore:
         return held
 
     def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
-        """Return this part with one more reference if it has the bytes that are now at `address`; otherwise None."""
+        """Return the part `bulk`, with one more reference, if its bytes are those that are now at `address`; otherwise return None."""
         with self._lock:
             entry = None if bulk is None else self._entries.get(bulk)
             if bulk is None or entry is None:
                 return None
-            entry.uses += 1  # so that no thread frees it during the comparison
+            entry.uses += 1  # so that no thread frees the part during the comparison
         if frozen is None:
             same = shm_mapping.same_bytes(address, shm_mapping.address_of(entry.view()), entry.nbytes)
         else:

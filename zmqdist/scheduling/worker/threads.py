@@ -1,7 +1,7 @@
 """Slots as threads of the worker's own process, for a `WorkerServer` inside a program.
 
-A thread cannot be killed: a cancelled function is asked to end early (`zmqdist.cancelled()`), and its slot waits for it. A slot has one
-item at a time, so the worker never takes items back from it.
+A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`), and its slot waits until it ends. A slot
+that is a thread has one item at a time, so the worker never takes items back from the slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmqdist.wire import results
 
 
 class ThreadSlots:
-    """The slots of one worker, as threads. Call the methods in the loop's thread."""
+    """The slots of one worker as threads. Call the methods in the loop's thread."""
 
     can_kill = False
 
@@ -41,7 +41,7 @@ class ThreadSlots:
 
     @property
     def resources(self) -> int:
-        """The number of per-worker resources that exist in this process; the slots share them."""
+        """The number of per-worker resources that the slots share."""
         return len(self._functions.resources)
 
     def spawn(self, slot: int) -> None:
@@ -85,7 +85,9 @@ class ThreadSlots:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
                     kind, result = BULK, self._hold(kind, result)
-            except BaseException as error:  # for example no memory for the result: the item fails, and the slot goes on
+            except (
+                BaseException
+            ) as error:  # for example without memory for the result, the item fails and the slot goes on
                 kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False

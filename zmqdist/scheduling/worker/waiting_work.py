@@ -1,6 +1,6 @@
-"""The queue of a worker: work that waits for a slot, in the order in which it will begin. Pinned work is first (machine.py, P9).
+"""The queue of a worker: the work that waits for a slot, in the order in which it will begin. Pinned work is first (P9 of machine.py).
 
-Not here: the items that slots have, and when a slot gets more.
+Not here: the items that slots have, and when a slot gets more items.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class WaitingWork(deque[Leased]):
     """A queue of leased work items.
 
     Attributes:
-      pinned: leases of pinned work, in the queue or at a slot. It may include leases that have ended.
-      report_before_start: leases in the queue whose start must be reported before it happens.
-      announced: the lease whose start the worker has reported last. No item is put before it, because the dispatcher counts it as begun.
+      pinned: the leases of pinned work, in the queue or at a slot. Some of these leases may have ended.
+      report_before_start: the leases in the queue whose start must be reported before their items begin.
+      announced: the lease whose start was reported last in this way. No item is put before this lease, because it counts as begun.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class WaitingWork(deque[Leased]):
 
     @property
     def pinned_waiting(self) -> int:
-        """The number of items in the queue that are pinned work."""
+        """The number of items of pinned work in the queue."""
         return sum(item[0] in self.pinned for item in self) if self.pinned else 0
 
     @property
@@ -53,7 +53,7 @@ class WaitingWork(deque[Leased]):
             self.extend(items)
 
     def put_back(self, items: list[Leased]) -> None:
-        """Put back items that a slot has not begun, oldest first. They are put before the other items of their kind, which are newer."""
+        """Put back items that a slot has not begun, oldest first. The other pinned, or not pinned, items are newer, so they come later."""
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)
@@ -64,7 +64,7 @@ class WaitingWork(deque[Leased]):
         self.rotate(place)
 
     def take_out(self, leases: Container[int]) -> list[int]:
-        """Remove the items of these leases; return the leases that were in the queue."""
+        """Remove the items with these leases, and return the leases that were in the queue."""
         taken = [item[0] for item in self if item[0] in leases]
         if taken:
             kept = [item for item in self if item[0] not in leases]
@@ -75,7 +75,7 @@ class WaitingWork(deque[Leased]):
         return taken
 
     def empty(self) -> list[int]:
-        """Remove all items; return their leases."""
+        """Remove all items, and return their leases."""
         leases = [item[0] for item in self]
         self.clear()
         self.report_before_start.clear()
@@ -97,5 +97,5 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """Sort items by their lease numbers, and so in the order in which they were assigned, because the dispatcher counts these up."""
+        """Sort items in the order of their assignment. This is the order of their lease numbers, because the dispatcher counts these up."""
         return sorted(items)

@@ -1,7 +1,7 @@
-"""The cache of a worker: parts of arguments that it has fetched for its slots, so that each part is sent to the worker only once.
+"""The cache of a worker: the parts of arguments that it has fetched for its slots, so that each part is sent to the worker only once.
 
-A slot maps a part that is in shared memory of its own host. For any other part it calls its worker. The worker fetches the part once
-into its own store, and replies with a reference to that copy. It keeps fetched parts while it has work.
+A slot maps a part that is in shared memory of its host. It requests any other part from its worker. The worker fetches the part once
+into its own store, and replies with a reference to this copy. The worker keeps fetched parts while it has work.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.shm_pool import this_pool
 
 FETCH_FOR_SLOT = "zmqdist_bulk_pull"
-"""Method of a worker that its slots call: the encoded reference to a payload -> a reference to a copy in the worker's store."""
+"""The RPC method of a worker for its slots (encoded reference to a payload) -> a reference to a copy in the worker's store."""
 
 TRIES = 3
-"""How often a slot tries to map a part, because the worker may drop the part, to make room, before the slot has mapped it."""
+"""How often a slot tries to map a part. The worker may drop the part, to make room for other parts, before the slot has mapped it."""
 
 
 class WorkerCache:
-    """The parts that one worker has fetched. Any thread may use it.
+    """The parts that one worker has fetched. Any thread may call the methods.
 
     Attributes:
       fetches: the number of parts that were fetched so far.
@@ -45,26 +45,26 @@ class WorkerCache:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return the number of parts that it has, or is fetching."""
+        """Return the number of parts that are in the cache or being fetched."""
         return len(self._parts)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the parts that it has, or is fetching."""
+        """The bytes of the parts that are in the cache or being fetched."""
         return self._bytes
 
     def fetch_for_slot(self, payload: bytes) -> bytes:
-        """Serve FETCH_FOR_SLOT. Blocks until all parts have arrived. Raises as `Fetcher.fetch`."""
+        """Serve the RPC method FETCH_FOR_SLOT. Blocks until all parts have arrived. Raises the errors of `Fetcher.fetch`."""
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
         return encode_reference(
-            Reference(  # the same payload, with parts in this store
+            Reference(  # a reference to the same payload, with parts in this store
                 self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
             )
         )
 
     def fetch(self, reference: Reference) -> list[Any]:
-        """Return the parts of a payload to a slot that is a thread of this process. Raises as `Fetcher.fetch`."""
+        """Return the parts of a payload to a slot that is a thread of this process. Raises the errors of `Fetcher.fetch`."""
         parts = self._fetcher.memories.attach(reference)
         for index, part in enumerate(parts):
             if isinstance(part, Held):
@@ -77,7 +77,7 @@ class WorkerCache:
             try:
                 whole: NDArray[np.uint8] = self._store.view(held.bulk).copy()
                 return whole
-            except errors.NotFoundError:  # the part was dropped meanwhile, to make room for others
+            except errors.NotFoundError:  # the cache has dropped the part meanwhile, to make room for other parts
                 continue
         buffer = np.empty(part.size, np.uint8)
         self._fetcher.read(reference, [part], [buffer])
@@ -105,10 +105,10 @@ class WorkerCache:
         if mine:
             self._fetch(reference, part, future, key)
             self._trim()
-        return future.result()  # not without end: a fetch fails when nothing arrives for STALLED_S
+        return future.result()  # without a time limit, because a fetch fails when nothing arrives for STALLED_S
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
-        try:  # other threads wait for `future`, so it must be settled in any case
+        try:  # other threads wait for `future`, so every path must settle `future`
             pool = this_pool()
             block = None if pool is None else pool.allocate(part.size)
             buffer = np.empty(part.size, np.uint8) if block is None else block.array()
@@ -143,7 +143,7 @@ class WorkerCache:
 
 
 class SlotFetcher:
-    """Fetches payloads in a slot process: from shared memory if possible, otherwise through its worker.
+    """Fetches payloads in a slot process, from shared memory if possible, otherwise through the worker.
 
     Args:
       worker: the address of the worker.
@@ -156,7 +156,7 @@ class SlotFetcher:
         self._worker = worker, key
 
     def fetch(self, reference: Reference) -> list[Any]:
-        """Return the parts of a payload. Blocks and raises as `Fetcher.fetch`."""
+        """Return the parts of a payload. Blocks as `Fetcher.fetch` does, and raises its errors."""
         parts = self._memories.attach(reference)
         for attempt in range(TRIES):
             if not any(isinstance(part, Held) for part in parts):

@@ -1,4 +1,4 @@
-"""Events and effects of the worker's machine (machine.py)."""
+"""The events and effects of the worker's machine (machine.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from zmqdist.events import Heard, Send, Ticked
 
 NOT_RUN: Final = -1
-"""Kind of an outcome: the slot was about to begin this item when the worker took the item back."""
+"""A kind of outcome: the slot was about to begin this item when the worker took the item back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class SlotReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDied:
-    """A slot's process has died while it ran the item at `position`; 0: it ran no item. A Spawn of the machine replaces the process."""
+    """A slot's process has died while it ran the item at `position`. 0 means that it ran no item. A Spawn replaces the process."""
 
     slot: int
     position: int
@@ -96,7 +96,7 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Keep a slot from beginning further items. The runtime replies with SlotReclaimed."""
+    """Keep a slot from beginning further items. The runtime then passes SlotReclaimed to the machine."""
 
     slot: int
 
@@ -111,7 +111,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill a slot's process. Only if slots are processes."""
+    """Kill a slot's process. Not returned if slots are threads."""
 
     slot: int
 
@@ -125,7 +125,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFunctions:
-    """Have a slot drop functions and resources by (coordinator, number); ALL_NUMBERS drops all of that coordinator."""
+    """Have a slot drop the functions and resources with these (coordinator, number). ALL_NUMBERS drops all of the coordinator."""
 
     slot: int
     functions: list[tuple[int, int]]
@@ -140,7 +140,7 @@ class FreeBulk:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The worker has ended. `code` is one of zmqdist.errors; unless it is OK, because the end was requested, `error` has the reason."""
+    """The worker has ended. `code` is OK if the end was requested, otherwise another code of zmqdist.errors, with the reason in `error`."""
 
     code: int
     error: str
