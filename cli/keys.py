@@ -104,8 +104,9 @@ def make_token(
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
     """Make a key pair in the folder DIR, and join the dispatcher of a ticket with it.
 
-    The command reads the ticket from standard input, unless an option gives a file or descriptor. When it has ended, set ZMQDIST_KEYS_DIR
-    to DIR for a program or worker on this host. The secret key never leaves this host.
+    The folder may have no keys, except those of an earlier join under the same name. The command reads the ticket from standard input,
+    unless an option gives a file or descriptor. When it has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this host. The
+    secret key never leaves this host.
     """
     from zmqdist.transport.ticket import join, read_ticket
 

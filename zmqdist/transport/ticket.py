@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from zmqdist.errors import (
+    AlreadyExistsError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -125,17 +126,20 @@ class _Attempt:
 def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -> str:
     """Make a key, have the dispatcher admit it, and write the key folder of this process. Blocks for `timeout_s` at most.
 
-    The folder is made with mode 0700, and existing keys in it are replaced.
+    The folder is made with mode 0700. Keys in it are replaced only if an earlier process joined the same dispatcher with them,
+    under the same name.
 
     Returns:
       The role of the key.
 
     Raises:
+      AlreadyExistsError: the folder has other keys. The ticket was not used.
       UnauthenticatedError: the token was used, has expired, or is not known to this dispatcher; or the dispatcher has another public key.
       PermissionDeniedError: the token is for another name.
       DeadlineExceededError: no dispatcher replied within `timeout_s`.
       FailedPreconditionError: the folder cannot be written.
     """
+    _check_folder(Path(folder), ticket)
     pair = keys.new_pair()
     source = f"the join ticket for {ticket.name}"
     security = ClientSecurity(CURVE, JOINING, source, key=pair, server_key=ticket.server_key)
@@ -167,6 +171,24 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
         raise from_code(error.error_code, text)
     _write_folder(Path(folder), ticket, attempt.joined.role, pair)
     return attempt.joined.role
+
+
+def _check_folder(folder: Path, ticket: JoinTicket) -> None:
+    """Raise AlreadyExistsError if the folder has keys, unless an earlier process joined this dispatcher under this name with them."""
+    try:
+        present = keys.key_files(folder)
+    except OSError as error:
+        raise FailedPreconditionError(f"cannot read {folder}: {error.strerror}. The join ticket was not used") from None
+    if not present:
+        return
+    with suppress(FailedPreconditionError):  # a damaged file is not replaced
+        older = keys.load_joined(folder)
+        if older is not None and older.name == ticket.name and keys.load_server_public(folder) == ticket.server_key:
+            return
+    raise AlreadyExistsError(
+        f"{folder} has keys already ({present[0]}), which the key of {ticket.name} must not replace: name another folder. "
+        "The join ticket was not used"
+    )
 
 
 def _write_folder(folder: Path, ticket: JoinTicket, role: str, pair: keys.KeyPair) -> None:
