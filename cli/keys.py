@@ -62,7 +62,10 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     help="How long the ticket can be used.",
 )
 @click.option(
-    "--listens", default="", metavar="HOST:PORT", help="For a ps: the address to which programs will connect."
+    "--listens",
+    default="",
+    metavar="HOST:PORT",
+    help="For a ps or another zmqdist server: the address to which programs will connect.",
 )
 @click.option("--output", metavar="FILE", help="Write the ticket to a new private file instead of printing it.")
 @target_options

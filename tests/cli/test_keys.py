@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import zmqdist as zd
-from tests.cli.running import run_here
+from tests.cli.conftest import Open
+from tests.cli.running import run, run_here
+from tests.ports import free_address
+from zmqdist import errors
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.transport import keys
 from zmqdist.transport.ticket import decode_ticket, join
@@ -86,3 +90,55 @@ def test_join_refuses_the_folder_of_the_same_name_at_another_cluster(
         join(decode_ticket(other.open_join("worker:1")), tmp_path / "mine")
     ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:1"))
     assert run_here("keys", "join", str(tmp_path / "mine"), "--ticket-file", ticket).code == ExitCode.REFUSED
+
+
+# -- the tickets of roles ------------------------------------------------------------------------------------------------
+
+
+def is_unused(ticket: str, folder: Path) -> bool:
+    """Use a ticket, and return whether the dispatcher admits its process."""
+    return run_here("keys", "join", str(folder), "--ticket-file", ticket).code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("name", "report"),
+    [
+        ("worker:13", "server: the join ticket is for worker:13, and this process was started as ps:0"),
+        ("ps:1", "server: the join ticket is for ps:1, and this process was started as ps:0"),
+        ("ps:0", "zmqdist keys token --role ps:0 --listens 127.0.0.1:"),
+    ],
+)
+def test_a_server_refuses_a_ticket_with_which_programs_could_not_reach_it_before_it_joins(
+    dispatcher: zd.DispatchServer, tmp_path: Path, name: str, report: str
+) -> None:
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join(name))
+    spec = json.dumps({"ps": [free_address(), free_address()]})
+    refused = run("server", "--spec", spec, "--job", "ps", "--index", "0", "--ticket-file", ticket)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.USAGE, "", 1)
+    assert report in refused.err
+    assert is_unused(ticket, tmp_path / "mine")
+
+
+def test_a_server_joins_with_the_ticket_that_names_its_address(
+    dispatcher: zd.DispatchServer, tmp_path: Path, all_keys: str, terminal: Open
+) -> None:
+    address = free_address()
+    made = run_here("keys", "token", dispatcher.address, "--role", "ps:0", "--listens", address, "--keys", all_keys)
+    ticket = write_ticket(tmp_path / "ticket", made.out)
+    terminal("server", "--spec", json.dumps({"ps": [address]}), "--ticket-file", ticket).saw(f"ps:0 at zmq://{address}")
+
+
+def test_no_ticket_is_made_for_a_server_at_an_address_that_is_none(dispatcher: zd.DispatchServer) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="'a b:1' is not an address"):
+        dispatcher.open_join("ps:0", address="a b:1")
+
+
+@pytest.mark.parametrize("option", ["--index=6", "--job=other"])
+def test_a_worker_refuses_the_ticket_of_another_name_before_it_joins(
+    dispatcher: zd.DispatchServer, tmp_path: Path, option: str
+) -> None:
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:2"))
+    refused = run("worker", "--dispatcher", dispatcher.address, option, "--ticket-file", ticket)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.USAGE, "", 1)
+    assert "worker: the join ticket is for worker:2, and this process was started as" in refused.err
+    assert is_unused(ticket, tmp_path / "mine")

@@ -1,6 +1,7 @@
 """Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits its public key for a token that works once.
 
-A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
+A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), the token, and
+for a server the address to which programs connect.
 It is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or environment.
 
 The result is a key folder (keys.py) for this process and its children. This process makes the secret key, which never leaves this host.
@@ -52,6 +53,7 @@ class JoinTicket:
       dispatcher: "host:port".
       server_key: the dispatcher's public key, 40 characters.
       number, secret: the two parts of the join token.
+      listens: "host:port" at which the process will listen as a server; "" for a worker or a program.
     """
 
     name: str
@@ -59,21 +61,24 @@ class JoinTicket:
     server_key: bytes
     number: str
     secret: str = field(repr=False)
+    listens: str = ""
 
     def encode(self) -> str:
         """Return the ticket as its line of text."""
-        return " ".join((FORM, self.name, self.dispatcher, self.server_key.decode(), self.number, self.secret))
+        words = [FORM, self.name, self.dispatcher, self.server_key.decode(), self.number, self.secret]
+        return " ".join([*words, self.listens] if self.listens else words)
 
 
 def decode_ticket(text: str) -> JoinTicket:
     """Return the ticket that a line of text encodes. Raises InvalidArgumentError, whose text contains no part of the secret."""
     words = text.split()
-    if len(words) != 6 or words[0] != FORM or keys.decode_key(words[3]) is None or not text.isascii():
+    if len(words) not in (6, 7) or words[0] != FORM or keys.decode_key(words[3]) is None or not text.isascii():
         raise InvalidArgumentError(
-            f"this is not a join ticket: wanted one line of 6 words that begins with {FORM!r}, as `zmqdist keys token` prints it"
+            f"this is not a join ticket: wanted one line of 6 or 7 words that begins with {FORM!r}, as `zmqdist keys token` prints it"
         )
-    split(words[2])
-    return JoinTicket(words[1], words[2], words[3].encode(), words[4], words[5])
+    for address in (words[2], *words[6:]):
+        split(address)
+    return JoinTicket(words[1], words[2], words[3].encode(), *words[4:])
 
 
 def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:

@@ -29,6 +29,7 @@ from zmqdist.limits import HANDSHAKE_S, JOIN_VALID_S, JOINING_MAX
 from zmqdist.messages import AskKey, Join, Message, NewKey, Register
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport import keys
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import (
     JOINING,
     CutKey,
@@ -126,9 +127,11 @@ class KeyService:
             raise errors.InvalidArgumentError(
                 f"a token is valid for more than 0 s and at most {VALID_S_MAX:g} s, not {valid_s}"
             )
+        if at:
+            split(at)
         number, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         self._handle(TokenMade(number, digest_of(secret.encode()), name, self._loop.now() + valid_s, at))
-        return JoinTicket(name, address, self._public, number, secret).encode()
+        return JoinTicket(name, address, self._public, number, secret, at).encode()
 
     def _check_name(self, name: str) -> None:
         job, colon, index = name.partition(":")

@@ -231,12 +231,13 @@ class DispatchServer:
         Args:
           name: "worker:3", "ps:0", or "submit", "client", "admin" for programs.
           valid_s: seconds until the ticket ends.
-          address: only for a ps: the "host:port" at which it will listen, as programs know it.
+          address: only for a ps or another server, which refuses a ticket without an address: the "host:port" at which it will listen,
+            as programs know it.
           dispatcher: the "host:port" at which the joining process reaches this dispatcher; "" for the address in `target`.
 
         Raises:
           FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-          InvalidArgumentError: `name` is not of this form, or `valid_s` is out of range.
+          InvalidArgumentError: `name` or `address` is not of this form, or `valid_s` is out of range.
           ResourceExhaustedError: too many tokens are open.
         """
         runtime = self._runtime
