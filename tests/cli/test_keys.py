@@ -142,3 +142,32 @@ def test_a_worker_refuses_the_ticket_of_another_name_before_it_joins(
     assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.USAGE, "", 1)
     assert "worker: the join ticket is for worker:2, and this process was started as" in refused.err
     assert is_unused(ticket, tmp_path / "mine")
+
+
+@pytest.mark.parametrize("same_keys", [True, False], ids=["of the same keys", "of other keys"])
+def test_a_worker_does_not_use_its_ticket_at_another_dispatcher_than_the_one_it_was_given(
+    dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path, same_keys: bool
+) -> None:
+    keys.keygen(tmp_path / "others")
+    ticket = write_ticket(tmp_path / "ticket", dispatcher.open_join("worker:0"))
+    with zd.DispatchServer(DispatcherConfig(keys_dir=all_keys if same_keys else str(tmp_path / "others"))) as other:
+        other.open_join("worker:0")  # so that it lets unknown keys in to join
+        refused = run("worker", "--dispatcher", other.address, "--ticket-file", ticket)
+    assert (refused.code, refused.out, refused.err.count("\n")) == (ExitCode.REFUSED, "", 1)
+    assert f"could not join the dispatcher at {other.address} as worker:0" in refused.err
+    assert (
+        f"the join ticket names the dispatcher at {decode_ticket(Path(ticket).read_text()).dispatcher}" in refused.err
+    )
+    assert is_unused(ticket, tmp_path / "mine")
+
+
+def test_a_worker_does_not_join_elsewhere_while_the_dispatcher_it_was_given_is_silent(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
+    silent = free_address()
+    ticket = decode_ticket(dispatcher.open_join("worker:0"))
+    with pytest.raises(errors.DeadlineExceededError) as refused:
+        join(ticket, tmp_path / "mine", dispatcher=silent, timeout_s=0.5)
+    assert silent in refused.value.message
+    assert ticket.dispatcher in refused.value.message
+    join(ticket, tmp_path / "mine")

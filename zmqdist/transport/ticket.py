@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -128,11 +128,16 @@ class _Attempt:
         self.ended.set()
 
 
-def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -> str:
+def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = None, timeout_s: float = JOIN_S) -> str:
     """Make a key, have the dispatcher admit it, and write the key folder of this process. Blocks for `timeout_s` at most.
 
     The folder is made with mode 0700. Keys in it are replaced only if an earlier process joined the same dispatcher with them,
     under the same name.
+
+    Args:
+      dispatcher: "host:port" at which this process reaches its dispatcher; None: the address in the ticket. The address may differ from
+        that in the ticket, because the key and the token in the ticket identify the dispatcher. A process without that key cannot read
+        the token, and a dispatcher that did not make the token refuses it, so that the ticket stays unused.
 
     Returns:
       The role of the key.
@@ -146,6 +151,9 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
     """
     _check_folder(Path(folder), ticket)
     pair = keys.new_pair()
+    address = dispatcher or ticket.dispatcher
+    where = f"could not join the dispatcher at {address} as {ticket.name}"
+    advice = "" if address == ticket.dispatcher else f" (the join ticket names the dispatcher at {ticket.dispatcher})"
     source = f"the join ticket for {ticket.name}"
     security = ClientSecurity(CURVE, JOINING, source, key=pair, server_key=ticket.server_key)
     attempt = _Attempt(ticket)
@@ -153,7 +161,7 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
     try:
         attempt.dealer = DealerConnection(
             loop,
-            ticket.dispatcher,
+            address,
             security,
             our_hello("client", 1, f"{ticket.name} pid {os.getpid()}"),
             on_up=attempt.up,
@@ -165,16 +173,13 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
         loop.start()
         if not attempt.ended.wait(timeout_s):
             trouble = attempt.dealer.trouble or "it does not answer"
-            raise DeadlineExceededError(
-                f"could not join the dispatcher at {ticket.dispatcher} as {ticket.name} within {timeout_s:g} s: {trouble}"
-            )
+            raise DeadlineExceededError(f"{where} within {timeout_s:g} s: {trouble}{advice}")
     finally:
         loop.stop()
     if attempt.error is not None or attempt.joined is None:
         error = attempt.error or UnavailableError("no answer")
-        text = f"could not join the dispatcher at {ticket.dispatcher} as {ticket.name}: {error.message}"
-        raise from_code(error.error_code, text)
-    _write_folder(Path(folder), ticket, attempt.joined.role, pair)
+        raise from_code(error.error_code, f"{where}: {error.message}{advice}")
+    _write_folder(Path(folder), replace(ticket, dispatcher=address), attempt.joined.role, pair)
     return attempt.joined.role
 
 
