@@ -50,7 +50,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="What the process may be: worker:3, ps:0, submit, client or admin.",
+    help="What the process may be: worker:3, ps:0, or submit:1, client:1, admin:1 for a program (the number may be left out).",
 )
 @click.option(
     "--valid-s",
@@ -120,18 +120,21 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 
 @keys.command("revoke", short_help="Revoke keys, and end their connections.")
 @click.argument("target_and_key", nargs=-1, metavar="[TARGET] NAME_OR_KEY")
+@click.option("--force", is_flag=True, help="Revoke the key of this command, too; it may be the last admin key.")
 @target_options
-def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
-    """Revoke the keys of a name (worker:3), or one public key, and end their connections.
+def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any) -> None:
+    """Revoke the keys of a name (worker:3), or one public key as `list` prints it, and end their connections.
+
+    The name of a role, such as submit, means its static key and the keys that joined under just this name; the command prints each key.
 
     The dispatcher refuses a revoked key at once, other members within seconds, and for ever. Functions that a revoked worker was running
     run again on other workers. Unused tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
-        revoked = dispatcher.call("keys_revoke", what)
-    for key in revoked:
-        click.echo(f"revoked {key}")
+        revoked = dispatcher.call("keys_revoke", what, force)
+    for row in revoked:
+        click.echo(f"revoked {row['key']} ({row['state']} key of {row['name']})")
 
 
 @keys.command("rotate", short_help="Have members make new keys.")

@@ -171,3 +171,68 @@ def test_a_worker_does_not_join_elsewhere_while_the_dispatcher_it_was_given_is_s
     assert silent in refused.value.message
     assert ticket.dispatcher in refused.value.message
     join(ticket, tmp_path / "mine")
+
+
+# -- revoking ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_keys(tmp_path: Path) -> str:
+    """Static keys that the test may revoke."""
+    keys.keygen(tmp_path / "own")
+    return str(tmp_path / "own")
+
+
+def rows_of(target: str, folder: str) -> list[tuple[str, str]]:
+    rows = json.loads(run_here("keys", "list", target, "--json", "--keys", folder).out)
+    return sorted((row["state"], row["name"]) for row in rows)
+
+
+def test_revoke_refuses_the_key_of_the_command_and_changes_nothing(own_keys: str) -> None:
+    with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
+        refused = run_here("keys", "revoke", dispatcher.address, "admin", "--keys", own_keys)
+        assert (refused.code, refused.out) == (ExitCode.REFUSED, "")
+        assert refused.err == (
+            "zmqdist keys: 'admin' includes the key of this command, which is the last admin key: use the key of another admin, "
+            "or --force\n"
+        )
+        assert ("static", "admin") in rows_of(dispatcher.address, own_keys)
+
+
+def test_revoke_with_force_reports_that_the_key_of_the_command_is_revoked(own_keys: str) -> None:
+    with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
+        own = keys.load_role(own_keys, "admin").public.decode()
+        done = run_here("keys", "revoke", dispatcher.address, "admin", "--force", "--keys", own_keys)
+        assert (done.code, done.out, done.err) == (ExitCode.OK, f"revoked {own} (static key of admin)\n", "")
+        later = run_here("keys", "list", dispatcher.address, "--keys", own_keys)
+        assert later.code == ExitCode.REFUSED
+        assert "was revoked" in later.err
+
+
+def test_another_admin_can_revoke_an_admin_key(own_keys: str, tmp_path: Path) -> None:
+    with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
+        join(decode_ticket(dispatcher.open_join("admin:1")), tmp_path / "mine")
+        mine = str(tmp_path / "mine")
+        refused = run_here("keys", "revoke", dispatcher.address, "admin:1", "--keys", mine)
+        assert (
+            refused.err
+            == "zmqdist keys: 'admin:1' includes the key of this command: use the key of another admin, or --force\n"
+        )
+        assert run_here("keys", "revoke", dispatcher.address, "admin", "--keys", mine).code == ExitCode.OK
+        assert rows_of(dispatcher.address, mine)[-1] == ("static", "worker")
+        assert ("revoked", "admin") in rows_of(dispatcher.address, mine)
+
+
+def test_revoke_says_which_keys_it_has_revoked_and_takes_one_by_its_public_key(own_keys: str, tmp_path: Path) -> None:
+    with zd.DispatchServer(DispatcherConfig(keys_dir=own_keys)) as dispatcher:
+        public = {}
+        for name in ("submit", "submit:1"):
+            join(decode_ticket(dispatcher.open_join(name)), tmp_path / name)
+            public[name] = keys.load_role(tmp_path / name, "submit").public.decode()
+        static = keys.load_role(own_keys, "submit").public.decode()
+        one = run_here("keys", "revoke", "--keys", own_keys, "--", dispatcher.address, public["submit"])
+        assert one.out == f"revoked {public['submit']} (joined key of submit)\n"
+        assert ("static", "submit") in rows_of(dispatcher.address, own_keys)
+        by_name = run_here("keys", "revoke", dispatcher.address, "submit", "--keys", own_keys)
+        assert by_name.out == f"revoked {static} (static key of submit)\n"
+        assert ("joined", "submit:1") in rows_of(dispatcher.address, own_keys)
