@@ -106,9 +106,22 @@ ports_option = click.option(
     help="Range for all ports that no other option sets, for a firewall.",
 )
 
+
+def _check_advertise(context: click.Context, option: click.Parameter, advertise: str | None) -> str | None:
+    from zmqdist.addresses import check_advertised
+
+    if advertise is not None:
+        try:
+            check_advertised(advertise)
+        except ValueError as error:
+            raise click.BadParameter(f"bad address {advertise!r}: {error}", context, option) from None
+    return advertise
+
+
 advertise_option = click.option(
     "--advertise",
     metavar="HOST[:PORT]",
+    callback=_check_advertise,
     help="Address to which other processes connect, if it differs from --host: behind NAT, for example.",
 )
 

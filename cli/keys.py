@@ -53,7 +53,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="Name under which the process joins: worker:3, ps:0, submit, client or admin.",
+    help="Name under which the process joins: worker:3, ps:0, or submit:1, client:1, admin:1 for a program (the number may be left out).",
 )
 @click.option(
     "--valid-s",
@@ -65,7 +65,10 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     help="How long the ticket can be used.",
 )
 @click.option(
-    "--listens", default="", metavar="HOST:PORT", help="For a ps: the address to which programs will connect."
+    "--listens",
+    default="",
+    metavar="HOST:PORT",
+    help="For a ps or another zmqdist server: the address to which programs will connect.",
 )
 @click.option("--output", metavar="FILE", help="Write the ticket to a new private file instead of printing it.")
 @target_options
@@ -107,8 +110,9 @@ def make_token(
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
     """Make a key pair in the folder DIR, and join the dispatcher of a ticket with it.
 
-    The command reads the ticket from standard input, unless an option gives a file or descriptor. When it has ended, set ZMQDIST_KEYS_DIR
-    to DIR for a program or worker on this host. The secret key never leaves this host.
+    The folder may have no keys, except those of an earlier join under the same name. The command reads the ticket from standard input,
+    unless an option gives a file or descriptor. When it has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this host. The
+    secret key never leaves this host.
     """
     from zmqdist.transport.ticket import join, read_ticket
 
@@ -119,18 +123,21 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 
 @keys.command("revoke", short_help="Revoke keys, and end their connections.")
 @click.argument("target_and_key", nargs=-1, metavar="[TARGET] NAME_OR_KEY")
+@click.option("--force", is_flag=True, help="Revoke the key of this command, too; it may be the last admin key.")
 @target_options
-def revoke(target_and_key: tuple[str, ...], *, timeout_s: float, **secrets: Any) -> None:
-    """Revoke the keys of a name (worker:3), or one public key, and end their connections.
+def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any) -> None:
+    """Revoke the keys of a name (worker:3), or one public key as `list` prints it, and end their connections.
+
+    The name of a role, such as submit, means its static key and the keys that joined under just this name; the command prints each key.
 
     The dispatcher refuses a revoked key at once and for ever, and other members refuse it within seconds. Functions that a revoked worker
     was running run again on other workers. Unused tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
-        revoked = dispatcher.call("keys_revoke", what)
-    for key in revoked:
-        click.echo(f"revoked {key}")
+        revoked = dispatcher.call("keys_revoke", what, force)
+    for row in revoked:
+        click.echo(f"revoked {row['key']} ({row['state']} key of {row['name']})")
 
 
 @keys.command("rotate", short_help="Have members make new keys.")

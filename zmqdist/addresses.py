@@ -55,6 +55,13 @@ def advertised_address(advertised: str, port: int | str) -> str:
     return f"[{advertised}]:{port}" if ":" in advertised and not advertised.startswith("[") else f"{advertised}:{port}"
 
 
+def check_advertised(advertised: str) -> None:
+    """Raise ValueError if other processes cannot connect to an advertised address. The text does not repeat the address."""
+    host, _ = split_address(advertised_address(advertised, 1))
+    if not host or is_wildcard(host):
+        raise ValueError("no process can connect to it")
+
+
 def is_loopback(host: str) -> bool:
     """Return whether `host` is localhost or a loopback address, which only this host can reach.
 

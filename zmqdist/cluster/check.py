@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, get_args, get_origin
 import msgspec
 
 from zmqdist import limits
-from zmqdist.addresses import advertised_address, is_loopback, is_wildcard, split_address
+from zmqdist.addresses import advertised_address, check_advertised, is_loopback, is_wildcard, split_address
 from zmqdist.blas_threads import VARIABLES
 from zmqdist.cluster.sections import Job, Section, SingleJob
 from zmqdist.port_range import parse_ports
@@ -339,13 +339,11 @@ def _advertised(config: Config) -> Iterator[Mistake]:
             continue
         path = ("jobs", name, "advertise")
         try:
-            host, _ = split_address(advertised_address(job.advertise, 1))
+            check_advertised(job.advertise)
         except ValueError as error:
             yield Mistake(path, f"bad address {displayed(job.advertise)}: {error}")
             continue
-        if not host or is_wildcard(host):
-            yield Mistake(path, f"bad address {displayed(job.advertise)}: no process can connect to it")
-        elif name != "dispatcher" and len(job.indices()) > 1 and job.advertise == advertised_address(job.advertise, 1):
+        if name != "dispatcher" and len(job.indices()) > 1 and job.advertise == advertised_address(job.advertise, 1):
             yield Mistake(path, f"names one port for {len(job.indices())} tasks", "write the host alone")
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.launch.folders import RunFolder
+
+if TYPE_CHECKING:
+    from zmqdist.transport.ticket import JoinTicket
 
 
 @dataclass(frozen=True)
@@ -25,33 +30,50 @@ class JoinedAs:
     keys_dir: str
 
 
+def given_ticket(ticket_file: str | None, ticket_fd: int | None) -> JoinTicket | None:
+    """Read the join ticket of this process from its private file or descriptor; without both, return None. Raises as `read_ticket`."""
+    if ticket_file is None and ticket_fd is None:
+        return None
+    from zmqdist.transport.ticket import read_ticket  # imported here, because few roles have a ticket
+
+    return read_ticket(ticket_file, ticket_fd)
+
+
+def check_name(ticket: JoinTicket, job: str, index: int | None) -> None:
+    """Raise InvalidArgumentError if a ticket is for another task than JOB:INDEX. If `index` is None, every task of the job fits."""
+    wanted = f"{job}:{'?' if index is None else index}"
+    fits = ticket.name.partition(":")[0] == job if index is None else ticket.name == wanted
+    if not fits:
+        raise InvalidArgumentError(
+            f"the join ticket is for {ticket.name}, and this process was started as {wanted}. The ticket was not used"
+        )
+
+
 @contextmanager
-def joined(
-    ticket_file: str | None, ticket_fd: int | None, keys_dir: str | None, dispatcher: str | None = None
-) -> Iterator[JoinedAs | None]:
-    """Return a context manager that joins a cluster with the ticket in a private file or on a file descriptor, and yields a JoinedAs. If
-    both `ticket_file` and `ticket_fd` are None, it joins no cluster and yields None.
+def joined(ticket: JoinTicket | None, keys_dir: str | None, dispatcher: str | None = None) -> Iterator[JoinedAs | None]:
+    """Return a context manager that joins a cluster with a ticket, and yields a JoinedAs. If `ticket` is None, it joins no cluster and
+    yields None.
 
     Args:
       keys_dir: the folder for the keys. None means a new folder, which is removed at the end of the context.
       dispatcher: the address at which this process will connect to its dispatcher. None means the address in the ticket.
 
     Raises:
-      OpError: the ticket cannot be read, or the dispatcher does not admit this process. The text says why.
+      OpError: the dispatcher does not admit this process. The text says why.
     """
-    if ticket_file is None and ticket_fd is None:
+    if ticket is None:
         yield None
         return
-    from zmqdist.transport.ticket import join, read_ticket  # imported here, because few roles have a ticket
+    from zmqdist.transport.ticket import join
     from zmqdist.transport.voucher import voucher_for
 
-    ticket = read_ticket(ticket_file, ticket_fd)
     with ExitStack() as stack:
         if keys_dir is None:
             folder = RunFolder()
             stack.callback(folder.close)
             keys_dir = str(folder.path / "keys")
-        role = join(ticket, keys_dir)
-        voucher_for(dispatcher or ticket.dispatcher, keys_dir, role).own()
+        address = (dispatcher or ticket.dispatcher).removeprefix("zmq://")
+        role = join(ticket, keys_dir, dispatcher=address)
+        voucher_for(address, keys_dir, role).own()
         job, _, index = ticket.name.partition(":")
-        yield JoinedAs(job, int(index or 0), ticket.dispatcher, keys_dir)
+        yield JoinedAs(job, int(index or 0), address, keys_dir)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.child_command import add_working_directory
-from zmqdist.launch.membership import joined
+from zmqdist.launch.membership import check_name, given_ticket, joined
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
 from zmqdist.transport.credentials import Credentials
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # each role imports only what it needs, so that children star
     from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.transport.ticket import JoinTicket
 
 log = logging.getLogger("zmqdist.launch")
 
@@ -105,14 +106,11 @@ def run_worker(
     # The environment variables for threads are set before the imports, because NumPy reads the variables when it is loaded.
     are_limited = not config.processes or _limit_threads(config)
     try:
-        with joined(config.ticket_file, config.ticket_fd, config.keys_dir, config.dispatcher_address) as member:
+        ticket = given_ticket(config.ticket_file, config.ticket_fd)
+        if ticket is not None:
+            check_name(ticket, config.job, config.index)
+        with joined(ticket, config.keys_dir, config.dispatcher_address) as member:
             if member is not None:
-                if config.index not in (None, member.index) or config.job != member.job:
-                    wanted = f"{config.job}:{'?' if config.index is None else config.index}"
-                    text = (
-                        f"the join ticket is for {member.job}:{member.index}, and this process was started as {wanted}"
-                    )
-                    raise errors.InvalidArgumentError(text)
                 config = replace(config, index=member.index, keys_dir=member.keys_dir, ticket_file=None, ticket_fd=None)
             return _run_worker(config, are_limited, grace_s, lifeline, announce)
     except errors.OpError as error:
@@ -190,12 +188,28 @@ def run_server(
       ValueError: the cluster has several jobs or tasks, and `job` or `index` is None.
     """
     try:
-        with joined(ticket_file, ticket_fd, credentials.keys_dir) as member:
+        ticket = given_ticket(ticket_file, ticket_fd)
+        if ticket is not None:
+            _check_ticket(ticket, cluster, job, index)
+        with joined(ticket, credentials.keys_dir) as member:
             if member is not None:
                 credentials = replace(credentials, keys_dir=member.keys_dir)
             return _run_server(cluster, job, index, credentials, bind_host, config, grace_s, lifeline, announce)
     except errors.OpError as error:
         return _failed("server", error)
+
+
+def _check_ticket(ticket: JoinTicket, cluster: ClusterSpec, job: str | None, index: int | None) -> None:
+    """Raise InvalidArgumentError if programs could not connect to a task that joined with this ticket."""
+    from zmqdist.tasks.definition import effective  # imported here, because workers do not need it
+
+    task = effective(cluster, job, index)
+    check_name(ticket, task.job_name, task.task_index)
+    if not ticket.listens:
+        raise errors.InvalidArgumentError(
+            f"the join ticket for {ticket.name} names no address, so programs could not get the key of this server: make a ticket with "
+            f"`zmqdist keys token --role {ticket.name} --listens {task.own_address()}`. This ticket was not used"
+        )
 
 
 def _run_server(

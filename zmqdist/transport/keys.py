@@ -69,9 +69,8 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
     if not zmq.has("curve"):
         raise FailedPreconditionError("this build of libzmq has no CURVE: install pyzmq from a wheel")
     folder = Path(folder)
-    names = [f"{name}.key" for name in (_SERVER, *ROLES)] + [f"{_SERVER}.pub", AUTHORIZED]
     try:
-        there = [name for name in names if (folder / name).exists()]
+        there = key_files(folder)
         if there and not force:
             raise AlreadyExistsError(f"{folder} has keys already ({there[0]}); --force replaces them")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,6 +78,12 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
         _write_all(folder)
     except OSError as error:
         raise FailedPreconditionError(f"cannot write keys to {folder}: {error.strerror}") from None
+
+
+def key_files(folder: Path) -> list[str]:
+    """Return the names of the key files that a folder has: those of `keygen`, and those of a process that joined. Raises OSError."""
+    names = [f"{name}.key" for name in (_SERVER, *ROLES)] + [f"{_SERVER}.pub", AUTHORIZED, JOINED]
+    return [name for name in names if (folder / name).exists()]
 
 
 def new_pair() -> KeyPair:

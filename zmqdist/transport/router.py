@@ -309,9 +309,9 @@ class Router:
                 self._loop.call_soon(fn, peer)
         self._loop.set_timer((self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer))
 
-    def expel_key(self, key: bytes, problem: str) -> None:
-        """Expel every peer whose connection was authenticated by a public key that is now revoked."""
-        for peer in [peer for peer in self._peers.values() if peer.key == key]:
+    def expel_key(self, key: bytes, problem: str, spared: Peer | None = None) -> None:
+        """Expel every peer but `spared` whose connection was authenticated by a public key that is now revoked."""
+        for peer in [peer for peer in self._peers.values() if peer.key == key and peer is not spared]:
             self.expel(peer, UNAUTHENTICATED, problem)
 
     def key_revoked(self, key: bytes, problem: str) -> None:

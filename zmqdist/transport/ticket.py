@@ -1,6 +1,7 @@
 """Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits its public key for a token that works once.
 
-A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), and the token.
+A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), the token, and
+for a server the address to which programs connect.
 A ticket is secret until its token is used or has expired, so it travels on a descriptor or in a private file, never in arguments or in the
 environment.
 
@@ -17,11 +18,12 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from zmqdist.errors import (
+    AlreadyExistsError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -53,6 +55,7 @@ class JoinTicket:
       dispatcher: "host:port".
       server_key: the dispatcher's public key, 40 characters.
       number, secret: the two parts of the join token.
+      listens: "host:port" at which the process will listen as a server; "" for a worker or a program.
     """
 
     name: str
@@ -60,21 +63,24 @@ class JoinTicket:
     server_key: bytes
     number: str
     secret: str = field(repr=False)
+    listens: str = ""
 
     def encode(self) -> str:
         """Return the ticket as a line of text, which `decode_ticket` reads."""
-        return " ".join((FORM, self.name, self.dispatcher, self.server_key.decode(), self.number, self.secret))
+        words = [FORM, self.name, self.dispatcher, self.server_key.decode(), self.number, self.secret]
+        return " ".join([*words, self.listens] if self.listens else words)
 
 
 def decode_ticket(text: str) -> JoinTicket:
     """Return the ticket that a line of text encodes. Raises InvalidArgumentError, whose text contains no part of the secret."""
     words = text.split()
-    if len(words) != 6 or words[0] != FORM or keys.decode_key(words[3]) is None or not text.isascii():
+    if len(words) not in (6, 7) or words[0] != FORM or keys.decode_key(words[3]) is None or not text.isascii():
         raise InvalidArgumentError(
-            f"this is not a join ticket: wanted one line of 6 words that begins with {FORM!r}, as `zmqdist keys token` prints it"
+            f"this is not a join ticket: wanted one line of 6 or 7 words that begins with {FORM!r}, as `zmqdist keys token` prints it"
         )
-    split(words[2])
-    return JoinTicket(words[1], words[2], words[3].encode(), words[4], words[5])
+    for address in (words[2], *words[6:]):
+        split(address)
+    return JoinTicket(words[1], words[2], words[3].encode(), *words[4:])
 
 
 def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
@@ -124,22 +130,33 @@ class _Attempt:
         self.ended.set()
 
 
-def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -> str:
+def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = None, timeout_s: float = JOIN_S) -> str:
     """Make a key pair, have the dispatcher admit the public key, and write the key folder of this process. This blocks for `timeout_s` at
     most.
 
-    The folder is made with mode 0700, and existing keys in it are replaced.
+    The folder is made with mode 0700. Keys in it are replaced only if an earlier process joined the same dispatcher with them,
+    under the same name.
+
+    Args:
+      dispatcher: "host:port" at which this process reaches its dispatcher; None: the address in the ticket. The address may differ from
+        that in the ticket, because the key and the token in the ticket identify the dispatcher. A process without that key cannot read
+        the token, and a dispatcher that did not make the token refuses it, so that the ticket stays unused.
 
     Returns:
       The role of the key.
 
     Raises:
+      AlreadyExistsError: the folder has other keys. The ticket was not used.
       UnauthenticatedError: the token was used, has expired, or is not known to this dispatcher; or the dispatcher has another public key.
       PermissionDeniedError: the token is for another name.
       DeadlineExceededError: no dispatcher replied within `timeout_s`.
       FailedPreconditionError: the folder cannot be written.
     """
+    _check_folder(Path(folder), ticket)
     pair = keys.new_pair()
+    address = dispatcher or ticket.dispatcher
+    where = f"could not join the dispatcher at {address} as {ticket.name}"
+    advice = "" if address == ticket.dispatcher else f" (the join ticket names the dispatcher at {ticket.dispatcher})"
     source = f"the join ticket for {ticket.name}"
     security = ClientSecurity(CURVE, JOINING, source, key=pair, server_key=ticket.server_key)
     attempt = _Attempt(ticket)
@@ -147,7 +164,7 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
     try:
         attempt.dealer = DealerConnection(
             loop,
-            ticket.dispatcher,
+            address,
             security,
             our_hello("client", 1, f"{ticket.name} pid {os.getpid()}"),
             on_up=attempt.up,
@@ -159,17 +176,32 @@ def join(ticket: JoinTicket, folder: str | Path, *, timeout_s: float = JOIN_S) -
         loop.start()
         if not attempt.ended.wait(timeout_s):
             trouble = attempt.dealer.trouble or "it does not answer"
-            raise DeadlineExceededError(
-                f"could not join the dispatcher at {ticket.dispatcher} as {ticket.name} within {timeout_s:g} s: {trouble}"
-            )
+            raise DeadlineExceededError(f"{where} within {timeout_s:g} s: {trouble}{advice}")
     finally:
         loop.stop()
     if attempt.error is not None or attempt.joined is None:
         error = attempt.error or UnavailableError("no answer")
-        text = f"could not join the dispatcher at {ticket.dispatcher} as {ticket.name}: {error.message}"
-        raise from_code(error.error_code, text)
-    _write_folder(Path(folder), ticket, attempt.joined.role, pair)
+        raise from_code(error.error_code, f"{where}: {error.message}{advice}")
+    _write_folder(Path(folder), replace(ticket, dispatcher=address), attempt.joined.role, pair)
     return attempt.joined.role
+
+
+def _check_folder(folder: Path, ticket: JoinTicket) -> None:
+    """Raise AlreadyExistsError if the folder has keys, unless an earlier process joined this dispatcher under this name with them."""
+    try:
+        present = keys.key_files(folder)
+    except OSError as error:
+        raise FailedPreconditionError(f"cannot read {folder}: {error.strerror}. The join ticket was not used") from None
+    if not present:
+        return
+    with suppress(FailedPreconditionError):  # a damaged file is not replaced
+        older = keys.load_joined(folder)
+        if older is not None and older.name == ticket.name and keys.load_server_public(folder) == ticket.server_key:
+            return
+    raise AlreadyExistsError(
+        f"{folder} has keys already ({present[0]}), which the key of {ticket.name} must not replace: name another folder. "
+        "The join ticket was not used"
+    )
 
 
 def _write_folder(folder: Path, ticket: JoinTicket, role: str, pair: keys.KeyPair) -> None:

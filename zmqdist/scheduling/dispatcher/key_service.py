@@ -26,8 +26,10 @@ from zmqdist import errors
 from zmqdist.events import Heard, PeerGone, Send, Ticked
 from zmqdist.limits import HANDSHAKE_S, JOIN_VALID_S, JOINING_MAX
 from zmqdist.messages import AskKey, Join, Message, NewKey, Register
+from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport import keys
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.keyring_machine import (
     JOINING,
     CutKey,
@@ -48,7 +50,7 @@ from zmqdist.transport.router import Router
 from zmqdist.transport.security import CURVE, ServerSecurity
 from zmqdist.transport.ticket import JoinTicket
 from zmqdist.transport.token import read_private
-from zmqdist.transport.zap import LOG_EVERY_S, Policy
+from zmqdist.transport.zap import ADMIN, LOG_EVERY_S, Policy
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -56,7 +58,9 @@ FILE: Final = "keyring.json"
 VALID_S_MAX: Final = 7 * 86_400.0
 """The longest time in seconds for which a join token may be valid. A secret that is valid for longer is as dangerous as a key."""
 ANSWERED_S: Final = 0.5
-"""Seconds between the reply to a Join and the close of its connection, so that the reply is sent first."""
+"""Seconds between a reply and the close of its connection, so that the reply is sent first. The reply is that to a Join, or to an admin who
+revokes the key of the connection.
+"""
 
 
 class KeyService:
@@ -99,7 +103,7 @@ class KeyService:
         router.on_gone.append(self._peer_gone)
         service.register("keys", self._list, inline=True, roles=frozenset())
         service.register("keys_token", self._open_for, inline=True, roles=frozenset())
-        service.register("keys_revoke", self._revoke, inline=True, roles=frozenset())
+        service.register_later("keys_revoke", self._revoke, roles=frozenset())
         service.register("keys_rotate", self._rotate, inline=True, roles=frozenset())
         self._rearm()
 
@@ -132,9 +136,11 @@ class KeyService:
             raise errors.InvalidArgumentError(
                 f"a token is valid for more than 0 s and at most {VALID_S_MAX:g} s, not {valid_s}"
             )
+        if at:
+            split(at)
         number, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
         self._handle(TokenMade(number, digest_of(secret.encode()), name, self._loop.now() + valid_s, at))
-        return JoinTicket(name, address, self._public, number, secret).encode()
+        return JoinTicket(name, address, self._public, number, secret, at).encode()
 
     def _check_name(self, name: str) -> None:
         job, colon, index = name.partition(":")
@@ -202,15 +208,26 @@ class KeyService:
     def _open_for(self, name: str, address: str, valid_s: float, at: str) -> str:
         return self.open_join(name, address, valid_s, at)
 
-    def _revoke(self, name_or_key: str) -> list[str]:
-        """Revoke all keys of a name, or a single key, and return the revoked keys."""
+    def _revoke(self, call: PendingCall, name_or_key: str, force: bool = False) -> None:
+        """Revoke all keys of a name, or one key, and reply with the rows of `_list` that these keys had.
+
+        Without `force` the method refuses to revoke the caller's own key, so that an admin key is left.
+        """
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
             raise errors.NotFoundError(f"no key that is in use has this name, or is this key: {name_or_key[:100]!r}")
-        self._handle(KeysRevoked(found, name_or_key, time.time()))
+        if call.peer.key in found and not force:
+            ring = self._keyring
+            others = (key for key in (*ring.static, *ring.members) if key not in found)
+            last = "" if any(ring.verdict(key).role == ADMIN for key in others) else ", which is the last admin key"
+            raise errors.PermissionDeniedError(
+                f"{name_or_key[:100]!r} includes the key of this command{last}: use the key of another admin, or --force"
+            )
+        rows = [row for row in self._list() if keys.decode_key(row["key"]) in found]
+        self._handle(KeysRevoked(found, name_or_key, time.time()), call.peer)
         log.warning("revoked %d key(s) of %s", len(found), name_or_key)
-        return [keys.encode_public(key) for key in found]
+        call.reply(rows)
 
     def _rotate(self, name: str) -> int:
         """Ask the members of this name to make new keys, and return the number of members that were asked."""
@@ -225,24 +242,31 @@ class KeyService:
 
     # -- the machine ----------------------------------------------------------------------------------------------------
 
-    def _handle(self, event: KeyringEvent) -> int:
-        """Pass an event to the machine and carry out the machine's effects. Return the number of messages that were sent."""
+    def _handle(self, event: KeyringEvent, caller: Peer | None = None) -> int:
+        """Pass an event to the machine and carry out the machine's effects. Return the number of messages that were sent.
+
+        Args:
+          caller: the admin who has caused the event and waits for a reply.
+        """
         count = 0
         for effect in self._keyring.handle(event, self._loop.now()):
             match effect:
                 case SaveKeyring():
                     self._save()
                 case CutKey(key, problem):
-                    self._cut(key, problem)
+                    self._cut(key, problem, caller)
                 case Send(to, message):
                     count += self._router.send(to, message)  # type: ignore[arg-type]
         self._rearm()
         return count
 
-    def _cut(self, key: bytes, problem: str) -> None:
-        for peer in [peer for peer in self._router.peers if peer.key == key]:
+    def _cut(self, key: bytes, problem: str, caller: Peer | None = None) -> None:
+        """End the connections of a revoked key. The connection of `caller` ends a moment later, so that the reply can be sent."""
+        for peer in [peer for peer in self._router.peers if peer.key == key and peer is not caller]:
             self._on_expelled(peer)
-        self._router.expel_key(key, problem)
+        self._router.expel_key(key, problem, spared=caller)
+        if caller is not None and caller.key == key:
+            self._loop.set_timer((self, caller), self._loop.now() + ANSWERED_S, lambda: self._cut(key, problem))
 
     def _rearm(self) -> None:
         self._loop.set_timer(self, self._keyring.deadline, lambda: self._handle(Ticked()))

@@ -234,12 +234,13 @@ class DispatchServer:
         Args:
           name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with this role.
           valid_s: seconds for which the ticket is valid.
-          address: for a ps only: the "host:port" at which programs will connect to it.
+          address: for a ps or another server only, which refuses a ticket without an address: the "host:port" at which programs will
+            connect to the server.
           dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the address in `target`.
 
         Raises:
           FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-          InvalidArgumentError: `name` is not of this form, or `valid_s` is out of range.
+          InvalidArgumentError: `name` or `address` is not of this form, or `valid_s` is out of range.
           ResourceExhaustedError: too many tokens are valid and unused.
         """
         runtime = self._runtime
