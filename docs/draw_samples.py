@@ -39,11 +39,22 @@ def docstrings(path: Path) -> Iterator[Sample]:
 
 
 def comments(path: Path) -> Iterator[Sample]:
-    """Yield the comments of a module."""
+    """Yield the comments of a module. Consecutive lines that have only a comment are one comment."""
+    found: dict[int, str] = {}
+    begun = last = 0
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        text = token.string.lstrip("# ")
-        if token.type == tokenize.COMMENT and len(text.split()) >= COMMENT_WORDS_MIN and not text.startswith("--"):
-            yield f"{path.relative_to(ROOT)}:{token.start[0]}", text
+        if token.type != tokenize.COMMENT or token.string.startswith("# --"):
+            continue
+        row, text = token.start[0], token.string.lstrip("# ")
+        is_alone = token.line.lstrip().startswith("#")
+        if is_alone and last == row - 1:
+            found[begun] += f" {text}"
+        else:
+            begun, found[row] = row, text
+        last = row if is_alone else 0
+    for row, text in found.items():
+        if len(text.split()) >= COMMENT_WORDS_MIN:
+            yield f"{path.relative_to(ROOT)}:{row}", text
 
 
 def error_texts(path: Path) -> Iterator[Sample]:

@@ -354,8 +354,7 @@ class ClusterCoordinator:
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker.
 
-        Functions that the worker has not begun are handed to other workers. With `force`, pinned functions wait for another worker of the
-        same name.
+        Other workers run the functions that it has not begun. With `force`, pinned functions wait for another worker of its name.
 
         Raises:
           DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False. The error has the names of the losses.
