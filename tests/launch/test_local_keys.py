@@ -35,8 +35,8 @@ def test_each_child_has_keys_of_its_own_and_a_restarted_one_new_keys(launch: Cal
         rows = json.loads(run_here("keys", "list", *target).out)
         return {row["name"]: row["key"] for row in rows if row["state"] == "joined"}
 
+    eventually(lambda: sorted(joined()) == ["ps:0", "worker:0", "worker:1"], "all children join")
     before = joined()
-    assert sorted(before) == ["ps:0", "worker:0", "worker:1"]
     status = json.loads(run_here("status", *target).out)
     os.kill(next(row["pid"] for row in status["workers"] if row["name"] == "worker:1"), signal.SIGKILL)
     eventually(lambda: joined().get("worker:1", before["worker:1"]) != before["worker:1"], "worker:1 joins again")
