@@ -97,5 +97,5 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """Sort items in the order in which they were assigned, which is the order of lease numbers, because the dispatcher counts them up."""
+        """Return items in the order in which they were assigned. This is the order of lease numbers, which the dispatcher counts up."""
         return sorted(items)

@@ -56,7 +56,7 @@ class SlotReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDied:
-    """A slot's process has died while it ran the item at `position`, or without an item if `position` is 0. A Spawn replaces the process."""
+    """A slot's process has died while it ran the item at `position`; 0 means no item. The machine returns a Spawn to replace it."""
 
     slot: int
     position: int
