@@ -489,7 +489,7 @@ class WorkerMachine:
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
-        """Forget a lease of a slot. Return True if its item must go back to the dispatcher, False if it belongs into the queue."""
+        """Forget a lease of a slot. Return True if its item must go back to the dispatcher, False if it stays in the worker's queue."""
         wanted = lease in slot.to_return
         return slot.forget_lease(lease) or wanted or self.leaving
 

@@ -389,7 +389,7 @@ class _Runtime:
         """
         config = self._config
         self.address = router.bind(join(host, config.port))
-        if is_wildcard(host):  # peers need the address of this host in the network of the dispatcher
+        if is_wildcard(host):  # peers need an address of this host in the dispatcher's network
             self.address = join(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = self.data.host.address = config.advertised(self.address)
         self._store.address = self.address if config.worker_address is None else self.advertised

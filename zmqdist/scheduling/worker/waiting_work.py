@@ -97,5 +97,5 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """Return items in the order in which they were assigned. This is the order of lease numbers, which the dispatcher counts up."""
+        """Sort items in the order of their assignment. This is the order of their lease numbers, because the dispatcher counts these up."""
         return sorted(items)

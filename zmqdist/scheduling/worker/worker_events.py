@@ -56,7 +56,7 @@ class SlotReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDied:
-    """A slot's process has died while it ran the item at `position`; 0 means no item. The machine returns a Spawn to replace it."""
+    """A slot's process has died while it ran the item at `position`. 0 means that it ran no item. A Spawn replaces the process."""
 
     slot: int
     position: int
