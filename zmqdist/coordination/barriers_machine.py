@@ -1,28 +1,28 @@
 """Barriers: points at which tasks of a set wait until all of them have called. No I/O.
 
 Theory of operation
-    A barrier has a name and can be used any number of times. Each use is a round with a number. A task names the round that it means: the
-    round after the last one whose end it has seen. By this number a restarted task is detected, which would meet the others in a wrong
-    round. The current round then fails for all tasks, or the next one if there is no current round. After that all tasks are in step again,
-    in whatever order they called.
-    The first caller begins a round, and decides which tasks belong to it and when it times out. A round ends once, in the same way for all
-    of its tasks: it passes, or fails with an error. Tasks that call a round that has ended get its outcome at once, and continue with the
-    next round.
+    A barrier has a name and can be used any number of times. Each use is a round with a number. In its call a task names the number of its
+    round: the round after the last round whose end the task has seen. By this number the machine detects a restarted task, which would
+    meet the other tasks in a wrong round. The current round then fails for all tasks, or the next round if no round is current. After
+    that all tasks are in step again, in whatever order they called.
+    The first caller begins a round, and decides which tasks belong to the round and when it times out. A round ends once, in the same way
+    for all of its tasks: it passes, or fails with an error. A task that calls a round after its end gets the outcome at once, and
+    continues with the next round.
 
-    A task that does not know where the other tasks are names no round (None), and joins the current round. In this way a group of
+    A task that does not know the round of the other tasks names no round (None), and joins the current round. In this way a group of
     collectives continues after an error, and takes in a restarted member (tasks/agreement_machine.py).
 
-    A barrier never blocks: a caller is a ticket, which gets its RoundOutcome when the round ends. A caller that disconnects before that
-    (`dropped`) no longer counts as arrived. A round that all its callers have left counts as not begun.
+    A barrier never blocks: each call has a ticket, which gets a RoundOutcome when the round ends. A caller that disconnects before
+    (`dropped`) no longer counts as arrived. If all callers of a round have disconnected, the round counts as not begun.
 
 Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at the same time
-    P2  all callers of a round get the same outcome; except that a task that calls twice gets CANCELLED for its first call
-    P3  each ticket gets one outcome or is dropped, and no state is kept of it after that
-    P4  a round with a deadline ends by it: by the first deadline of a caller, or by the earliest (`earliest_deadline`)
+    P2  all callers of a round get the same outcome, but if a task calls a round twice, its first call gets CANCELLED
+    P3  each ticket gets one outcome or is dropped, and no state of the ticket is kept after that
+    P4  a round ends at the latest at its deadline: the first deadline that a caller has, or the earliest one with `earliest_deadline`
     P5  a restarted task never passes a round in the place of its earlier incarnation, unless it names no round
-    P6  the table has at most `names_max` names; it forgets the least recently used name without a waiting caller, which may then begin with
-        any number
+    P6  the table has at most `names_max` names; to make room it forgets the least recently used name at which no caller waits, and the
+        rounds of a forgotten name may begin with any number
 
 Not here: whether a task is alive (machine.py calls `task_failed`), and clocks.
 """
@@ -47,7 +47,7 @@ from zmqdist.limits import BARRIERS_MAX
 
 
 class RoundOutcome(NamedTuple):
-    """The outcome of a round. `counter` is the number of the last round that has ended; the caller continues with the next one."""
+    """The outcome of a round. `counter` is the number of the last round that has ended, after which the caller's next round comes."""
 
     code: int
     message: str
@@ -57,23 +57,23 @@ class RoundOutcome(NamedTuple):
 @dataclass(slots=True)
 class _Round:
     counter: int | None
-    """Number of the round. None until a caller names a number, at a barrier that has had no round before."""
+    """The number of the round. In the first round of a barrier it is None until a caller names a number."""
     tasks: frozenset[Task]
-    first: Task  # the first caller; error texts name it
+    first: Task  # the first caller, which error texts name
     due: float
     arrived: dict[Task, Ticket] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Barrier:
-    """A barrier: its name, its last round and the current one.
+    """A barrier: its name, its last round and its current round.
 
     Attributes:
-      counter: number of the last round that has ended; None before the first.
-      title: description of the barrier in error texts.
-      tasks, code, message: those of the last round.
+      counter: the number of the last round that has ended; None before the end of the first round.
+      title: the description of the barrier in error texts.
+      tasks, code, message: the tasks of the last round that has ended, and its outcome.
       round: the round in which callers wait; None while no caller waits.
-      late: the tasks without which a round has failed and that have not been notified yet, each with the outcome of that round.
+      late: the outcome of the last failed round for each task that had not called this round and has not been notified yet.
     """
 
     name: str
@@ -85,26 +85,26 @@ class _Barrier:
     round: _Round | None = None
     late: dict[Task, RoundOutcome] = field(default_factory=dict)
     restarted: set[Task] = field(default_factory=set)
-    """Tasks of the last round that were restarted later: their current incarnations have not passed that round."""
+    """The tasks of the last round that were restarted after its end, so that their present incarnations have not passed the round."""
 
 
 class Barriers:
     """All barriers of a keeper or leader; the module's docstring has the rules.
 
-    *Invariant*: `_by_ticket` has exactly the callers in current rounds.
+    *Invariant*: `_by_ticket` has exactly the callers that wait in current rounds.
 
     Attributes:
-      deadline: the latest time for the next `ticked`; `inf` for never.
+      deadline: the latest time for the next call of `ticked`; `inf` means never.
     """
 
     def __init__(
         self, names_max: int = BARRIERS_MAX, earliest_deadline: bool = False, out_of_step: int = INTERNAL
     ) -> None:
-        """Create an empty table.
+        """Create a table without barriers.
 
         Args:
-          earliest_deadline: whether a later caller can bring the end of a round forward; if not, the first deadline of a round holds.
-          out_of_step: the code with which a round ends if a task has called it with another number than the others.
+          earliest_deadline: whether a later caller with an earlier deadline shortens the round. If False, the first deadline holds.
+          out_of_step: the code with which a round ends if a task has called it with another number than the other tasks.
         """
         self.deadline = inf
         self._earliest_deadline = earliest_deadline
@@ -114,7 +114,7 @@ class Barriers:
         self._by_ticket: dict[Ticket, tuple[_Barrier, Task]] = {}
 
     def next_counter(self, name: str) -> int:
-        """Return the number of the current round, or of the next one if there is none."""
+        """Return the number of the barrier's current round, or of its next round if no round is current."""
         barrier = self._barriers.get(name)
         if barrier is None:
             return 0
@@ -123,12 +123,12 @@ class Barriers:
         return 0 if barrier.counter is None else barrier.counter + 1
 
     def missed_failure(self, name: str, task: Task) -> bool:
-        """Return whether a round has failed without this task, and the task has not been notified yet."""
+        """Return whether a round of this task has failed before the task called it, and the task has not been notified yet."""
         barrier = self._barriers.get(name)
         return barrier is not None and task in barrier.late
 
     def is_over(self, name: str, counter: int, task: Task) -> bool:
-        """Return whether this round is over: it or a later one has ended, or a later one is current. If so, the task counts as notified."""
+        """Return whether this round is over: it has ended, or a later round has begun. If so, the task counts as notified of the end."""
         barrier = self._barriers.get(name)
         if barrier is None or not self._is_past(barrier, counter):
             return False
@@ -137,7 +137,7 @@ class Barriers:
         return True
 
     def tasks_of(self, name: str) -> frozenset[Task]:
-        """Return the tasks of the current round; empty if there is none."""
+        """Return the tasks of the barrier's current round; an empty set if no round is current."""
         barrier = self._barriers.get(name)
         return frozenset() if barrier is None or barrier.round is None else barrier.round.tasks
 
@@ -155,11 +155,11 @@ class Barriers:
         """Note that a task calls a barrier.
 
         Args:
-          counter: the round that the task means; None: the current round, or the next one if there is none.
+          counter: the number of the caller's round. None means the current round, or the next round if no round is current.
           tasks: the tasks that must call, including the caller.
           due: when the caller stops waiting.
-          problem: (code, text) if the round cannot pass; then it fails for all tasks.
-          title: description of the barrier in error texts, in place of its name; it is used if this call begins the round.
+          problem: (code, text) if the round cannot pass, so that it fails for all tasks; None if it can.
+          title: a description of the barrier in error texts, in place of its name. Only the title of a round's first call is used.
         """
         barrier = self._barriers.get(name)
         if barrier is None:
@@ -171,17 +171,17 @@ class Barriers:
         late = barrier.late.get(task)
         if late is not None and (counter is None or counter <= late.counter):
             del barrier.late[task]
-            if counter is not None:  # P2: the task gets the outcome of the round that has failed without it
+            if counter is not None:  # the task gets the outcome of its round, which has failed without this task (P2)
                 return [ReplyValue(ticket, late)]
         if current is None:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
-                    barrier.late.pop(task, None)  # the error below also tells the task about the last round
+                    barrier.late.pop(task, None)  # the outcome below notifies the task of the last round as well
                     return [ReplyValue(ticket, self._past(barrier, counter, task))]
-                # P5: the task is behind, so the next round fails for all tasks; after that all are in step.
+                # The task is behind, so the next round fails for all tasks (P5). After that all tasks are in step.
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
-            del self._barriers[name]  # P6: insert it again as the most recently used
+            del self._barriers[name]  # and insert the name again, as the most recently used name (P6)
             self._barriers[name] = barrier
             barrier.title = title or barrier.title
             counter = counter if last is None else last + 1
@@ -197,7 +197,7 @@ class Barriers:
         return effects
 
     def cancelled(self, ticket: Ticket, name: str, counter: int, task: Task) -> list[Effect]:
-        """Cancel a round for all tasks, because a task requests it."""
+        """End a round with CANCELLED for all tasks, because this task requests the cancellation."""
         barrier = self._barriers.get(name)
         current = barrier.round if barrier is not None else None
         if barrier is None or current is None or current.counter != counter:
@@ -215,12 +215,12 @@ class Barriers:
         ]
 
     def failed(self, name: str, code: int, message: str) -> list[Effect]:
-        """End the current round, if there is one, with this error."""
+        """End the barrier's current round with this error. Without a current round, do nothing."""
         barrier = self._barriers.get(name)
         return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
 
     def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
-        """Note that a task cannot call any more: end the rounds that wait for it."""
+        """Note that a task cannot call any more, and end the rounds that wait for the task."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:
@@ -232,25 +232,25 @@ class Barriers:
         self._barriers.pop(name, None)
 
     def restarted(self, task: Task) -> None:
-        """Note that a task has a new incarnation, which knows nothing of the rounds that the earlier one has passed."""
+        """Note that a task has a new incarnation, which knows nothing of the rounds that the earlier incarnation has passed."""
         for barrier in self._barriers.values():
             barrier.late.pop(task, None)
             if task in barrier.tasks:
                 barrier.restarted.add(task)
 
     def dropped(self, ticket: Ticket) -> None:
-        """Note that this caller does not wait any more."""
+        """Note that the caller with this ticket does not wait any more."""
         barrier, task = self._by_ticket.pop(ticket, (None, None))
         if barrier is None or barrier.round is None or task is None:
             return
         del barrier.round.arrived[task]
-        if not barrier.round.arrived:  # all callers have left, so the round counts as not begun
+        if not barrier.round.arrived:  # no caller waits in the round any more, so it counts as not begun
             barrier.round = None
             if barrier.counter is None and not barrier.late:
                 del self._barriers[barrier.name]
 
     def ticked(self, now: float) -> list[Effect]:
-        """Note that time has passed: end the rounds whose deadline has come."""
+        """Note that time has passed, and end the rounds whose deadline has come."""
         effects: list[Effect] = []
         if now < self.deadline:
             return effects
@@ -265,7 +265,7 @@ class Barriers:
         return [effect for barrier in self._waited_at() for effect in self._end(barrier, CANCELLED, why)]
 
     def tickets(self, name: str) -> list[Ticket]:
-        """Return the tickets of the callers that wait at a barrier."""
+        """Return the tickets of the callers that wait at this barrier."""
         barrier = self._barriers.get(name)
         return [] if barrier is None or barrier.round is None else list(barrier.round.arrived.values())
 
@@ -278,12 +278,12 @@ class Barriers:
 
     @property
     def open(self) -> list[str]:
-        """Names of the barriers at which a caller waits."""
+        """The names of the barriers at which a caller waits."""
         return [barrier.name for barrier in self._waited_at()]
 
     @property
     def waiting(self) -> int:
-        """Number of waiting callers."""
+        """The number of callers that wait at barriers."""
         return len(self._by_ticket)
 
     # -- one round --------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class Barriers:
     def _join(self, barrier: _Barrier, current: _Round, ticket: Ticket, task: Task, due: float) -> list[Effect]:
         effects: list[Effect] = []
         earlier = current.arrived.get(task)
-        if earlier is not None:  # P2: the second call of a task replaces its first
+        if earlier is not None:  # the second call of a task replaces its first call (P2)
             del self._by_ticket[earlier]
             text = f"{task_name(task)} called {barrier.title} again while this call waited"
             effects.append(ReplyValue(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
@@ -305,7 +305,7 @@ class Barriers:
     def _misfit(
         self, barrier: _Barrier, current: _Round, counter: int | None, task: Task, tasks: frozenset[Task]
     ) -> tuple[int, str] | None:
-        """Return (code, text) if this caller does not fit the current round, which then fails for all tasks; None if it fits."""
+        """Return None if this call fits the current round, otherwise the (code, text) with which the round must fail for all tasks."""
         if counter is not None and counter != current.counter:
             text = (
                 f"{task_name(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
@@ -327,11 +327,11 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            return True  # this is also true if an earlier incarnation ended the rounds before the current one
+            return True  # even if no round of the barrier has ended here, because its first caller named a later round
         return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Return whether this caller has not seen the end of the last round, although its task belonged to it."""
+        """Return whether the caller lacks rounds: it names a round before the last one, or the last one after a restart of the task."""
         assert barrier.counter is not None
         return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
 
@@ -340,7 +340,7 @@ class Barriers:
         return f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was {last}: was the task restarted?"
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
-        """Return the outcome for a caller that names the round that has ended, or a round that cannot begin yet."""
+        """Return the outcome for a call that names the last round, which has ended, or a round that cannot begin yet."""
         assert barrier.counter is not None
         if counter != barrier.counter:
             text = self._out_of_step(barrier, counter, task)
@@ -351,7 +351,7 @@ class Barriers:
         return RoundOutcome(barrier.code, barrier.message, counter)
 
     def _end(self, barrier: _Barrier, code: int, message: str) -> list[Effect]:
-        """End the current round: reply to its callers, and keep the outcome for the tasks that have not called."""
+        """End the current round, reply to its callers, and keep the outcome for the tasks of the round that have not called."""
         current = barrier.round
         assert current is not None
         barrier.round = None
@@ -383,7 +383,7 @@ class Barriers:
     def _make_room(self) -> bool:
         if len(self._barriers) < self._names_max:
             return True
-        # P6: the dict is in the order of use, so this is the least recently used name.
+        # The dict is in the order of use, so this is the least recently used name (P6).
         unused = next((name for name, barrier in self._barriers.items() if barrier.round is None), None)
         if unused is None:
             return False

@@ -31,8 +31,8 @@ class TaskState(NamedTuple):
 
     Attributes:
       state: "missing" (has not registered yet), "joining", "up", "error" or "left".
-      incarnation: incarnation of its current process, or of its last one; 0 before the first.
-      code, message: those of its error; 0 and "" if it has no error.
+      incarnation: the incarnation of the task's current or last process; 0 before the first process.
+      code, message: the code and text of the task's error; 0 and "" if the task is not in error.
     """
 
     state: str
@@ -42,13 +42,14 @@ class TaskState(NamedTuple):
 
 
 class CoordinationClient:
-    """One task among the tasks of a cluster, for barriers, keys and states. Any thread may use it. Close it at the end.
+    """The client of a task for barriers, keys and the states of tasks. Any thread may call the methods. Close the client at the end.
 
-    The client registers in the background and stays registered; the other tasks are notified when it is lost. Until the keeper appears for
-    the first time, requests wait for it, up to their time-outs (LEADER_WAIT_S for requests without one).
+    The client registers its task in the background and keeps it registered. The other tasks are notified when this task is lost. Until the
+    keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or LEADER_WAIT_S if it has no such argument.
 
-    While the keeper is gone, every request raises UnavailableError; but requests of a client that is not a task wait for the next keeper.
-    If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise InvalidArgumentError.
+    While the keeper is gone, every request of a task raises UnavailableError. If the client is not a task, the request waits for the next
+    keeper instead. If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise
+    InvalidArgumentError.
 
     Attributes:
       kv: the key-value store.
@@ -67,10 +68,10 @@ class CoordinationClient:
 
         Args:
           address: "host:port" of the keeper, which is the leader of a cluster or a dispatcher.
-          task: the task that this program is. None: it is not a task; then only keys and `task_states` can be used.
-          incarnation: incarnation of this process; 0 draws a number.
-          credentials: the places of the keys and the token, if they are not the usual ones.
-          keeper: name of the keeper, for error texts.
+          task: the task that this process is. None means that it is not a task, so that only keys and `task_states` can be used.
+          incarnation: the incarnation of this process; 0 draws a number.
+          credentials: the places of the keys and the token; None means the default places.
+          keeper: the name of the keeper in error texts.
         """
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
         identity = None if task is None else (*task_of(task), incarnation or new_incarnation())
@@ -83,17 +84,17 @@ class CoordinationClient:
     def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
         """Wait until all tasks have called the barrier of this name. A barrier can be used any number of times.
 
-        If a round fails, all waiting tasks get the same error, and tasks that call later get it at once.
+        If a use of the barrier (a round) fails, all waiting tasks get the same error, and tasks that call later get this error at once.
 
         Args:
-          timeout: seconds; the time-out of the first caller that has one holds for all. None: no limit, and the log reports at intervals
-            which tasks are missing.
-          tasks: the tasks that must call; all of them must pass the same list. None: all tasks of the cluster.
+          timeout: seconds. The first time-out that a caller passes in a round holds for all callers. With None the wait has no limit, and
+            the log reports at intervals which tasks are missing.
+          tasks: the tasks that must call, all with the same list. None means all tasks of the cluster.
 
         Raises:
           DeadlineExceededError: some tasks did not call in time; the text names them.
-          InternalError: one of the tasks is in error, was lost or has left, or was restarted and counts rounds from 0.
-          InvalidArgumentError: the callers pass different `tasks`, or one of them is not in that list.
+          InternalError: a task of the barrier is in error, was lost, has left, or was restarted and counts rounds from 0 again.
+          InvalidArgumentError: the callers pass different lists of tasks, or a caller is not in the list.
           CancelledError: a task cancelled the round, or this task has called the barrier again from another thread.
         """
         identity, due, members = self._identity(), _due(timeout), _tasks_of(tasks)
@@ -109,10 +110,10 @@ class CoordinationClient:
             raise from_code(code, message)
 
     def cancel_barrier(self, name: str) -> None:
-        """End the current round of a barrier. It ends with CancelledError for all waiting tasks.
+        """End the current round of a barrier, with CancelledError for all waiting tasks.
 
         Raises:
-          FailedPreconditionError: no task waits in that round, or the round is over.
+          FailedPreconditionError: no task waits in this round, or the round is over.
         """
         self._request("cancel_barrier", self._identity(), name, self._link.counter(name))
 
@@ -125,7 +126,7 @@ class CoordinationClient:
         Returns:
           The texts of all tasks, in the order of the tasks.
 
-        Raises as `barrier`.
+        Raises the errors of `barrier`.
         """
         identity, due = self._identity(), _due(timeout)
         self._link.ready(due)
@@ -135,10 +136,10 @@ class CoordinationClient:
         return list(all_devices)
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
-        """Return the names of those of `tasks` that are alive; with None, those of all tasks.
+        """Return the names of those of `tasks` that are alive. None means all tasks of the cluster.
 
-        This is a collective call: each of these tasks that is alive must make it, with the same set. All get the same result, as soon as
-        the last of them has called.
+        This is a collective operation: each of `tasks` that is alive must call this method, with the same set of tasks. All callers get the
+        same result, as soon as the last task that is alive has called.
         """
         return [task_name(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))]
 
@@ -150,10 +151,10 @@ class CoordinationClient:
         return {task_name((job, index)): TaskState(*rest) for job, index, *rest in rows}
 
     def check_alive(self, task: TaskName) -> bool:
-        """Return whether a task is registered and neither lost nor in error.
+        """Return whether a task is registered, and is neither lost nor in error.
 
         Raises:
-          InvalidArgumentError: the cluster has no such task.
+          InvalidArgumentError: the task is not in the cluster.
         """
         states = self.task_states()
         name = task_name(task_of(task))
@@ -162,17 +163,17 @@ class CoordinationClient:
         return states[name].state == UP
 
     def report_error(self, code: int, message: str) -> None:
-        """Report that this task has failed. The other tasks are notified, and barriers that wait for it end. `reset` clears the error.
+        """Report to the keeper that this task has failed. The keeper notifies the other tasks, and ends barriers that wait for this task.
 
         Args:
-          code: one of zmqdist.errors, not OK.
+          code: a code of zmqdist.errors, but not OK. `reset` clears the error.
         """
         self._request("report_error", self._identity(), code, message)
 
     def on_error(self, fn: OnError) -> None:
-        """Have `fn(task, error)` called when a task of the cluster fails. It gets the name of the task, and an OpError.
+        """Have `fn(task, error)` called when a task of the cluster fails, with the name of the task and an OpError.
 
-        Callbacks run in a thread of their own, one after another.
+        Callbacks run one after the other, in a thread of their own.
         """
         self._link.callbacks.append(fn)
 
@@ -182,26 +183,26 @@ class CoordinationClient:
         return list(self._link.errors)
 
     def snapshot(self) -> CoordinationSnapshot:
-        """Return an immutable record of this moment: whether this task is registered, and its waiting requests. Sends no message."""
+        """Return an immutable record of the present state: whether this task is registered, and its waiting requests. Sends no message."""
         return self._link.snapshot()
 
     # -- registration and end ---------------------------------------------------------------------------------------------------
 
     def register(self, timeout: float | None = None) -> None:
-        """Wait until this task is registered. The client registers it in the background in any case.
+        """Wait until this task is registered. The client registers the task in the background even if this is not called.
 
         Raises:
           DeadlineExceededError: the keeper did not appear in time.
-          AbortedError: this task is in error, or another incarnation of it is registered; `reset` helps in both cases.
+          AbortedError: this task is in error, or another incarnation of this task is registered. `reset` helps in both cases.
         """
         self._identity()
         self._link.ready(_due(timeout))
 
     def beat(self) -> None:
-        """Send a sign of life now. This is not necessary, because the client sends them in the background.
+        """Send a sign of life now. This is not necessary, because the client sends signs of life in the background.
 
         Raises:
-          OpError: this task's own error, if it is in error.
+          OpError: this task is in error, and this is its error.
         """
         self._request("beat", self._identity())
 
@@ -215,10 +216,10 @@ class CoordinationClient:
         self._link.reset()
 
     def shutdown(self) -> None:
-        """Leave in good order. If the cluster is configured for that (`shutdown_timeout_s`), leave together with all other tasks.
+        """Leave in good order. If the cluster has a `shutdown_timeout_s`, wait until all other tasks shut down as well.
 
         Raises:
-          DeadlineExceededError: some tasks did not shut down in time; this task has left nevertheless.
+          DeadlineExceededError: some tasks did not shut down in time. This task has left nevertheless.
         """
         self._link.shutdown()
 
@@ -226,15 +227,15 @@ class CoordinationClient:
         """Leave at once, and close the connection. Idempotent.
 
         Args:
-          notify: whether to inform the keeper. Without that, the keeper takes this task for lost.
+          notify: whether to tell the keeper that this task leaves. If False, the keeper counts the task as lost.
         """
         self._link.close(notify)
 
     def end_waits(self, why: str) -> None:
-        """End the waits of this client with CancelledError, before `close`. Use it if the owner must end other waits before `close`.
+        """End the waits of this client with CancelledError. Use it if the owner must end other waits, too, before it calls `close`.
 
         Args:
-          why: the reason, such as "the server of worker:1 was stopped".
+          why: the reason in the error text, such as "the server of worker:1 was stopped".
         """
         self._link.end_waits(why)
 
@@ -259,9 +260,9 @@ class CoordinationClient:
 
 
 class KeyValues:
-    """A key-value store that all tasks share. A key is a str, or a path if it has slashes. A value may be any value that RPC can send.
+    """A key-value store that all tasks share. A key is a str; with slashes it is a path. A value may be any value that RPC can send.
 
-    The keeper has the values in memory, and they are lost with it. Reading a value returns a snapshot. Only `get` waits for another task.
+    The values are in the keeper's memory, and are lost when the keeper ends. A read returns a copy. Only `get` waits for another task.
     """
 
     def __init__(self, link: KeeperLink) -> None:
@@ -271,16 +272,16 @@ class KeyValues:
         """Set the value of a key.
 
         Raises:
-          AlreadyExistsError: the key has a value and `overwrite` is False; the value stays.
+          AlreadyExistsError: the key has a value and `overwrite` is False. The value is not changed.
           ResourceExhaustedError: the store has KEYS_MAX keys already, or would have more than KEYS_BYTES_MAX bytes with this value.
         """
         self._request("kv_set", key, value, overwrite)
 
     def get(self, key: str, timeout: float | None = None) -> Any:
-        """Return the value of a key. If it has none, wait until a task sets it.
+        """Return the value of a key. If the key has no value, wait until a task sets it.
 
         Args:
-          timeout: seconds to wait; None: no limit, and the log reports the wait at intervals.
+          timeout: seconds to wait. With None the wait has no limit, and the log reports it at intervals.
 
         Raises:
           DeadlineExceededError: no task set the key in time.
@@ -294,19 +295,21 @@ class KeyValues:
         )
 
     def try_get(self, key: str) -> Any:
-        """Return the value of a key. Raises NotFoundError if it has none."""
+        """Return the value of a key. Raises NotFoundError if the key has no value."""
         return self._request("kv_try_get", key)
 
     def delete(self, key: str) -> int:
-        """Remove a key and all keys below it ("a" also removes "a/b"). Return how many keys were removed."""
+        """Remove a key and all keys below it ("a" also removes "a/b"). Return the number of removed keys."""
         return int(self._request("kv_delete", key))
 
     def list(self, prefix: str = "") -> dict[str, Any]:
-        """Return all keys below a directory, in order, with their values. "a" returns "a/b" and "a/b/c", and neither "a" nor "ab"."""
+        """Return all keys below a directory, in order, with their values. For "a" these include "a/b" and "a/b/c", but not "a" or "ab"."""
         return dict(self._request("kv_list", prefix))
 
     def increment(self, key: str, by: int = 1) -> int:
-        """Add to a whole number, which starts at 0, and return the sum. No two callers get the same sum.
+        """Add `by` to the whole number that is the value of a key, and return the sum. A key without a value counts as 0.
+
+        No two callers get the same sum.
 
         Raises:
           FailedPreconditionError: the value of the key is not a whole number.
@@ -318,7 +321,7 @@ class KeyValues:
 
 
 def task_of(name: TaskName) -> Task:
-    """Return "worker:1", ("worker", 1) or "/job:worker/replica:0/task:1" as a Task. Raises InvalidArgumentError."""
+    """Convert "worker:1", ("worker", 1) or "/job:worker/replica:0/task:1" to a Task. Raises InvalidArgumentError for other values."""
     if isinstance(name, str) and name.startswith("/"):
         try:
             device = Device.parse(name)
@@ -344,7 +347,7 @@ def _tasks_of(names: Iterable[TaskName] | None) -> list[Task] | None:
 
 
 def _due(timeout: float | None) -> float:
-    """Return when a time-out is over, on the clock of `time.monotonic`. Accepts NumPy's numbers."""
+    """Return the time at which a time-out is over, by the clock of `time.monotonic`; `inf` for None. Accepts NumPy's numbers."""
     if timeout is None:
         return inf
     seconds = number(timeout)
@@ -355,7 +358,7 @@ def _due(timeout: float | None) -> float:
 
 
 def number(value: Any) -> float:
-    """Return a number, which may be NumPy's, as a float; NaN for any other object, and for a number that no float can represent."""
+    """Convert a number, which may be NumPy's, to a float. Return NaN for any other object, and for a number too large for a float."""
     try:
         return nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,14 +1,14 @@
-"""A store of values by key, which tasks share. A request for a key that has no value may wait for one. No I/O.
+"""A store of values by key, which tasks share. A request for a key that has no value may wait for a value. No I/O.
 
 Rules
-    A key is a path: "dir/name". Slashes at its ends have no meaning, and several slashes in a row count as one. Deleting a key also
-    deletes all keys below it.
-    The store owns its values; the runtime passes it snapshots. `nbytes` is the size with which a value counts.
+    A key is a path: "dir/name". Slashes at its ends have no meaning, and several slashes in a row count as one slash. Deleting a key also
+    deletes all keys below the key.
+    The store owns its values, because the runtime passes copies. `nbytes` is the size with which a value counts.
 
 Promises, checked by tests/machines/test_keys.py
     P1  a key has the value that was set last; without `overwrite` the first value stays
     P2  each ticket gets one reply: the value at the time of the request, or the next value, or DEADLINE_EXCEEDED once its time has passed
-    P3  no state is kept of a ticket that was replied to or dropped
+    P3  no state of a ticket is kept after its reply, or after it was dropped
     P4  the store has at most `keys_max` keys and `bytes_max` bytes; a value that does not fit changes nothing
 
 Not here: the content of values.
@@ -36,7 +36,7 @@ _AFTER_SLASH = chr(ord("/") + 1)
 
 
 def normal(key: str) -> str:
-    """Return the key without meaningless slashes; "" if it has nothing else."""
+    """Return the key without meaningless slashes; "" if the key has only slashes."""
     return "/".join(part for part in key.split("/") if part)
 
 
@@ -46,8 +46,8 @@ class Keys:
     *Invariant*: `_sorted` has the keys of `_values` in order, and no key of `_waiting` has a value.
 
     Attributes:
-      deadline: the latest time for the next `ticked`; `inf` for never.
-      nbytes: size of all values and their keys, in bytes.
+      deadline: the latest time for the next call of `ticked`; `inf` means never.
+      nbytes: the size of all values and their keys, in bytes.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = KEYS_BYTES_MAX) -> None:
@@ -64,7 +64,7 @@ class Keys:
         return len(self._values)
 
     def put(self, ticket: Ticket, key: str, value: Any, nbytes: int, overwrite: bool = False) -> list[Effect]:
-        """Set the value of a key. If it has a value, fail with ALREADY_EXISTS, unless `overwrite`."""
+        """Set the value of a key. If the key has a value and `overwrite` is False, fail with ALREADY_EXISTS."""
         path = normal(key)
         if not path:
             return [
@@ -78,7 +78,7 @@ class Keys:
         return [*self._put(path, value, nbytes), ReplyValue(ticket)]
 
     def get(self, ticket: Ticket, key: str, due: float = inf) -> list[Effect]:
-        """Reply with the value of a key. If it has none, reply later with the next value that it gets."""
+        """Reply with the value of a key. If the key has no value, reply when a value is set."""
         path = normal(key)
         if path in self._values:
             return [ReplyValue(ticket, self._values[path][0])]
@@ -90,7 +90,7 @@ class Keys:
         return []
 
     def try_get(self, ticket: Ticket, key: str) -> list[Effect]:
-        """Reply with the value of a key, or with NOT_FOUND if it has none."""
+        """Reply with the value of a key, or with NOT_FOUND if the key has no value."""
         path = normal(key)
         if path not in self._values:
             return [Fail(ticket, NOT_FOUND, f"there is no key {path!r}")]
@@ -117,7 +117,7 @@ class Keys:
         return [ReplyValue(ticket, len(removed))]
 
     def increment(self, ticket: Ticket, key: str, by: int, nbytes: int) -> list[Effect]:
-        """Add to a whole number, which starts at 0, and reply with the sum."""
+        """Add `by` to the whole number that is the value of a key, and reply with the sum. A key without a value counts as 0."""
         path = normal(key)
         before = self._values.get(path, (0, 0))[0]
         if type(before) is not int:
@@ -128,7 +128,7 @@ class Keys:
         return [ReplyValue(ticket, total) if effect == ReplyValue(ticket) else effect for effect in effects]
 
     def dropped(self, ticket: Ticket) -> None:
-        """Note that the caller does not wait any more."""
+        """Note that the caller with this ticket does not wait any more."""
         path = self._by_ticket.pop(ticket, None)
         if path is not None:
             del self._waiting[path][ticket]
@@ -136,7 +136,7 @@ class Keys:
                 del self._waiting[path]
 
     def ticked(self, now: float) -> list[Effect]:
-        """Note that time has passed: fail the requests whose deadline has come."""
+        """Note that time has passed, and fail the requests whose deadline has come."""
         if now < self.deadline:
             return []
         late = [

@@ -1,13 +1,13 @@
 """The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered.
 
 Rules
-    One connection stands for the task's incarnation. Over it the thread polls for errors of tasks all the time, and each poll is a sign of
-    life. Requests use a second connection, because reading their replies in another thread would double their latency.
-    Until the keeper appears for the first time, every request waits for it, up to its own time-out. When the keeper goes, waiting requests
-    end with UNAVAILABLE, and so do new ones until the keeper is back: its barriers and keys are lost.
-    An error that waiting cannot cure (not allowed, unknown, restarted without a reset) is also raised by every later request.
-    When the task itself ends, its own waits end with CANCELLED first, and the keeper is notified only after that (`end_waits`).
-    Callbacks run in a thread of their own, because a slow one must not delay the signs of life.
+    One connection stands for the task's incarnation. Over this connection the link's thread polls for errors of tasks all the time, and
+    each poll is a sign of life. Requests use a second connection, because the latency would double if another thread read their replies.
+    Until the keeper appears for the first time, every request waits for the keeper, up to the time-out of the request. When the keeper
+    goes, waiting requests end with UNAVAILABLE, and so do new requests until the keeper is back, because its barriers and keys are lost.
+    If the keeper refuses the task for good (not allowed, unknown, restarted without a reset), all later requests raise this error.
+    When the task itself ends, its waiting requests end with CANCELLED first, and the keeper is notified only after that (`end_waits`).
+    Callbacks run in a thread of their own, because a slow callback must not delay the signs of life.
 
 Not here: the requests (client.py).
 """
@@ -51,18 +51,18 @@ REGISTER_AGAIN_S: Final = 0.1
 """Seconds between two attempts to register with a keeper that is about to end."""
 
 LEAVE_S: Final = 1.0
-"""Seconds for which a task that leaves without the others waits for the keeper's reply."""
+"""Seconds for which a task that leaves without waiting for other tasks waits for the keeper's reply."""
 
 LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
-"""States of a link: the keeper has never replied; registered; the keeper has gone; refused for good; about to register anew; closed."""
+"""The states of a link: keeper not found yet; registered; keeper gone; refused for good; about to register anew; closed."""
 
 _CODES_OF_AN_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
-"""Codes of errors that the end of this task may have caused in its requests: it has closed the connection, or it has left and the keeper
-refuses it.
+"""The codes of errors that the end of this task may cause in its requests, because the task has closed the connection, or has left so that
+the keeper refuses its requests.
 """
 
 _THREAD_RUNS: Final = (LOOKING, UP, LOST)
-"""States in which the link's thread runs."""
+"""The states in which the link's thread runs."""
 
 OnError: TypeAlias = Callable[[str, OpError], object]
 
@@ -71,8 +71,8 @@ class LoggedWait:
     """A request that may take long, with a description for the log.
 
     Attributes:
-      description: the end of the log line "worker:0 has waited 10 s ...".
-      missing: name of the barrier for which the keeper can report the missing tasks; "" for other requests.
+      description: the text after "worker:0 has waited 10 s" in the log line.
+      missing: the name of the barrier for which the keeper reports missing tasks; "" for a request that is not for a barrier.
     """
 
     def __init__(self, description: str, missing: str = "") -> None:
@@ -89,8 +89,8 @@ class KeeperLink:
 
         Args:
           connect: makes a connection to the keeper, without waiting.
-          identity: (job, index, incarnation); None for a client that is not a task: it neither registers nor has a thread.
-          keeper: name of the keeper, for errors; "" if only its address is known.
+          identity: (job, index, incarnation). None means that the client is not a task, so that it neither registers nor has a thread.
+          keeper: the name of the keeper in error texts; "" if only the address is known.
         """
         self.identity = identity
         self.name = "this client" if identity is None else task_name(identity[:2])
@@ -102,7 +102,7 @@ class KeeperLink:
         self._state = LOOKING
         self._refused: OpError | None = None
         self._last_error: OpError | None = None
-        """The error that has ended the registration last."""
+        """The last error that has ended the registration."""
         self._pending: StatusOrResult | None = None
         self._was_up = False
         self._end_reason = ""
@@ -110,7 +110,7 @@ class KeeperLink:
         self._closed = False
         self._waits: set[LoggedWait] = set()
         self._requests: set[StatusOrResult] = set()
-        """The requests in flight, except those that `_cancel_unsent` has ended."""
+        """The requests that wait for a reply, without the requests that `_cancel_unsent` has ended."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
@@ -130,13 +130,13 @@ class KeeperLink:
         """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: when to stop waiting for the keeper to appear, on `time.monotonic`. After it has appeared, the keeper watches the time-out.
-          wait: the description with which the log reports the wait at intervals.
+          due: when to stop waiting for the keeper to appear, by `time.monotonic`. Later the keeper itself watches the request's time-out.
+          wait: the description with which the log reports the wait at intervals; None means that it is not logged.
 
         Raises:
           DeadlineExceededError: the keeper did not appear until `due`.
           UnavailableError: the keeper has gone.
-          OpError: the error that the keeper has replied.
+          OpError: the error in the keeper's reply.
         """
         if self.identity is not None:
             self.ready(due)
@@ -165,11 +165,11 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            # The keeper has cancelled all requests, but the connection ended before the reply to this one was read.
+            # The keeper may have cancelled all requests, but the connection ended before the reply to this request was read.
             if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error
-        except BaseException:  # for instance Ctrl-C: the keeper must not count this task as waiting
+        except BaseException:  # for example Ctrl-C, after which the keeper must not count this task as waiting
             result.cancel()
             raise
         finally:
@@ -185,7 +185,7 @@ class KeeperLink:
             log.warning("%s has waited %.0f s %s", self.name, time.monotonic() - wait.began, wait.description)
 
     def ready(self, due: float) -> None:
-        """Wait until the task is registered. Raises as `request`."""
+        """Wait until the task is registered. Raises the errors of `request`."""
         began = time.monotonic()
         with self._changed:
             if self._state == ENDED:
@@ -209,7 +209,7 @@ class KeeperLink:
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """Note that a round of a barrier has ended. Names that are unused for long are dropped here as well as at the keeper."""
+        """Note that a round of a barrier has ended. Drop the least recently used name if too many are counted, as the keeper does."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:
@@ -228,10 +228,10 @@ class KeeperLink:
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait until the other tasks leave as well, if the keeper is configured for that; then close the link.
+        """Wait until the other tasks leave as well, if the keeper has a `shutdown_timeout_s`. Then close the link.
 
         Raises:
-          OpError: the error that the keeper has replied; the link is closed then.
+          OpError: the error in the keeper's reply. The link is closed even then.
         """
         try:
             if self._state == UP:
@@ -240,10 +240,10 @@ class KeeperLink:
             self.close(notify=False)
 
     def close(self, notify: bool = True) -> None:
-        """Leave, and end the thread and the connections. Idempotent.
+        """Leave, end the thread, and close the connections. Idempotent.
 
         Args:
-          notify: whether to inform the keeper, if it is there. Without that, the end of the connection informs it.
+          notify: whether to tell a connected keeper that the task leaves. If False, the keeper only notices the end of the connection.
         """
         self.end_waits(f"{self.name} was closed")
         with self._changed:
@@ -263,7 +263,7 @@ class KeeperLink:
             self._request_client.close()
 
     def end_waits(self, why: str) -> None:
-        """End the requests of this task and refuse new ones, without notifying the keeper. This is the first half of `close`."""
+        """End the waiting requests of this task and refuse new requests, without notifying the keeper. `close` begins with this."""
         with self._changed:
             if self._state == ENDED:
                 return
@@ -274,17 +274,17 @@ class KeeperLink:
             request.cancel()
 
     def unless_ended(self, code: int = CANCELLED) -> None:
-        """Raise CancelledError if the end of this task may have caused an error of this code."""
+        """Raise CancelledError if this link has ended and its end may have caused an error with this code."""
         if self._state == ENDED and code in _CODES_OF_AN_END:
             raise CancelledError(f"{self._end_reason} while this request waited")
 
     def reset(self) -> None:
-        """Have the keeper forget the error of this task, and register again. Waits for the keeper for LEADER_WAIT_S at most."""
+        """Have the keeper forget the error of this task, and register again. Waits at most LEADER_WAIT_S for the keeper."""
         assert self.identity is not None
         with self._changed:
             if self._state == ENDED:
                 raise self._ended_error()
-            if self._state == LOST:  # the next keeper does not know this task, so it has no error to forget
+            if self._state == LOST:  # the next keeper does not know this task, so it knows no error to forget
                 raise self._keeper_gone()
             if self._state == RESETTING:
                 raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")
@@ -329,7 +329,7 @@ class KeeperLink:
         while self._state in _THREAD_RUNS:
             try:
                 errors_count, incarnation = self._call_keeper("register", self.identity, os.getpid())
-                if incarnation != keeper:  # a restarted keeper counts rounds and errors from 0
+                if incarnation != keeper:  # a restarted keeper counts rounds and errors from 0 again
                     keeper, after = incarnation, errors_count
                     with self._changed:
                         self._counters.clear()
@@ -347,7 +347,7 @@ class KeeperLink:
                     self._changed.wait_for(lambda: self._state not in _THREAD_RUNS, REGISTER_AGAIN_S)
             except OpError as error:
                 self._set_state(REFUSED, error)
-            except BaseException as error:  # for instance MemoryError: the waiting requests must end
+            except BaseException as error:  # for example a MemoryError, after which the waiting requests must end
                 log.exception("%s cannot go on", self.name)
                 self._set_state(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
 
@@ -361,8 +361,9 @@ class KeeperLink:
         return pending.get_value()
 
     def _cancel_unsent(self) -> None:
-        """Cancel the requests that were made after the keeper had gone. They would wait for its next incarnation, which does not know their
-        barriers and keys.
+        """Cancel the requests that were not sent before the keeper had gone.
+
+        Otherwise these requests would wait for the next incarnation of the keeper, which does not know their barriers and keys.
         """
         with self._changed:
             for request in list(self._requests):
@@ -386,7 +387,7 @@ class KeeperLink:
                 self._callback_thread.start()
 
     def _run_callbacks(self) -> None:
-        """Call the callbacks with each error. Runs in a thread that ends with the link, and for which no other thread waits."""
+        """Call the callbacks with each error, in a thread that ends with the link. No other thread waits for the end of this thread."""
         while (report := self._error_queue.get()) is not None:
             task, error = report
             for fn in list(self.callbacks):

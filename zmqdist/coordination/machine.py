@@ -2,22 +2,22 @@
 
 Theory of operation
     A task registers under its name and its incarnation, a number that its process has drawn, and is up from then on. It polls for errors
-    all the time, and each poll is a sign of life. A task gets into error when it reports an error itself, when it was silent for
-    `heartbeat_timeout_s`, when its connection ended and the same incarnation did not reconnect within `reconnect_grace_s`, when its process
-    was seen to end, or when another incarnation of it registers. An error ends the barriers that wait for that task, and is reported to all
-    tasks, unless the task's job may recover. A task stays in error until it is `reset`. A lost task may register again without a reset if
-    its job may recover, or if `new_incarnation_may_return` is set.
-    A task that shuts down, or is reset, has left. Its earlier requests may still arrive, so for another `heartbeat_timeout_s` they get
-    replies.
+    all the time, and each poll is a sign of life. A task gets into error when it reports an error itself, is silent for
+    `heartbeat_timeout_s`, does not reconnect as the same incarnation within `reconnect_grace_s`, or registers as another incarnation, or
+    when the runtime sees its process end. The error ends the barriers that wait for the task, and is reported to all tasks, unless the
+    job of the task may recover. The task stays in error until it is `reset`. A lost task may register again without a reset if its job
+    may recover, or if `new_incarnation_may_return` is set.
+    A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so the machine replies to requests of
+    the task for another `heartbeat_timeout_s`.
 
 Promises, checked by tests/machines/test_coordination.py
-    P1  a name has one incarnation at a time; a call of another one gets ABORTED
-    P2  each ticket gets one reply or is dropped, and no state is kept of it after that
-    P3  a lost task ends every barrier that needs it; a new barrier that needs it fails at once, with an error that names it
-    P4  every error of a task whose job does not recover reaches every task that polls, once each, in order
+    P1  a task has one incarnation at a time; a request of another incarnation gets ABORTED
+    P2  each ticket gets one reply or is dropped, and no state of the ticket is kept after that
+    P3  a lost task ends every barrier that needs the task; a new barrier that needs it fails at once, with an error that names the task
+    P4  every error of a task whose job may not recover reaches every task that polls, once each, in order
     P5  all tasks that ask which tasks of a set are alive get the same reply, once all tasks of the set that are alive have asked
 
-A cluster without a list of tasks (that of a dispatcher) accepts every task that registers; there, callers of a barrier must name its tasks.
+The cluster of a dispatcher has no list of tasks. It accepts every task that registers, and callers of a barrier must name the tasks.
 
 Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and processes (service.py).
 """
@@ -52,10 +52,10 @@ LEFT: Final = "left"
 
 ALL_TASKS: Final = "zmqdist.all"
 SHUTDOWN: Final = "zmqdist.shutdown"
-"""The barriers that the machine itself uses."""
+"""The barrier at which tasks wait to shut down together. ALL_TASKS is the barrier of `waited_for_all`."""
 
 RETIRED_KEPT: Final = 8
-"""Number of earlier incarnations of a task that are remembered, so that their late requests do no harm to the current one."""
+"""How many earlier incarnations of a task are remembered, so that their late requests do not put the current incarnation into error."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class CoordinationConfig:
     """The rules by which tasks count as lost, join and leave. Durations are in seconds.
 
     Attributes:
-      heartbeat_timeout_s: silence after which a task is in error. Tasks send four signs of life in this time.
-      reconnect_grace_s: time in which a task whose connection has ended may reconnect.
-      shutdown_timeout_s: time for which a task that shuts down waits until all others do; 0: tasks leave without waiting.
-      recoverable_jobs: jobs whose tasks may fail and return; the other tasks are not notified.
+      heartbeat_timeout_s: the silence after which a task is in error. Tasks send four signs of life in this time.
+      reconnect_grace_s: the time in which a task whose connection has ended may reconnect.
+      shutdown_timeout_s: how long a task that shuts down waits until all other tasks shut down as well; 0 means that tasks do not wait.
+      recoverable_jobs: the jobs whose tasks may fail and return. Other tasks are not notified of their errors.
       new_incarnation_may_return: whether a lost task of any job may register with a new incarnation without a reset.
-      register_together: whether a registration waits until all tasks have registered.
-      register_timeout_s: time after which such a registration fails.
+      register_together: whether a registration waits until all tasks of the cluster have registered.
+      register_timeout_s: the time after which a registration that waits in this way fails.
     """
 
     heartbeat_timeout_s: float = limits.LEASE_S
@@ -82,7 +82,7 @@ class CoordinationConfig:
 
 
 class TaskError(NamedTuple):
-    """An error of a task, as it is reported to the other tasks. `number` counts the errors from 1."""
+    """An error of a task, in the form in which it is reported to other tasks. `number` counts the errors of all tasks from 1."""
 
     number: int
     task: Task
@@ -91,13 +91,13 @@ class TaskError(NamedTuple):
 
 
 class TaskWelcome(NamedTuple):
-    """The reply to a task that has registered. It has the number of errors so far."""
+    """The reply to a task that has registered, with the number of errors of all tasks so far."""
 
     errors_count: int
 
 
 class TaskStatus(NamedTuple):
-    """The state of a task: "missing", "joining", "up", "error" or "left". Code and message are those of its error."""
+    """The state of a task: "missing", "joining", "up", "error" or "left". `code` and `message` describe the task's error."""
 
     task: Task
     state: str
@@ -108,7 +108,7 @@ class TaskStatus(NamedTuple):
 
 @dataclass(slots=True)
 class _Record:
-    """The keeper's knowledge of one task. `code` and `message` are those of its error, in state ERROR only."""
+    """The keeper's knowledge of one task. `code` and `message` describe the task's error, in state ERROR only."""
 
     task: Task
     state: str = MISSING
@@ -120,12 +120,12 @@ class _Record:
     message: str = ""
     retired: list[int] = field(default_factory=list)  # earlier incarnations, at most RETIRED_KEPT
     devices: list[str] = field(default_factory=list)
-    joining: Ticket = None  # the ticket of its registration, in state JOINING only
+    joining: Ticket = None  # the ticket of the task's registration, in state JOINING only
 
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """The ticket of a task in the barrier of the tasks that shut down."""
+    """The ticket of a task in the barrier of tasks that wait to shut down together."""
 
     ticket: Ticket
     task: Task
@@ -146,14 +146,14 @@ class _Poll:
 
 
 class Coordination:
-    """The tasks of one cluster. Each method is an event; it returns the replies that the runtime must send.
+    """The tasks of one cluster. A method for an event returns the replies that the runtime must send.
 
     Attributes:
-      deadline: the latest time for the next `ticked`; `inf` for never.
+      deadline: the latest time for the next call of `ticked`; `inf` means never.
     """
 
     def __init__(self, tasks: Iterable[Task] | None, config: CoordinationConfig) -> None:
-        """Make a table of `tasks`, all tasks of the cluster in its order. If `tasks` is None, each task that registers becomes a member."""
+        """Make a table of all `tasks` of the cluster, in the cluster's order. With None, each task that registers becomes a member."""
         self._config = config
         self._open = tasks is None
         self._records = {task: _Record(task) for task in tasks or ()}
@@ -181,7 +181,7 @@ class Coordination:
         if incarnation in record.retired:  # P1
             return [Fail(ticket, ABORTED, f"{task_name(task)} was restarted since: this incarnation of it is over")]
         same = incarnation == record.incarnation
-        if record.state == UP and same:  # the task registers again after it has reconnected
+        if record.state == UP and same:  # the task registers again, because it has reconnected
             self._refresh(record, now)
             return [ReplyValue(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
@@ -195,7 +195,7 @@ class Coordination:
         return effects + self._join(record, ticket, incarnation, now)
 
     def beaten(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Note a sign of life. The reply is the task's own error, if it has one."""
+        """Note a sign of life. If the task is in error, the reply is the task's error."""
         record = self._records.get(task)
         if record is None or record.state == MISSING or (record.state == LEFT and now > record.heard_until):
             text = f"{task_name(task)} is not registered" if record is not None else self._not_in_cluster(task)
@@ -214,7 +214,7 @@ class Coordination:
     ) -> list[Effect]:
         """Note that a task polls for errors, which is also a sign of life.
 
-        The reply is the list of all TaskErrors with a number above `after`, as soon as there is one; at `until` it is an empty list.
+        The reply is sent as soon as errors with numbers above `after` exist: a list of these TaskErrors. At `until` it is an empty list.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None:
@@ -252,7 +252,7 @@ class Coordination:
         return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
-        """Note that the process of this incarnation has ended."""
+        """Note that the process of this incarnation has ended, so that the task is lost."""
         record = self._records.get(task)
         if record is None or record.state != UP or record.incarnation != incarnation:
             return []
@@ -277,7 +277,7 @@ class Coordination:
         return [*self._leave(self._records[task], "was reset", now), ReplyValue(ticket)]
 
     def left(self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float) -> list[Effect]:
-        """Note that a task shuts down. If `together`, and the cluster is configured for that, it waits for the other tasks."""
+        """Note that a task shuts down. If `together` and the cluster has a `shutdown_timeout_s`, the reply waits for the other tasks."""
         problem = self._problem(task, incarnation, now)
         if problem is not None and problem[0] != FAILED_PRECONDITION:
             return [Fail(ticket, *problem)]
@@ -305,10 +305,10 @@ class Coordination:
         due: float,
         now: float,
     ) -> list[Effect]:
-        """Note that a task calls a barrier. The reply is a RoundOutcome, or an error if the task may not call at all.
+        """Note that a task calls a barrier. The reply is a RoundOutcome, or an error if the task may not make requests.
 
         Args:
-          tasks: the tasks of the barrier; None: all tasks of the cluster.
+          tasks: the tasks of the barrier. None means all tasks of the cluster.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None and not (task in self._records and self._records[task].state == ERROR):
@@ -323,17 +323,17 @@ class Coordination:
         return self._to_callers(effects, now)
 
     def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
-        """Note that a task cancels a round of a barrier for all tasks."""
+        """Note that a task requests to cancel a round of a barrier for all tasks."""
         return self._to_callers(self._barriers.cancelled(ticket, name, counter, task), now)
 
     def missing(self, name: str) -> list[Task]:
-        """Return the tasks for which a barrier is waiting now."""
+        """Return the tasks that have not called the current round of this barrier yet."""
         return self._barriers.missing(name)
 
     def waited_for_all(
         self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
     ) -> list[Effect]:
-        """Note that a task waits until all tasks of the cluster do. The reply has the devices of all, in the order of the tasks."""
+        """Note that a task waits until all tasks of the cluster wait here. The reply has the devices of all tasks, in the tasks' order."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -347,7 +347,7 @@ class Coordination:
     def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
     ) -> list[Effect]:
-        """Note that a task asks which tasks of a set are alive (P5)."""
+        """Note that a task asks which of `tasks` are alive. The reply waits until all of these that are alive have asked (P5)."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -388,15 +388,15 @@ class Coordination:
 
     @property
     def open_barriers(self) -> dict[str, list[Task]]:
-        """The barriers at which a task waits, each with the tasks that have not called it yet."""
+        """The barriers at which tasks wait, each with the tasks that have not called the barrier yet."""
         return {name: self._barriers.missing(name) for name in self._barriers.open}
 
     def heard_at(self, task: Task) -> float:
-        """Return when the last sign of life of a known task has arrived."""
+        """Return the time at which the last sign of life of a known task has arrived."""
         return self._records[task].heard_at
 
     def ticked(self, now: float) -> list[Effect]:
-        """Note that time has passed: end the waits whose deadline has come, and fail the tasks that are overdue."""
+        """Note that time has passed. End the waits whose deadline has come, and fail the tasks whose sign of life is overdue."""
         effects = self._to_callers(self._barriers.ticked(now), now)
         if now >= self._register_by:
             effects += self._give_up_joining()
@@ -435,7 +435,7 @@ class Coordination:
         return effects
 
     def _problem(self, task: Task, incarnation: int, now: float) -> tuple[int, str] | None:
-        """Return (code, text) if this task may not make requests; None if it may."""
+        """Return (code, text) if this task may not make requests, or None if it may."""
         record = self._records.get(task)
         if record is None:
             return INVALID_ARGUMENT, self._not_in_cluster(task)
@@ -450,7 +450,7 @@ class Coordination:
         return None
 
     def _problem_of_barrier(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
-        """Return (code, text) if no barrier of these tasks can pass; None if one can."""
+        """Return (code, text) if a barrier of these tasks cannot pass, or None if it can."""
         unknown = wanted - self._records.keys()
         if unknown:
             return INVALID_ARGUMENT, f"barrier {name!r}: {self._not_in_cluster(min(unknown))}"
@@ -503,7 +503,7 @@ class Coordination:
         self._check_at = min(self._check_at, now + self._config.heartbeat_timeout_s)
 
     def _check(self, now: float) -> list[Effect]:
-        """Fail the tasks that are overdue, and end the polls whose time has come."""
+        """Fail the tasks whose sign of life or reconnection is overdue, and end the polls whose time has come."""
         effects: list[Effect] = []
         timeout_s = self._config.heartbeat_timeout_s
         for record in list(self._records.values()):
@@ -524,7 +524,7 @@ class Coordination:
         return effects
 
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
-        """Put a task into error: end the barriers that need it, and report the error to the tasks that poll."""
+        """Put a task into error. End the barriers that need the task, and report the error to the tasks that poll."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
         effects = self._to_callers(self._barriers.task_failed(record.task, message), now)
         effects += self._reply_alive()
@@ -552,7 +552,7 @@ class Coordination:
         return effects + self._reply_alive()
 
     def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
-        """Replace the effects of the machine's own barriers by the replies for which their callers wait."""
+        """Return `effects` with the outcomes of SHUTDOWN and ALL_TASKS replaced by the replies for which the callers wait."""
         outgoing: list[Effect] = []
         leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
@@ -571,10 +571,10 @@ class Coordination:
         return outgoing + self._end_shutdown(leaving, now)
 
     def _end_shutdown(self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
-        """Let the tasks leave that waited to leave together. Tasks that did not come in time get into error, as left behind."""
+        """Let the tasks leave that waited at SHUTDOWN. If the round has failed, put the tasks that are still up into error."""
         effects: list[Effect] = []
         for place, outcome in leaving:
-            if outcome.code != CANCELLED:  # CANCELLED: the task has repeated the call, and its second ticket waits
+            if outcome.code != CANCELLED:  # else the task has repeated its request, and the second ticket waits
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
             effects.append(ReplyValue(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))

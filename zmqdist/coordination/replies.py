@@ -1,6 +1,6 @@
 """Replies of machines to requests that may wait: each reply is an effect that names the request by its ticket.
 
-The names of tasks are here, too, because all those machines use them.
+The names of tasks are in this module, too, because all these machines use them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Ticket: TypeAlias = Hashable
-"""One request, as an object of the runtime. A machine replies to each ticket once, or drops it."""
+"""The runtime's object for one request. A machine replies to each ticket once, or drops the ticket."""
 
 Task: TypeAlias = tuple[str, int]
 """(job, index)."""
 
 NAMES_LISTED_MAX = 20
-"""Number of tasks that a text names; further tasks are only counted."""
+"""The largest number of tasks that a text names. Further tasks are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyValue:
-    """Reply to the request with this value."""
+    """Reply to the request of this ticket with this value."""
 
     ticket: Ticket
     value: Any = None
@@ -29,7 +29,7 @@ class ReplyValue:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Reply to the request with this error: a code of zmqdist.errors, and a text."""
+    """Reply to the request of this ticket with this error: a code of zmqdist.errors, and a text."""
 
     ticket: Ticket
     code: int
@@ -45,7 +45,7 @@ def task_name(task: Task) -> str:
 
 
 def task_names(tasks: Iterable[Task]) -> str:
-    """Return the names of tasks in this order: the first NAMES_LISTED_MAX names, and the number of the others."""
+    """Return a text with the names of these tasks, in this order: the first NAMES_LISTED_MAX names, and the number of other tasks."""
     names = [task_name(task) for task in tasks]
     more = len(names) - NAMES_LISTED_MAX
     return ", ".join(names[:NAMES_LISTED_MAX]) + (f" and {more} more" if more > 0 else "") if names else "none"

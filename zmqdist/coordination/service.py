@@ -1,14 +1,14 @@
 """The keeper's side of coordination: barriers, keys and the states of tasks, behind the port of a leader's server or a dispatcher.
 
 Rules
-    All code runs in the loop, and no thread waits: a call that gets no immediate reply is a ticket in a machine.
-    A caller names its task and its incarnation. The connection over which a task registered or polled last stands for that incarnation:
-    when the connection ends, the task is away. If its process ran on this host and has ended, the task is lost at once.
+    All code runs in the loop, and no thread waits, because an RPC call that gets no immediate reply is a ticket in a machine.
+    A caller names its task and its incarnation. The connection over which a task has last registered or polled stands for the incarnation:
+    when this connection ends, the task is away. If the process of the task ran on this host and has ended, the task is lost at once.
     Callers must have the role `worker` or `submit`. This module validates the arguments before it passes them to a machine.
 
-Methods (each name follows "coordination."; `identity` is (job, index, incarnation); times are seconds, None for no limit)
-    register(identity, pid)                 -> (number of errors so far, incarnation of the host process)
-    poll(identity, after)                   -> errors of tasks with a number above `after`, () after a while; it is a sign of life
+Methods (each name follows "coordination."; `identity` is (job, index, incarnation); times are seconds, and None means no limit)
+    register(identity, pid)                 -> (number of errors so far, incarnation of the keeper's process)
+    poll(identity, after)                   -> errors of tasks with a number above `after`, or () after a while; each poll is a sign of life
     beat(identity)                          -> None
     reset(job, index), leave(identity, together) -> None
     report_error(identity, code, message)   -> None
@@ -50,24 +50,24 @@ PREFIX: Final = "coordination."
 ROLES: Final = frozenset({"worker", "submit"})
 
 BEATS: Final = 4
-"""Number of signs of life that a task sends within a heartbeat time-out, so that three may be late."""
+"""The number of signs of life that a task sends within `heartbeat_timeout_s`, so that three may be late."""
 
 PROCESS_END_PAUSE_S: Final = 0.005
-"""Seconds before the first check whether a process has ended whose connection has ended. The connections of a killed process end shortly
-before the process itself.
+"""Seconds between the end of a task's connection and the first check whether its process has ended. The connections of a killed process end
+shortly before the process itself.
 """
 
 DEVICES_MAX: Final = 1024
-"""Number of devices that one task may name."""
+"""The largest number of devices that one task may name."""
 
 MESSAGE_CHARS_MAX: Final = 10_000
-"""Characters in the text of an error that a task reports. It is bounded because every task receives it."""
+"""The largest number of characters in the text of a reported error. The text is bounded, because every task receives it."""
 
 _INT64: Final = 2**63
 
 
 class CoordinationService:
-    """The methods of a keeper; the module's docstring lists them."""
+    """The RPC methods of a keeper; the module's docstring lists them."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class CoordinationService:
         tasks: Iterable[Task] | None,
         config: CoordinationConfig | None = None,
     ) -> None:
-        """Register the methods. The service must not be attached yet.
+        """Register the RPC methods at `service`, which must not be attached to a router yet.
 
         Args:
-          incarnation: incarnation of the process that hosts the keeper; another incarnation has other keys.
-          tasks: the tasks of the cluster, in its order; None: every task that registers belongs to it.
+          incarnation: the incarnation of the process that hosts the keeper. Another incarnation has other keys.
+          tasks: the tasks of the cluster, in its order. None means that every task that registers belongs to the cluster.
         """
         config = config or CoordinationConfig()
         self._tasks = Coordination(tasks, config)
@@ -93,7 +93,7 @@ class CoordinationService:
         self._due = inf
         self._stopped = False
         self._connections: dict[Task, tuple[Peer, int, int]] = {}
-        """The last connection of each task, with its incarnation and the pid of its process; the pid is 0 if it is unknown."""
+        """The last connection of each task, with the task's incarnation and the pid of its process. The pid is 0 if it is unknown."""
         router.on_gone.append(self._peer_gone)
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
@@ -103,7 +103,7 @@ class CoordinationService:
         self._loop.run(self._stop, why)
 
     def snapshot(self) -> KeeperSnapshot:
-        """Return an immutable record of this moment. Any thread may call this while the loop runs."""
+        """Return an immutable record of the keeper's present state. Any thread may call this while the loop runs."""
         return self._loop.run(self._snapshot)
 
     def _snapshot(self) -> KeeperSnapshot:
@@ -235,7 +235,7 @@ class CoordinationService:
         return self._loop.now()
 
     def _drop_with_caller(self, call: PendingCall) -> None:
-        """Have the machines drop this call if its caller cancels it or disconnects before the reply."""
+        """Have the machines drop this RPC call if the caller cancels the call, or disconnects, before the reply."""
         call.on_dropped(partial(self._dropped, call))
 
     def _dropped(self, call: PendingCall) -> None:
@@ -256,7 +256,7 @@ class CoordinationService:
             self._loop.set_timer(self, None if due == inf else due, self._tick)
 
     def _as_plain(self, value: Any) -> Any:
-        """Return a reply in which tuples replace the classes of the machines."""
+        """Convert a reply of a machine to plain tuples and lists, which RPC can send."""
         if isinstance(value, TaskWelcome):
             return value.errors_count, self._incarnation
         if isinstance(value, RoundOutcome):
@@ -276,7 +276,7 @@ class CoordinationService:
             self._stopped, self._keys = True, Keys()
 
     def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """Let this connection stand for the incarnation of a task from now on, if that incarnation is the registered one."""
+        """Have this connection stand for an incarnation of a task from now on, if this incarnation is registered."""
         if not self._tasks.is_registered(task, incarnation):
             return
         previous = self._connections.get(task)
@@ -287,7 +287,7 @@ class CoordinationService:
 
     def _peer_gone(self, peer: Peer) -> None:
         for task, (connection, incarnation, pid) in list(self._connections.items()):
-            if connection is not peer:  # it belongs to another task, or is an older connection of this one
+            if connection is not peer:  # another task's connection, or a newer connection of the task of `peer`
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
@@ -295,7 +295,7 @@ class CoordinationService:
                 self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
 
     def _check_process_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
-        """Report a process on this host that is away as lost, as soon as the kernel reports its end."""
+        """Report a task on this host that is away as lost if its process has ended. Otherwise check again later."""
         if task in self._connections or not self._tasks.is_away(task, incarnation):
             return
         now = self._loop.now()
@@ -363,7 +363,7 @@ def _identity(value: Any) -> tuple[Task, int]:
 
 
 def _size(value: Any) -> int:
-    """Return about how many bytes a value occupies in the store."""
+    """Return approximately how many bytes a value occupies in the store."""
     if isinstance(value, np.ndarray | np.generic):
         return int(value.nbytes) + 100
     if isinstance(value, str | bytes):

@@ -1,4 +1,4 @@
-"""The results of `snapshot` at the keeper and at a task: figures of one moment, for operators of a cluster and for tests."""
+"""The records that `snapshot` returns at the keeper and at a task, for operators of a cluster and for tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TaskRow:
 
     Attributes:
       state: "missing", "joining", "up", "error" or "left".
-      incarnation: incarnation of its current process, or of its last one; 0 before the first.
-      away: whether its connection has ended and it may still reconnect within its grace.
-      heard_at: when its last sign of life arrived, on the keeper's clock (`time.monotonic`).
+      incarnation: the incarnation of the task's current or last process; 0 before the first process.
+      away: whether the task's connection has ended, and the task may still reconnect within its grace.
+      heard_at: when the task's last sign of life arrived, by the keeper's clock (`time.monotonic`).
     """
 
     state: str
@@ -29,10 +29,10 @@ class KeeperSnapshot:
 
     Attributes:
       tasks: the tasks by name, in the order of the cluster.
-      barriers: for the name of each barrier at which a task waits, the tasks that have not called it yet.
-      keys: number of keys that have a value.
-      key_waits: number of requests that wait for the value of a key.
-      requests: number of requests that wait for a reply. A registered task always has one, the poll that is its sign of life.
+      barriers: the barriers at which tasks wait, by name, each with the tasks that have not called the barrier yet.
+      keys: the number of keys that have a value.
+      key_waits: the number of requests that wait for the value of a key.
+      requests: the number of requests that wait for a reply. A registered task always has such a request, the poll for errors.
     """
 
     tasks: Mapping[str, TaskRow]
@@ -48,9 +48,9 @@ class CoordinationSnapshot:
 
     Attributes:
       state: "looking" (the keeper has never replied), "up" (registered), "lost" (the keeper has gone), "refused" (the keeper refuses this
-        task), "resetting" or "ended". A client that is not a task stays "looking" until it is closed.
-      requests: number of requests that wait for the keeper's reply, without the poll that is the sign of life.
-      barriers: names of barriers for which this task has counted rounds, the least recently used first.
+        task), "resetting" or "ended". A client that is not a task is in state "looking" until it is closed.
+      requests: the number of requests that wait for the keeper's reply, without the poll for errors.
+      barriers: the names of barriers for which this task has counted rounds, the least recently used name first.
     """
 
     state: str

@@ -78,9 +78,8 @@ class LocalMemories:
             return part
         try:
             return peer_pool.attach(part.handle)
-        except (
-            errors.OpError
-        ) as error:  # the part was freed or its holder has ended, and a request to the holder finds out which
+        except errors.OpError as error:
+            # The part was freed, or its holder has ended. A request to the holder finds out which.
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 

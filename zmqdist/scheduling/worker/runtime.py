@@ -1,9 +1,10 @@
-"""The worker's server, the runtime of machine.py: a connection to the dispatcher, slots that run functions, and the results that it holds.
+"""The worker's server, the runtime of machine.py: a connection to the dispatcher, slots that run functions, and a store of results.
 
-The runtime passes messages and events of the slots to the machine, and carries out the effects that the machine returns. It decides
-nothing itself.
+The runtime passes messages, and events of the slots, to the machine, and carries out the effects that the machine returns. The runtime
+decides nothing itself.
 
-The loop's thread refers to the runtime and not to the WorkerServer, so that a server that the program has dropped is collected and stops.
+The loop's thread refers to the runtime and not to the WorkerServer. So a WorkerServer that the program has dropped is garbage-collected,
+and its finalizer stops the runtime.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.scheduling")
 end_log = logging.getLogger("zmqdist.scheduling.end")
-"""Logs why a worker ends. The command `zmqdist worker` prints the reason itself, and turns this log off."""
+"""The log of the reasons why workers end. The command `zmqdist worker` prints the reason itself, and turns this log off."""
 
 READERS = frozenset({"submit", "worker"})
 SLOTS = frozenset({"worker"})
@@ -73,15 +74,16 @@ FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
 class WorkerServer:
     """A worker in this process: it registers with a dispatcher and runs scheduled functions in its slots.
 
-    Its slots are threads unless the config has `processes=True`; those of the command `zmqdist worker` are processes. The dispatcher may be
-    started later: `start` waits for it, and logs that it waits.
+    The slots are threads unless the config has `processes=True`, as with the command `zmqdist worker`. The dispatcher may be started
+    later, because `start` waits for the dispatcher, and logs that it waits.
 
-    Stop the worker, use it in a with-statement, or drop it: a dropped worker stops in the background and aborts its running functions.
+    Stop the worker with `stop`, or use it in a with-statement. A worker to which the program no longer refers stops in the background and
+    aborts its running functions.
 
     Args:
       config: a WorkerConfig.
-      start: whether the constructor starts the worker; otherwise call `start()`.
-      zygote: the process from which slot processes are forked, if the caller has started one already.
+      start: whether the constructor starts the worker. If False, call `start()` later.
+      zygote: the process from which slot processes are forked. None has the worker start such a process if it needs one.
 
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
@@ -100,10 +102,10 @@ class WorkerServer:
     # -- for users ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start, and return once the dispatcher has registered this worker. A second call only waits for the registration.
+        """Start the worker, and return once the dispatcher has registered it. If the worker is started already, only wait.
 
         Raises:
-          FailedPreconditionError: the worker was stopped before. Other errors: see the class.
+          FailedPreconditionError: the worker was stopped before. The docstring of the class lists the other errors.
         """
         runtime = self._runtime
         with self._lock:
@@ -115,9 +117,9 @@ class WorkerServer:
         runtime.wait_registered()
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """Leave the dispatcher and end the slots. Blocks until that is done. Idempotent.
+        """Leave the dispatcher and end the slots. Blocks until the worker has ended. Idempotent.
 
-        Functions that have not begun go back to the dispatcher at once, for other workers.
+        Functions that have not begun are returned to the dispatcher at once, for other workers.
 
         Args:
           grace_s: how long running functions may go on before they are aborted.
@@ -150,15 +152,15 @@ class WorkerServer:
 
     @property
     def advertised_address(self) -> str:
-        """ "host:port" at which readers of the data service reach the worker: `worker_address` of its config, or `address`.
+        """ "host:port" at which readers of the data service reach the worker: `worker_address` of the config, or `address`.
 
-        Loopback is "localhost", as in tf.data service.
+        In `address`, "localhost" then replaces 127.0.0.1, as in tf.data service.
         """
         return self._runtime.advertised
 
     @property
     def _address(self) -> str:
-        """The advertised address; the name is tf.data service's."""
+        """The advertised address. The name `_address` is the one in tf.data service."""
         return self.advertised_address
 
     @property
@@ -179,7 +181,7 @@ class WorkerServer:
         return 0 if machine is None else machine.running + self._num_tasks()
 
     def snapshot(self) -> WorkerSnapshot:
-        """Return an immutable record of the worker's running and waiting work and the data that it holds. Waits for the loop; any thread.
+        """Return an immutable record of the worker's running and waiting work, and of the data that it holds. Waits for the loop.
 
         Raises:
           FailedPreconditionError: the worker was not started, or has stopped.
@@ -190,7 +192,7 @@ class WorkerServer:
         return runtime.loop.run(runtime.snapshot)
 
     def _num_tasks(self) -> int:
-        """Return how many data tasks have not ended. The name is tf.data service's."""
+        """Return how many data tasks have not ended. The name `_num_tasks` is the one in tf.data service."""
         return 0 if self._runtime.machine is None else self._runtime.data.num_tasks
 
     def data_snapshot(self) -> WorkerDataSnapshot:
@@ -199,7 +201,7 @@ class WorkerServer:
         return self._runtime.loop.run(self._runtime.data.snapshot)
 
     def _snapshot_task_progresses(self) -> list[Any]:
-        """Return the streams of snapshots that the worker writes. The name is tf.data service's."""
+        """Return the streams of snapshots that the worker writes. The name of this method is the one in tf.data service."""
         return list(self.data_snapshot().streams)
 
     def __enter__(self) -> WorkerServer:
@@ -216,14 +218,14 @@ class WorkerServer:
 
 
 class _Runtime:
-    """The part of a WorkerServer that its loop's thread refers to.
+    """The part of a WorkerServer that the loop's thread refers to.
 
     Attributes:
-      loop, machine: None before `open`.
+      loop, machine: the loop and the machine, which `open` makes; None before.
       started: whether `open` was called.
       stopped: set once the worker has ended.
-      ended: how the worker ended; None before.
-      address, advertised: the address of its server, and the address that readers get.
+      ended: how the worker ended; None while it has not ended.
+      address, advertised: the address of the worker's server, and the address that readers of the data service get.
     """
 
     def __init__(self, config: WorkerConfig, zygote: ZygoteProcess | None) -> None:
@@ -247,11 +249,14 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the worker still runs in this process. A forked child has none of its threads."""
+        """Whether the finalizer of a WorkerServer must stop this runtime: it runs, and in this process.
+
+        A forked child has a copy of the runtime, but not the loop's thread.
+        """
         return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
 
     def wait_registered(self) -> None:
-        """Wait until the dispatcher has registered this worker. If the worker ended with an error instead, raise that error."""
+        """Wait until the dispatcher has registered this worker. If the worker ends with an error first, raise this error."""
         while not self._registered.wait(FIRST_CONTACT_LOG_S):
             log.warning(
                 "worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no reply"
@@ -272,7 +277,7 @@ class _Runtime:
         self.loop.stop()
 
     def open(self) -> None:
-        """Bind the port, start the loop, and begin to connect."""
+        """Bind the worker's ports, start the loop, and begin to connect to the dispatcher."""
         config = self._config
         credentials = config.credentials
         host = bindable(config.host) if config.host else own_host(self._dispatcher)
@@ -343,7 +348,7 @@ class _Runtime:
         loop.start()
 
     def _bound_children(self, loop: Loop, environment: dict[str, str]) -> BoundChildren:
-        """Return the zygote of the slots and of the data tasks, in a process of its own."""
+        """Return the owner of the zygote from which slot processes and processes of data tasks are forked."""
         check_descriptors(self._config.slots)
         bound = BoundChildren(loop, self._zygote or start_slots_zygote(children.MODULES, environment))
         loop.on_stop(bound.close)
@@ -354,7 +359,7 @@ class _Runtime:
         return self.machine.index, self.machine.workers
 
     def snapshot(self) -> WorkerSnapshot:
-        """Return the record for `WorkerServer.snapshot`. In the loop."""
+        """Return the record for `WorkerServer.snapshot`. Call it in the loop's thread."""
         machine, cache = self.machine, self._cache
         assert machine is not None
         return WorkerSnapshot(
@@ -379,9 +384,9 @@ class _Runtime:
         return TaskProcesses(self.loop, spawn, host, self._dispatcher, incarnation, timeout_s)
 
     def _bind(self, router: Router, key: bytes, host: str) -> None:
-        """Bind the ports and set the addresses that other processes use.
+        """Bind the worker's ports, and set the addresses that other processes use.
 
-        With `processes` each data task binds a port of its own, so the config sets the address of data tasks but not their ports.
+        With `processes` each data task binds a port of its own, so the second port is not bound here.
         """
         config = self._config
         self.address = router.bind(join_address(host, config.port))
@@ -462,7 +467,7 @@ class _Runtime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    # While disconnected the message is dropped; the machine then registers again, with all leases.
+                    # While disconnected the message is lost. After a reconnect the machine registers again, with all leases.
                     self._dealer.send(message)
                 case Give():
                     self._slots.give(effect)
@@ -484,11 +489,11 @@ class _Runtime:
     # -- bulk results -------------------------------------------------------------------------------------------
 
     def _hold(self, kind: int, parts: list[Any]) -> bytes:
-        """Hold the parts of a result. Any process may fetch a kept value; only the coordinator may fetch an ordinary result."""
+        """Hold the parts of a result, and return the encoded reference. Only parts of kept values are shared by several processes."""
         return encode_reference(self._store.hold(parts, shared=kind == KEPT))
 
     def _note_results(self, event: SlotFinished) -> None:
-        """Remember which held parts belong to which lease, because the machine frees results by their leases."""
+        """Record which held parts belong to which lease, because the machine frees a result by its lease."""
         assert self.machine is not None
         for position, kind, payload in event.outcomes:
             if kind != BULK:

@@ -85,9 +85,7 @@ class ThreadSlots:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
                     kind, result = BULK, self._hold(kind, result)
-            except (
-                BaseException
-            ) as error:  # for example without memory for the result, the item fails and the slot goes on
+            except BaseException as error:  # for example a MemoryError: only this item fails
                 kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False
