@@ -35,10 +35,14 @@ def test_each_child_has_keys_of_its_own_and_a_restarted_one_new_keys(launch: Cal
         rows = json.loads(run_here("keys", "list", *target).out)
         return {row["name"]: row["key"] for row in rows if row["state"] == "joined"}
 
+    def pids() -> dict[str, int]:
+        status = json.loads(run_here("status", *target).out)
+        return {row["name"]: row["pid"] for row in status["workers"]}
+
     eventually(lambda: sorted(joined()) == ["ps:0", "worker:0", "worker:1"], "all children join")
     before = joined()
-    status = json.loads(run_here("status", *target).out)
-    os.kill(next(row["pid"] for row in status["workers"] if row["name"] == "worker:1"), signal.SIGKILL)
+    eventually(lambda: "worker:1" in pids(), "worker:1 registers")
+    os.kill(pids()["worker:1"], signal.SIGKILL)
     eventually(lambda: joined().get("worker:1", before["worker:1"]) != before["worker:1"], "worker:1 joins again")
     after = joined()
     assert {name for name in after if after[name] != before[name]} == {"worker:1"}
