@@ -129,7 +129,7 @@ def _pack(structure: Structure, leaves: Iterator[Any]) -> Structure:
         return next(leaves)
     if isinstance(structure, dict):
         packed = {key: _pack(structure[key], leaves) for key in sorted(structure)}
-        # Copy the dict, because the copy has its class, its order of keys and its other attributes, such as default_factory.
+        # A copy, and not a new dict, because a copy keeps the original's class, order of keys and attributes, such as default_factory.
         result = copy.copy(structure)
         for key in structure:
             result[key] = packed[key]

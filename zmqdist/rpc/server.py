@@ -57,7 +57,7 @@ class RpcServer:
 
     def register(self, name: str, fn: Callable[..., Any]) -> None:
         """Register a function as a method; documented at ZmqServer."""
-        raise NotImplementedError("made by Server.create")
+        raise NotImplementedError("call this method on the server that Server.create returns")
 
     def start(self) -> None:
         """Listen on the address; documented at ZmqServer."""

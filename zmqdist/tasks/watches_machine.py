@@ -134,7 +134,7 @@ class WatchedTasks:
             after it has delivered the replies that the other task sent before its end.
         """
         if task not in self._addresses or task in self._incarnations:
-            # the other task has replied to a watch, so the next watch shows its end
+            # the other task has replied to a watch before, so the reply to the next watch shows whether the other task has ended
             return []
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 

@@ -176,10 +176,10 @@ class InboundTransfers:
         return place.part_bytes_left
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
-        """Note that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or WRONG. Whatever the result, call
+        """Record that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or WRONG. Whatever the result, call
         `credit_after` next.
 
-        The caller has written the bytes of the chunk only if `room_at` allowed them.
+        Before this call, the caller writes the bytes of the chunk if `room_at` allows it, and does not write them otherwise.
         """
         place = self._progress.get(id)
         if place is None:

@@ -164,7 +164,7 @@ def _check(keys: list[Any], kinds: set[type]) -> None:
         # When two thirds of a dict's places are filled, CPython makes the dict anew with twice as many places.
         fitting = 2 ** (bits + 1) // 3
         if probe_count(hashes[:fitting], bits) > PROBES_MAX * min(count, fitting):
-            raise ValueError(f"too many of the {count} keys of a dict probe the same places")
+            raise ValueError(f"too many of the {count} keys of a dict have colliding hashes")
         if fitting >= count:
             return
         bits += 1

@@ -87,7 +87,12 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Give:
-    """Give a slot functions that are new to it, (coordinator, fn, pickled), and items, (position, coordinator, fn, payload)."""
+    """Send functions and work items to a slot.
+
+    Attributes:
+      functions: the functions that the slot does not have yet, as (coordinator, number of the function, pickled function).
+      items: the work items, as (position in the slot, coordinator, number of the function, payload).
+    """
 
     slot: int
     functions: list[tuple[int, int, bytes]]

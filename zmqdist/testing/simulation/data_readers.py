@@ -386,7 +386,7 @@ class SimPortionReader(SimReader):
         self._next_element()
 
     def _next_element(self) -> None:
-        """Have the consumer take the next element of its piece, and need some time for it."""
+        """Simulate that the consumer takes the next of its elements, and works on this element for some time."""
         if self._hand is None or not self.alive:
             return
         piece, elements = self._hand
