@@ -1,4 +1,4 @@
-"""Public names for scheduling functions on a cluster: `ClusterCoordinator`, its values, and the index of the worker that runs a function."""
+"""Public names for scheduling functions: `ClusterCoordinator`, its values, and the index of the worker that runs a function."""
 
 from zmqdist.scheduling.coordinator import metrics as metrics
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
