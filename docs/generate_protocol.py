@@ -22,8 +22,8 @@ def table() -> str:
         pairs = [pair.split(" -> ") for pair in cls.SENT.split(", ")]
         senders, receivers = ("<br>".join(ends) for ends in zip(*pairs, strict=True))
         fields = ", ".join(f"`{name}`" for name in cls.__struct_fields__)
-        meaning = (cls.__doc__ or "").strip().splitlines()[0]
-        cells = [str(cls.__struct_config__.tag), f"`{cls.__name__}`", senders, receivers, fields, _cell(meaning)]
+        meaning = _cell(cls.__doc__ or "")
+        cells = [str(cls.__struct_config__.tag), f"`{cls.__name__}`", senders, receivers, fields, meaning]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
@@ -31,8 +31,8 @@ def table() -> str:
 def shapes() -> str:
     """The tuples that stand in the fields: each alias of messages.py with the docstring below it."""
     source = Path(messages.__file__).read_text()
-    found = re.findall(r'^(\w+): TypeAlias = .*\n"""(.*)', source, re.MULTILINE)
-    return "\n".join(f"- `{name}`: {_cell(text.removesuffix(chr(34) * 3))}" for name, text in found) + "\n"
+    found = re.findall(r'^(\w+): TypeAlias = .*\n"""(?s:(.*?))"""', source, re.MULTILINE)
+    return "\n".join(f"- `{name}`: {_cell(text)}" for name, text in found) + "\n"
 
 
 def page(current: str) -> str:
@@ -43,8 +43,10 @@ def page(current: str) -> str:
     return f"{by_hand}{BEGIN}\n## Every message\n\n{table()}\nThe tuples in those fields:\n\n{shapes()}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _cell(docstring: str) -> str:
+    """The first paragraph of a docstring as one line, for a cell of a table."""
+    paragraph, _, _ = docstring.strip().partition("\n\n")
+    return " ".join(paragraph.split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,12 @@ def test_the_table_has_a_row_for_each_message_with_sender_receiver_and_meaning()
     assert all(len(row) == 6 and row[2] and row[3] and len(row[5]) > len(" |") for row in rows)
 
 
+def test_a_meaning_that_wraps_is_in_the_table_to_its_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped = "The client ends a call | and the server\n    frees its arguments.\n\n    Another paragraph.\n    "
+    monkeypatch.setattr(messages.CancelCall, "__doc__", wrapped)
+    assert " | The client ends a call \\| and the server frees its arguments. |\n" in PAGES["protocol.md"].table()
+
+
 def test_each_module_with_a_table_of_transitions_is_held_to_the_rules_of_machines() -> None:
     assert set(PAGES["machines.md"].modules()) <= set(MACHINES)
 
