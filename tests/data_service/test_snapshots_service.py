@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.data_service.clusters import TestCluster, until, values
 from tests.data_service.snapshots import names
-from zmqdist.data import Dataset, experimental, service, snapshot_layout
+from zmqdist.data import Dataset, experimental, service, snapshot_layout, storage
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.snapshots.distributed_save import distributed_save
 from zmqdist.data.service.snapshots.machine import StreamState
@@ -25,7 +27,10 @@ from zmqdist.errors import (
     NotFoundError,
     UnimplementedError,
 )
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.internal_client import start
 from zmqdist.specs import TensorSpec
+from zmqdist.transport.credentials import Credentials
 
 WAIT_S = 30.0
 
@@ -271,6 +276,40 @@ def test_a_worker_failure_while_it_is_read_has_the_writers_code(tmp_path: Path) 
 
 
 # -- what it tells ------------------------------------------------------------------------------------------------------
+
+
+def test_listing_the_streams_of_a_snapshot_on_a_slow_disk_does_not_hold_up_the_dispatcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the dispatcher hears no heartbeat while its disk is slow, and takes all workers for lost."""
+    writes, written = threading.Event(), threading.Event()
+    write = storage.write
+
+    def slow(path: str, *args: Any) -> None:
+        if path.endswith("owner_worker"):
+            writes.set()
+            written.wait(WAIT_S)
+        write(path, *args)
+
+    monkeypatch.setattr(storage, "write", slow)
+    with TestCluster(1) as cluster, ThreadPoolExecutor() as threads:
+        try:
+            handle = distributed_save(Dataset.range(10), str(tmp_path / "s"), cluster.target)
+            assert writes.wait(WAIT_S)
+            address = cluster.dispatcher_address()
+            security = Credentials(None, None, False).client(address, "submit")
+            with ZmqClient(address, "test", security=security) as client:
+                ours = threads.submit(cluster.snapshot_streams, handle.path)
+                theirs = start(client, "zmqdist.data.snapshot_streams", handle.path)
+                due = time.monotonic() + WAIT_S / 2  # the loop takes this call after the listing
+                assert start(client, "zmqdist.data.config", due=due).get_value()
+                assert not ours.done()
+                written.set()
+                assert theirs.get_value() == [(0, cluster.workers[0].worker_address(), "ASSIGNED")]
+                assert [each.index for each in ours.result(WAIT_S)] == [0]
+        finally:
+            written.set()
+        handle.wait(WAIT_S)
 
 
 def test_it_returns_at_once_and_its_handle_tells_how_far_it_is(tmp_path: Path) -> None:

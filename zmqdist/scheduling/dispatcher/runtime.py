@@ -277,7 +277,7 @@ class DispatchServer:
           NotFoundError: the dispatcher knows no snapshot in this folder.
         """
         assert self._runtime.loop is not None
-        return self._runtime.loop.run(lambda: self._runtime.data.snapshots.streams(path))
+        return self._runtime.data.snapshots.streams(path)
 
     def _snapshot_streams(self, path: str) -> list[Any]:
         """Return `snapshot_streams(path)`. The name `_snapshot_streams` is the one in tf.data service."""

@@ -1,8 +1,8 @@
 """The distributed snapshots of a dispatcher: the RPC methods, and the replies to pending requests.
 
 Rules
-    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. Only the loop thread uses the
-    tables of workers and of pending requests.
+    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. They alone take the locks of
+    snapshots, because a lock is held while a change is written. Only the loop thread uses the tables of workers and of pending requests.
 
     Each worker always has one request "streams" pending, which lists the streams that the worker writes. The service replies when the
     worker should write other streams. At most one stream in the reply is new to the worker.
@@ -33,7 +33,7 @@ from functools import partial
 from typing import Any, Final
 
 from zmqdist.data import snapshot_layout, storage
-from zmqdist.data.service.snapshots.machine import SnapshotMode
+from zmqdist.data.service.snapshots.machine import SnapshotMode, StreamAssignment
 from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.data.service.validation import Number, checked
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
@@ -122,9 +122,13 @@ class SnapshotService:
         if there:
             self._loop.set_timer((self, "owners"), self._loop.now() + self._owner_return_s, self._forget_missing_owners)
 
-    def streams(self, path: str) -> list[Any]:
-        """Return the streams of a snapshot. Raises NotFoundError if the dispatcher has no snapshot at this path."""
-        return list(self._snapshots[path].streams())
+    def streams(self, path: str) -> list[StreamAssignment]:
+        """Return the streams of a snapshot. Do not call it in the loop, because it waits while a change of the snapshot is written.
+
+        Raises:
+          NotFoundError: the dispatcher has no snapshot at this path.
+        """
+        return self._snapshots[path].streams()
 
     def written_by(self, incarnation: int) -> dict[str, int]:
         """Return the streams that a worker writes, by the path of their snapshot. Call it in the loop."""
@@ -148,8 +152,14 @@ class SnapshotService:
 
     def _forget_missing_owners(self) -> None:
         """Mark as orphans the streams whose owners have not registered since the restart of the dispatcher."""
-        owners = {owner for each in self._snapshots.all() for owner in each.owners()}
-        self._forget_workers(owners - set(self._addresses.values()))
+        present = set(self._addresses.values())
+
+        def forget() -> None:
+            owners = {owner for each in self._snapshots.all() for owner in each.owners()}
+            for address in owners - present:
+                self._snapshots.worker_lost(address)
+
+        self._in_thread(forget)
 
     def _forget_workers(self, addresses: Iterable[str]) -> None:
         if not self._snapshots.has_snapshots:
@@ -299,7 +309,7 @@ class SnapshotService:
         self._work(call, self._snapshots[path].progress)
 
     def _list_streams(self, call: PendingCall, path: str) -> None:
-        call.reply([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
+        self._work(call, lambda: [(each.index, each.owner, each.state.name) for each in self.streams(path)])
 
     def _cancel(self, call: PendingCall, path: str) -> None:
         self._work(call, self._snapshots[path].cancel, changes=True)
