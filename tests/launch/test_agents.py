@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.agents import pipe_host, pipe_hosts
+from tests.launch.agents import ON_PIPES, ROOT, agent_of, pipe_host, pipe_hosts
 from tests.launch.launched import BUSY, FILE, UNTIL_TOLD, Launched, eventually
 from zmqdist import errors
 from zmqdist._version import __version__
@@ -24,21 +24,8 @@ from zmqdist.launch.folders import remove_left_behind
 from zmqdist.launch.hosts import AgentPool, Hosts
 from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.roles import REFUSED, TaskConfig
-from zmqdist.process.zygote import NAME
 
-ROOT = Path(__file__).resolve().parents[2]
 Launcher = Callable[..., Launched]
-
-ON_PIPES = f"""
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-from tests.launch.agents import pipe_hosts
-from zmqdist.cluster import ClusterConfig
-from zmqdist.launch import launcher
-launcher.agent_hosts = lambda config: pipe_hosts("a", "b", "c")
-sys.exit(launcher.launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=float(sys.argv[2])))
-"""
-"""A launcher as for a file with `launcher: ssh` and three hosts."""
 
 WHERE = """
     import socket
@@ -103,17 +90,6 @@ def test_a_worker_whose_agent_is_killed_runs_on_another_host(launch: Launcher) -
     assert gone(agents.values())
     remove_left_behind(folder.parent)  # as the next agent on that host does
     assert not folder.exists()
-
-
-def agent_of(role: int) -> int:
-    """Return the agent that started a role: the parent of the zygote from which the role was forked."""
-    zygote = parent(role)
-    assert Path("/proc", str(zygote), "comm").read_text() == f"{NAME}\n"
-    return parent(zygote)
-
-
-def parent(pid: int) -> int:
-    return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_on_any_host(launch: Launcher) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.cli.running import run_here
-from tests.launch.launched import UNTIL_TOLD, Launched, eventually, read
+from tests.launch.agents import ON_PIPES, agent_of
+from tests.launch.launched import FILE, UNTIL_TOLD, Launched, eventually, read
 from zmqdist import DispatchServer, errors
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch.elastic_workers import ElasticWorkers
@@ -99,6 +100,21 @@ def test_a_cluster_grows_and_shrinks_and_leaves_nothing(cluster: Cluster) -> Non
     assert cluster.end() == 0, cluster.job.text
     assert sorted(cluster.job.lines[1:]) == ["[worker-1] has left", "[worker-2] has left", "[worker-3] has left"]
     cluster.job.left_nothing()
+
+
+def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_slots_is_refused(launch: Launcher) -> None:
+    file = FILE.replace("{count: 2}", "{count: 2, restarts: 0}")
+    cluster = Cluster(launch(UNTIL_TOLD, file=file, run=ON_PIPES.replace('"a", "b", "c"', '"a", "b", slots=1')))
+    refusal = "there cannot be 3 workers: the hosts of launcher: local have slots for 2 workers"
+    assert cluster.scale("worker=3")[::2] == (2, f"zmqdist scale: {refusal}\n")
+    os.kill(agent_of(cluster.job.worker(1)), signal.SIGKILL)
+    cluster.job.saw("[b] is lost")
+    cluster.job.saw("[worker-1@b] ended")
+    refusal = "there cannot be 2 workers: the hosts of launcher: local that are left have slots for 1 workers"
+    assert cluster.scale("worker=2")[::2] == (2, f"zmqdist scale: {refusal}\n")
+    assert cluster.scale("worker=1")[0] == 0
+    eventually(lambda: cluster.workers() == ["worker:0"], "one worker is left")
+    assert cluster.end() == 0, cluster.job.text
 
 
 WORK = """

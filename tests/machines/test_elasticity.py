@@ -20,6 +20,7 @@ from zmqdist.launch.elasticity_machine import (
     KillWorker,
     RefuseSize,
     RegisteredChanged,
+    RoomChanged,
     SeenWorker,
     SizeBounds,
     SizeRequested,
@@ -108,6 +109,33 @@ def test_a_start_waits_for_room_until_a_worker_that_leaves_has_ended() -> None:
     request(machine, 1, idle(0, 1))
     assert request(machine, 2, idle(0, 1)) == [AcceptSize(1, 2, (), ())]
     assert machine.handle(WorkerEnded(1, in_order=True, restarts=False), 11.0) == [StartWorker(1)]
+
+
+def test_after_a_host_was_lost_a_size_for_which_the_others_have_no_room_is_refused() -> None:
+    machine = registered(3, SizeBounds(room=4, room_reason="the hosts have 4 slots"))
+    assert machine.handle(RoomChanged(2, "the hosts have 2 slots"), 1.0) == []
+    machine.handle(WorkerEnded(2, in_order=False, restarts=False), 1.0)
+    assert request(machine, 3) == [RefuseSize(1, "there cannot be 3 workers: the hosts have 2 slots")]
+    assert request(machine, 2, idle(0, 1)) == [AcceptSize(1, 2, (), (2,))]
+    assert machine.wanted == 2
+
+
+def test_a_worker_that_failed_with_its_host_starts_again_when_there_is_room() -> None:
+    machine = registered(4, SizeBounds(room=4))
+    assert request(machine, 3, idle(0, 1, 2, 3))[0] == DrainWorker(3, 2.0)
+    machine.handle(RoomChanged(3, "the hosts have 3 slots"), 11.0)
+    machine.handle(WorkerEnded(0, in_order=False, restarts=False), 11.0)
+    assert request(machine, 3, idle(1, 2, 3)) == [AcceptSize(1, 3, (), ())]
+    assert machine.handle(WorkerEnded(3, in_order=True, restarts=False), 12.0) == [StartWorker(0)]
+
+
+def test_work_that_waits_does_not_lower_a_size_for_which_the_hosts_have_no_room_any_more() -> None:
+    machine = registered(3, SizeBounds(1, 4, 5.0, room=4))
+    machine.handle(RoomChanged(2, "the hosts have 2 slots"), 1.0)
+    busy = (SeenWorker(0, 2, 2, 0),)
+    for now in (1.0, 1.0 + BACKLOG_S):
+        assert machine.handle(ClusterSeen(9, busy), now) == []
+    assert machine.wanted == 3
 
 
 def test_a_worker_that_outlives_its_grace_is_killed_once() -> None:

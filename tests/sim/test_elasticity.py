@@ -12,4 +12,5 @@ def test_sizes_change_workers_hang_and_requests_are_refused() -> None:
     assert sum(run.refusals for run in runs) > 100
     assert sum(run.kills for run in runs) > 20
     assert sum(run.grown for run in runs) > 20
+    assert sum(run.hosts_lost for run in runs) > 20
     assert sum(run.shrunk for run in runs) > 5

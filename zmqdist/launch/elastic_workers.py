@@ -125,6 +125,10 @@ class ElasticWorkers:
         """Note that the process of a worker has ended. `role` is None if the process could not be started."""
         self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
 
+    def room_changed(self, room: int | None, reason: str) -> None:
+        """Note how many workers the hosts have room for now, as `SizeBounds`."""
+        self._events.put(machine.RoomChanged(room, reason))
+
     def stop(self) -> None:
         """End the thread. Later requests are refused."""
         self.close()

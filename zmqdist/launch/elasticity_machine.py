@@ -12,10 +12,12 @@ Theory of operation
     most likely fail as well. The next accepted request starts it again.
     If a worker stops in good order and was not told to leave by this machine, an admin has drained it. The wanted size then shrinks by
     one, but not below `min`.
+    *Room* is how many workers the hosts have slots for. When a host is lost, the room shrinks, but the wanted size remains: workers of
+    that host that find no slot on another host fail. Later sizes have to fit into the room that is left.
 
 Promises, checked by tests/machines/test_elasticity.py and tests/sim/simulations/elasticity.py
-    P1   the wanted size is within the bounds
-    P2   no more workers are held than are wanted, and no more than `room` workers have a process
+    P1   the wanted size is within the bounds of the file, and never grows beyond `room`
+    P2   no more workers are held than are wanted, and no worker starts while `room` workers have a process
     P3   a worker starts only under an index that has no process and waits for no restart
     P4   a worker is told to leave at most once, and is not started again before its process has ended; a process that outlives its grace
          by LEAVE_MARGIN_S is killed once
@@ -26,7 +28,8 @@ Promises, checked by tests/machines/test_elasticity.py and tests/sim/simulations
     P7   without a request the wanted size grows only after work has waited for BACKLOG_S without a pause, and while no worker is starting
     P8   a request gets one reply, which is the accepted size or a refusal with its reason; a refused request changes nothing
     P9   after Closing no worker starts or is told to leave, and each request is refused
-    P10  when no more faults occur, as many workers are held as are wanted, and all of them run except those that failed
+    P10  when no more faults occur, as many workers are held as are wanted or as there is room for, and all of them run except those that
+         failed
 
 Not here: processes and their restarts (tasks.py), and what a worker has to lose (scheduling/dispatcher/drain_report.py).
 """
@@ -34,7 +37,7 @@ Not here: processes and their restarts (tasks.py), and what a worker has to lose
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from math import inf
 from typing import Final, TypeAlias
@@ -135,6 +138,14 @@ class ClusterSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomChanged:
+    """The room is known, or a host was lost. The fields are those of SizeBounds."""
+
+    room: int | None
+    room_reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RegisteredChanged:
     """The set of registered workers has changed. `indices` has all workers that are registered now."""
 
@@ -224,7 +235,7 @@ class RefuseSize:
 
 
 ElasticityEvent: TypeAlias = (
-    SizeRequested | ClusterSeen | RegisteredChanged | WorkerEnded | DrainFailed | Closing | Ticked
+    SizeRequested | ClusterSeen | RoomChanged | RegisteredChanged | WorkerEnded | DrainFailed | Closing | Ticked
 )
 ElasticityEffect: TypeAlias = StartWorker | DrainWorker | StopWorker | KillWorker | AcceptSize | RefuseSize
 
@@ -311,6 +322,9 @@ class Elasticity:
                 return self._request(event, now)
             case ClusterSeen():
                 return self._look(event, now)
+            case RoomChanged(room, reason):
+                self.bounds = replace(self.bounds, room=room, room_reason=reason)
+                return []
             case RegisteredChanged(indices):
                 self._others = indices - self._own
                 for index, held in self._held.items():
@@ -342,8 +356,11 @@ class Elasticity:
         effects = [effect for index in leaves for effect in self._leave(index, event.grace_s, now)]
         started: list[ElasticityEffect] = []
         for index in self.failed:
-            self._held[index] = _Held()
-            started.append(StartWorker(index))
+            if len(self._held) + len(self._leaving) <= self._room:
+                self._held[index] = _Held()
+                started.append(StartWorker(index))
+            else:  # its host is lost; another worker starts in its place when a worker that leaves has ended
+                del self._held[index]
         started += self._fill()
         starts = tuple(each.index for each in started if isinstance(each, StartWorker))
         return [*effects, *started, AcceptSize(event.request, self.wanted, starts, tuple(leaves))]
@@ -387,7 +404,7 @@ class Elasticity:
         if now - self._backlog_since < BACKLOG_S or self.starting:
             return []
         slots = max((each.slots for each in registered), default=1)
-        self.wanted = min(self.bounds.max, max(self.wanted, len(self._held) - (-backlog // slots)))
+        self.wanted = max(self.wanted, min(self.bounds.max, len(self._held) - (-backlog // slots)))
         return self._fill()
 
     def _note_idle(self, seen: SeenWorker, now: float) -> None:
@@ -417,14 +434,17 @@ class Elasticity:
     def _fill(self) -> list[ElasticityEffect]:
         """Start workers until as many are held as are wanted. Workers that still leave count against `room`."""
         effects: list[ElasticityEffect] = []
-        room = inf if self.bounds.room is None else self.bounds.room
-        while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < room:
+        while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < self._room:
             used = self._held.keys() | self._leaving.keys() | self._others
             index = next(each for each in chain(self._first, count()) if each not in used)
             self._own.add(index)
             self._held[index] = _Held()
             effects.append(StartWorker(index))
         return effects
+
+    @property
+    def _room(self) -> float:
+        return inf if self.bounds.room is None else self.bounds.room
 
     def _leave(self, index: int, grace_s: float, now: float) -> list[ElasticityEffect]:
         worker = self._held.pop(index)

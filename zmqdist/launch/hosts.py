@@ -124,6 +124,12 @@ class AgentPool:
         with self._lock:
             self.slots.release(role)
 
+    @property
+    def room(self) -> int | None:
+        """How many roles the hosts that are not lost may have, as `HostSlots.room`."""
+        with self._lock:
+            return self.slots.room
+
     def lose(self, host: str) -> None:
         """Note that a host is lost, so that no more roles are placed on the host."""
         with self._lock:
@@ -218,12 +224,19 @@ class Hosts:
         that was never started a new thread calls it.
       say: a function that is called with a line for each host that is lost.
       files: makes the files that are sent with each role. None means that no files are sent.
+      on_lost: a function that is called when a host was lost, before `on_exit` is called with the roles of the host.
     """
 
     def __init__(
-        self, pool: AgentPool, on_exit: Callable[[RemoteRole], object], say: Say, files: RoleFiles | None = None
+        self,
+        pool: AgentPool,
+        on_exit: Callable[[RemoteRole], object],
+        say: Say,
+        files: RoleFiles | None = None,
+        on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self.files = files
+        self._on_lost = on_lost
         self._pool = pool
         self._on_exit = on_exit
         self._say = say
@@ -299,6 +312,7 @@ class Hosts:
     def link_ended(self, link: AgentLink) -> None:
         self._pool.lose(link.host)
         if not self._closing:
+            self._on_lost()
             self._say(f"[{link.host}] is lost: {link.why_ended.partition(': ')[2]}")
 
     # -----------------------------------------------------------------------------------------------------------------

@@ -139,13 +139,16 @@ class Launch:
             tasks = Tasks(self._worker_exited, self._say, self._launcher(cluster, credentials, folder))
             stack.callback(tasks.close, self._grace_s)
             self._elastic = ElasticWorkers(
-                Elasticity(self._bounds(), self._workers.indices()),
+                Elasticity(
+                    SizeBounds(self._workers.min, self._workers.max, self._workers.idle_s), self._workers.indices()
+                ),
                 self._dispatcher,
                 tasks,
                 lambda index: self._start_worker(tasks, credentials, index),
                 lambda: scaling_problem({} if (ps := self._config.jobs.ps) is None else ps.addresses(), credentials),
             )
             stack.callback(self._elastic.stop)
+            self._report_room()
             for index in self._workers.indices():
                 self._start_worker(tasks, credentials, index)
             self._dispatcher.serve_scaling(self._elastic)
@@ -240,7 +243,7 @@ class Launch:
         pool = self._pool
         if pool is None:
             return lambda on_exit: JoiningChildren(on_exit, files, folder)
-        return lambda on_exit: Hosts(pool, on_exit, self._say, files)
+        return lambda on_exit: Hosts(pool, on_exit, self._say, files, self._report_room)
 
     def _reserve(self, stack: contextlib.ExitStack) -> None:
         """Reserve the ports of the parameter servers and put their addresses into the config."""
@@ -297,20 +300,21 @@ class Launch:
             config = msgspec.structs.replace(config, jobs=msgspec.structs.replace(config.jobs, worker=more))
         return config.tf_config(job, index)
 
-    def _bounds(self) -> SizeBounds:
-        """Return the bounds of the number of workers, and how many workers the hosts have room for."""
-        section = self._workers
+    def _room(self) -> tuple[int | None, str]:
+        """Return how many workers the hosts that are not lost have room for, and why no more, as `SizeBounds`."""
+        section, pool = self._workers, self._pool
         count, ps = len(section.indices()), self._config.jobs.ps
-        room, reason = None, ""
         if section.tasks is not None:
-            room, reason = count, f"jobs.worker.tasks has the addresses of {count}"
-        elif self._pool is not None and self._pool.slots.room is not None:
-            room = self._pool.slots.room - (0 if ps is None else len(ps.indices()))
-            reason = f"the hosts of launcher: {self._config.launcher} have slots for {room} workers"
-        elif self._config.launcher == "slurm" and (cores := allocated_cores()) is not None:
+            return count, f"jobs.worker.tasks has the addresses of {count}"
+        if pool is not None and (slots := pool.room) is not None:
+            names = [] if ps is None else [f"ps:{index}" for index in ps.indices()]
+            room = max(0, slots - sum(not pool.lost_port_host(name) for name in names))
+            left = " that are left" if len(pool.slots.hosts) < len(pool.links) else ""
+            return room, f"the hosts of launcher: {self._config.launcher}{left} have slots for {room} workers"
+        if self._config.launcher == "slurm" and (cores := allocated_cores()) is not None:
             room = max(count, cores // (1 if section.slots == "auto" else section.slots))
-            reason = f"the allocation of Slurm has {cores} cores, which are slots for {room} workers"
-        return SizeBounds(section.min, section.max, section.idle_s, room, reason)
+            return room, f"the allocation of Slurm has {cores} cores, which are slots for {room} workers"
+        return None, ""
 
     def _start_worker(self, tasks: Tasks, credentials: Credentials, index: int) -> None:
         section = self._workers
@@ -463,6 +467,12 @@ class Launch:
             self._dispatcher.report_exit("worker", index, role.pid, role.exit_code, role.tail)
         if self._elastic is not None:
             self._elastic.worker_ended(index, role, restarts)
+
+    def _report_room(self) -> None:
+        """Tell the machine of the workers how many workers there is room for. The thread of a link calls this when its host was lost."""
+        with self._lock:  # so that the machine gets the latest number last
+            if self._elastic is not None:
+                self._elastic.room_changed(*self._room())
 
     def _evaluator_exited(self, child: Child) -> None:
         if child.exit_code and not self._program_ended:

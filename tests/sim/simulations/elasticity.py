@@ -1,4 +1,5 @@
-"""A launcher's workers in random events: the real Elasticity over processes that start late, crash, hang, leave, and never come up.
+"""A launcher's workers in random events: the real Elasticity over processes that start late, crash, hang, leave, and never come up, on
+hosts that are lost.
 
 Users ask for sizes, two at a time as well; an admin drains a worker; work comes and goes; the dispatcher loses workers that run on. After
 each event the promises of elasticity_machine.py are compared with what this file has seen of processes and work.
@@ -7,7 +8,7 @@ each event the promises of elasticity_machine.py are compared with what this fil
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from zmqdist.events import Ticked
@@ -25,6 +26,7 @@ from zmqdist.launch.elasticity_machine import (
     KillWorker,
     RefuseSize,
     RegisteredChanged,
+    RoomChanged,
     SeenWorker,
     SizeBounds,
     SizeRequested,
@@ -86,6 +88,7 @@ class ElasticitySim:
         self.queued = 0
         self.backlog_since: float | None = None
         self.calm = self.closing = False
+        self.hosts_lost = 0
         self.requests = self.starts = self.leaves = self.kills = self.refusals = self.grown = self.shrunk = 0
 
     def promise(self, holds: bool, name: str) -> None:
@@ -103,6 +106,7 @@ class ElasticitySim:
             *[self._request] * 2,
             self._crash,
             self._lose,
+            self._lose_host,
             self._drained_by_admin,
             self._burdens,
             self._hang,
@@ -181,7 +185,12 @@ class ElasticitySim:
             return
         self.promise(not self.closing, "P9: a size was accepted while the cluster closes")
         self.promise(replies[0].count == count == self.machine.wanted, "P8: another size was accepted")
-        gone = [index for index in stays_before if self.workers.get(index) not in self.held.values()]
+        self.promise(count <= self.bounds.max, "P1: a size was accepted for which there is no room")
+        gone = [
+            index
+            for index, each in stays_before.items()
+            if self.workers.get(index) not in self.held.values() and (index in replies[0].leaves or not each.failed)
+        ]
         self.promise(sorted(gone) == sorted(replies[0].leaves), "P8: other workers leave than the reply says")
 
         def loss(index: int) -> tuple[bool, int, int]:
@@ -249,6 +258,19 @@ class ElasticitySim:
             self._unregister(self.workers[self.random.choice(registered)])
             self._members()
 
+    def _lose_host(self) -> None:
+        """A host is lost with its slots. Processes for which the other hosts have no slot end for good."""
+        if self.bounds.room is None or self.random.random() < 0.7:
+            return
+        self.hosts_lost += 1
+        self.bounds = replace(self.bounds, room=max(0, self.bounds.room - self.random.choice((1, 2))))
+        self._handle(RoomChanged(self.bounds.room, self.bounds.room_reason))
+        running = [index for index, each in self.workers.items() if each.runs]
+        self.random.shuffle(running)
+        for index in running[self.bounds.room :]:
+            if self.workers[index].runs:
+                self._end(index, in_order=False, restarts=False)
+
     def _end_leaving(self) -> None:
         leaving = [index for index, each in self.workers.items() if each.told_at is not None and not each.hangs]
         if leaving:
@@ -286,7 +308,10 @@ class ElasticitySim:
 
     def _handle(self, event: ElasticityEvent) -> list[ElasticityEffect]:
         self.trace.append(f"{self.now:8.1f}  {event}")
+        before = self.machine.wanted
         effects = self.machine.handle(event, self.now)
+        grown = self.machine.wanted > before
+        self.promise(not grown or self.machine.wanted <= self.bounds.max, "P1: the size grows beyond the room")
         self.trace += [f"{'':10}  -> {effect}" for effect in effects]
         if isinstance(event, SizeRequested):
             self.wanted = self.machine.wanted
@@ -320,11 +345,9 @@ class ElasticitySim:
                 self.promise(self.now >= worker.kill_after, "P4: a worker is killed within its grace")
                 worker.killed, worker.hangs = True, False
                 self.kills += 1
-            case AcceptSize(_, _, _, leaves):
-                for index in leaves:
-                    worker = self.workers.get(index)
-                    if worker is not None and worker.failed and worker.told_at is None:
-                        del self.workers[index]  # it has no process, so it is forgotten without an effect
+            case AcceptSize():
+                # Failed workers that were not started again are forgotten without an effect, because they have no process.
+                self.workers = {index: each for index, each in self.workers.items() if not each.failed}
 
     def _tell(self, index: int, grace_s: float) -> None:
         worker = self.workers[index]
@@ -340,7 +363,8 @@ class ElasticitySim:
 
     def _check(self) -> None:
         wanted, processes = self.machine.wanted, sum(each.runs for each in self.workers.values())
-        self.promise(self.bounds.min <= wanted <= self.bounds.max or not self.bounds.are_given, "P1: out of bounds")
+        most = inf if self.bounds.most is None else self.bounds.most
+        self.promise(self.bounds.min <= wanted <= most, "P1: out of bounds")
         self.promise(wanted >= 1, "P1: no worker is wanted")
         if self.closing:
             return
@@ -368,7 +392,11 @@ class ElasticitySim:
             self._members()
         failed = sum(each.failed for each in self.held.values())
         running = sum(each.registered for each in self.held.values())
-        self.promise(running + failed == self.machine.wanted, "P10: other workers run than are wanted")
+        full = self.bounds.room is not None and running + failed >= self.bounds.room
+        wanted = self.machine.wanted
+        self.promise(
+            running + failed == wanted or (full and running + failed < wanted), "P10: other workers run than are wanted"
+        )
         self.promise(not self.machine.starting and not self.machine.leaving, "P10: something is still expected")
 
 
