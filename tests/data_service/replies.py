@@ -34,8 +34,9 @@ class Answer:
     def wanted(self) -> bool:
         return self.is_wanted
 
-    def soon(self, fn: Callable[[], None]) -> None:
+    def soon(self, fn: Callable[[], None]) -> bool:
         threading.Thread(target=fn, name="zmqdist-soon").start()
+        return True
 
     def _give(self, value: Any, tag: Any = None) -> None:
         self.tag, self.answered = tag, True

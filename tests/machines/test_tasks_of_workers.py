@@ -297,15 +297,3 @@ def test_a_closed_lane_returns_no_elements() -> None:
     machine.close()
     assert reply_to(machine, "a") == GiveEnd("a")
     assert machine.room == 0
-
-
-def test_a_request_whose_caller_has_gone_gets_no_elements() -> None:
-    machine = lane(4)
-    machine.add_request(Wanted(1, MANY), "a")
-    machine.add_request(Wanted(1, MANY), "b")
-    assert machine.withdraw("a")
-    assert not machine.withdraw("a")
-    machine.begin(4, 0).elements.append("x")
-    answer = machine.next_reply()
-    assert answer is not None
-    assert answer.reply == "b"

@@ -428,13 +428,15 @@ class ServiceReader:
 
     # -- in the loop: the machine -----------------------------------------------------------------------------------------
 
-    def _run_in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+    def _run_in_loop(self, fn: Callable[..., object], *args: Any) -> bool:
+        """Have the loop call `fn`. Return False if the reader is closed."""
         if self._stopped.is_set():
-            return
+            return False
         try:
             self._loop.call_soon(fn, *args)
         except FailedPreconditionError:
-            pass  # closed
+            return False
+        return True
 
     def _post(self, event: Event) -> None:
         """Have the machine handle `event` in the loop thread. Call this in the consumer's thread."""

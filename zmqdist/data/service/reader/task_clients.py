@@ -24,7 +24,7 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.future import StatusOrResult
 from zmqdist.rpc.handler_errors import code_and_message
 
-Then = Callable[[int, Any, OpError | None], None]
+Then = Callable[[int, Any, OpError | None], object]
 
 
 class RemoteTask:
@@ -57,7 +57,7 @@ class RemoteTask:
 class LocalTask:
     """A task of a worker in this process. Elements are passed by reference, as in a pipeline without a data service."""
 
-    def __init__(self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
+    def __init__(self, worker: LocalWorker, address: str, state: int, task: int, soon: Callable[..., bool]) -> None:
         self._worker = worker
         self._address = address
         self._state = state
@@ -75,7 +75,7 @@ class LocalTask:
 class LocalReply:
     """A reply that stays in this process."""
 
-    def __init__(self, address: str, soon: Callable[..., None], then: Then) -> None:
+    def __init__(self, address: str, soon: Callable[..., bool], then: Then) -> None:
         self._address = address
         self._then = then
         self.soon = soon

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from zmqdist.data.service.batch_compression import compress_batch
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.worker.task_replies import GiveElements, GiveEnd, GiveError, GiveSkip, TaskReply
 from zmqdist.data.service.worker.tasks_machine import PROGRESS
+from zmqdist.errors import InternalError
+from zmqdist.rpc.handler_errors import code_and_message
+
+log = logging.getLogger("zmqdist.data")
 
 TAKEN, SOURCE, POSITION = range(PROGRESS)
 """Indexes into a task's progress. At TAKEN is the number of elements that readers have taken. At POSITION is the last position that the
@@ -50,9 +55,9 @@ class ElementReply(Protocol):
     def wanted(self) -> bool:
         """Return whether the reader still waits for the reply."""
 
-    def soon(self, fn: Callable[[], None]) -> None:
+    def soon(self, fn: Callable[[], None]) -> bool:
         """Call `fn` a little later in the loop that sends this reply, so that the reply can contain the elements that are computed in the
-        meantime.
+        meantime. Return False if that loop has ended, so that it will not call `fn`.
         """
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
@@ -71,8 +76,41 @@ class ElementReply(Protocol):
         """Reply that an element could not be computed, or that the task cannot continue."""
 
 
-def send_reply(answer: TaskReply) -> None:
-    """Send a reply on which a task's machine has decided."""
+class ReplySender:
+    """Sends the replies of one task. If a reply cannot be made because of a bug, its request gets an INTERNAL error that names the task,
+    so that no reader waits for ever, and the task goes on with the other requests.
+    """
+
+    def __init__(self, describe_error: DescribeError) -> None:
+        self._describe_error = describe_error
+        self._has_logged = False
+
+    def send(self, answer: TaskReply) -> None:
+        """Carry out a reply that a machine has decided on. Does not raise."""
+        self.attempt(answer.reply, partial(_carry_out, answer))
+
+    def attempt(self, reply: ElementReply, answer: Callable[[], None]) -> None:
+        """Call `answer`, which replies to the request of `reply`. If it raises, fail the request. Does not raise."""
+        try:
+            answer()
+        except BaseException as error:
+            failure = self.failure(error)
+            if not reply.answered:
+                reply.fail(failure)
+
+    def failure(self, error: BaseException) -> BaseException:
+        """Return the error for requests that cannot be served because of `error`. The first error of the task is logged, and no further
+        one, because a bug may fail each request.
+        """
+        _, text = code_and_message(error)
+        failure = self._describe_error(InternalError(f"a bug in zmqdist: {text}"), "a reply")
+        if not self._has_logged:
+            self._has_logged = True
+            log.error("requests of readers fail: %s", failure)
+        return failure
+
+
+def _carry_out(answer: TaskReply) -> None:
     reply: ElementReply = answer.reply
     match answer:
         case GiveElements(_, elements, tag):
@@ -98,11 +136,9 @@ class Runner(Protocol):
         """Stop the task, and reply to the waiting requests with an error. Does not wait for user code."""
 
 
-def skip_late(waiting: deque[tuple[Wanted, ElementReply]], lock: threading.Lock, reply: ElementReply) -> None:
-    """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
-    with lock:
-        found = next((each for each in waiting if each[1] is reply), None)
-        if found is None:
-            return
+def withdraw(waiting: deque[tuple[Wanted, ElementReply]], reply: ElementReply) -> bool:
+    """Remove a request from those that wait. Return whether it was waiting. Call it with the lock of the task held."""
+    found = next((each for each in waiting if each[1] is reply), None)
+    if found is not None:
         waiting.remove(found)
-    reply.skip()
+    return found is not None

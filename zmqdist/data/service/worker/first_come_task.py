@@ -20,8 +20,9 @@ from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.reader.delivery import Wanted
 from zmqdist.data.service.split_requests import WorkerDrained
 from zmqdist.data.service.task_errors import TaskFailure
-from zmqdist.data.service.worker.element_replies import TAKEN, DescribeError, ElementReply, send_reply, skip_late
+from zmqdist.data.service.worker.element_replies import TAKEN, DescribeError, ElementReply
 from zmqdist.data.service.worker.first_come_machine import FirstComeBuffer
+from zmqdist.data.service.worker.request_queue import RequestQueue
 
 BUFFER_BYTES: Final = 32 << 20
 BUFFER_ELEMENTS_MAX: Final = 4096
@@ -57,8 +58,8 @@ class FirstComeRunner:
         self._bytes = 1
         self._started = inf
         self._idle_s = 0.0
-        self._woken = self._serving = False
-        self._lock = threading.Lock()
+        self._requests = RequestQueue(self._machine, describe_error, self._note_taken, self._end_if_finished)
+        self._lock = self._requests.lock
         self._room = threading.Condition(self._lock)
         self._taken_before = progress[TAKEN]
         if failed is not None and failed.for_good:
@@ -74,9 +75,7 @@ class FirstComeRunner:
 
     def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         self.start()
-        with self._lock:
-            self._machine.add_request(wanted, reply)
-        self._serve()
+        self._requests.ask(wanted, reply)
 
     def figures(self) -> tuple[Any, ...]:
         """Return the fields of a TaskReport (machine/figures.py). The sizes are estimates from the last element that was weighed."""
@@ -88,13 +87,13 @@ class FirstComeRunner:
         return taken, taken * self._bytes, len(machine.elements), machine.limit, element_s
 
     def expire(self, reply: ElementReply) -> None:
-        skip_late(self._machine.waiting, self._lock, reply)
+        self._requests.expire(reply)
 
     def close(self) -> None:
         with self._lock:
             self._machine.close()
             self._room.notify_all()
-        self._serve()
+        self._requests.serve()
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
@@ -108,19 +107,18 @@ class FirstComeRunner:
             error = failure
         with self._lock:
             self._machine.end(error)
-        self._wake()
-        self._serve()
+        self._requests.serve()
 
     def _read(self, iterator: DatasetIterator) -> None:
         machine = self._machine
-        elements, waiting = machine.elements, machine.waiting
+        elements, waiting, requests = machine.elements, machine.waiting, self._requests
         with iterator:
             while not machine.closed:
                 try:
                     for element in iterator:
                         elements.append(element)
-                        if waiting and not self._woken:
-                            self._wake()
+                        if waiting and not requests.woken:
+                            requests.wake()
                         if len(elements) >= machine.limit and not self._wait_for_room(element):
                             break
                     else:
@@ -131,16 +129,8 @@ class FirstComeRunner:
                     with self._lock:
                         number = self._progress[TAKEN] + len(elements)
                         machine.failed(self._describe_error(error, f"element {number}"))
-                    self._wake()
+                    requests.wake()
                     self._wait()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if not self._machine.waiting or self._woken:
-                return
-            self._woken = True
-            reply = self._machine.waiting[0][1]
-        reply.soon(self._serve)
 
     def _wait_for_room(self, element: Any) -> bool:
         """Weigh `element`, adapt the buffer's limit to its size, and wait until the buffer has room. Return False if the task is closed."""
@@ -162,28 +152,14 @@ class FirstComeRunner:
 
     # -- replies, in any thread -------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
-        """Send all replies that are ready. Only one thread at a time sends replies, because they must be sent in the order in which their
-        elements were taken.
-        """
-        machine = self._machine
+    def _note_taken(self) -> None:
+        self._progress[TAKEN] = self._taken_before + self._machine.taken
+        self._room.notify()
+
+    def _end_if_finished(self) -> None:
         with self._lock:
-            if self._serving:
-                return  # the serving thread checks for further replies before it returns
-            self._serving = True
-        while True:
-            with self._lock:
-                self._woken = False
-                while machine.waiting and not machine.waiting[0][1].wanted():
-                    machine.waiting.popleft()
-                answer = machine.next_reply()
-                if answer is None:
-                    self._serving = False
-                    finished = machine.has_finished()
-                    break
-                self._progress[TAKEN] = self._taken_before + machine.taken
-                self._room.notify()
-            send_reply(answer)
+            # While another thread sends replies, the last elements may not have been sent yet. That thread calls this method afterwards.
+            finished = not self._requests.is_serving and self._machine.has_finished()
         if finished:
             self._finished()
 

@@ -157,13 +157,6 @@ class PortionsLane:
         """Add a request, to which `next_reply` will return the reply."""
         self.waiting.append((wanted, reply))
 
-    def withdraw(self, reply: Any) -> bool:
-        """Withdraw a request. Return whether it was waiting."""
-        found = next((each for each in self.waiting if each[1] is reply), None)
-        if found is not None:
-            self.waiting.remove(found)
-        return found is not None
-
     def next_reply(self) -> TaskReply | None:
         """Return the next reply to send. Return None if no request waits or no reply is possible yet."""
         first = self._segments[0] if self._segments else None

@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, send_reply
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply
 from zmqdist.data.service.worker.first_come_task import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
+from zmqdist.data.service.worker.request_queue import RequestQueue
 from zmqdist.rpc.handler_errors import code_and_message
 
 Portion: TypeAlias = tuple[int, int, int, int, int]
@@ -58,11 +59,11 @@ class PortionsRunner:
             lane = self._lanes[wanted.reader] = _Lane(
                 self._name, wanted.reader, self._open, self._describe_error, self._more
             )
-        lane.ask(wanted, reply)
+        lane.requests.ask(wanted, reply)
 
     def expire(self, reply: ElementReply) -> None:
         for lane in self._lanes.values():
-            lane.expire(reply)
+            lane.requests.expire(reply)
 
     def close(self) -> None:
         self._closed = True
@@ -71,7 +72,11 @@ class PortionsRunner:
 
 
 class _Lane:
-    """Computes the portions for one reader."""
+    """Computes the portions for one reader.
+
+    Attributes:
+      requests: the requests of the reader.
+    """
 
     def __init__(
         self,
@@ -86,28 +91,16 @@ class _Lane:
         self._describe_error = describe_error
         self._more = more
         self._machine = PortionsLane(BUFFER_ELEMENTS_MIN)
-        self._woken = False
-        self._lock = threading.Lock()
+        self.requests = RequestQueue(self._machine, describe_error, lambda: self._taken.notify())
+        self._lock = self.requests.lock
         self._taken = threading.Condition(self._lock)
         threading.Thread(target=self._run, name=f"zmqdist-task-{name}-{client}", daemon=True).start()
-
-    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
-        with self._lock:
-            self._machine.add_request(wanted, reply)
-        self._serve()
-
-    def expire(self, reply: ElementReply) -> None:
-        """Reply with `skip` to a request whose waiting time is over, if it has no reply yet."""
-        with self._lock:
-            late = self._machine.withdraw(reply)
-        if late:
-            reply.skip()
 
     def close(self) -> None:
         with self._lock:
             self._machine.close()
             self._taken.notify_all()
-        self._serve()
+        self.requests.serve()
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
@@ -126,8 +119,7 @@ class _Lane:
             error = failure
         with self._lock:
             machine.end(error)
-        self._wake()
-        self._serve()
+        self.requests.serve()
 
     def _compute(self, number: int, start: int, length: int, skip: int) -> None:
         machine = self._machine
@@ -144,8 +136,8 @@ class _Lane:
                 try:
                     for element in iterator:
                         elements.append(element)
-                        if machine.waiting and not self._woken:
-                            self._wake()
+                        if machine.waiting and not self.requests.woken:
+                            self.requests.wake()
                         if len(elements) >= machine.room:
                             self._weigh(element)
                             if not self._wait_for_room():
@@ -156,7 +148,7 @@ class _Lane:
                     if not self._wait_for_room():
                         return
         segment.done = True
-        self._wake()
+        self.requests.wake()
 
     def _note(self, error: BaseException, segment: PortionSegment, where: str) -> None:
         """Put the error of an element into the buffer."""
@@ -165,15 +157,7 @@ class _Lane:
         failure = code_and_message(self._describe_error(error, f"element {offset} of {where}"))
         with self._lock:
             self._machine.failed(segment, *failure)
-        self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            if not self._machine.waiting or self._woken:
-                return
-            self._woken = True
-            reply = self._machine.waiting[0][1]
-        reply.soon(self._serve)
+        self.requests.wake()
 
     def _weigh(self, element: Any) -> None:
         """Compute from the size of `element` how many elements fit into the buffer."""
@@ -189,21 +173,6 @@ class _Lane:
             while not self._machine.closed and not self._machine.may_add():
                 self._taken.wait()
             return not self._machine.closed
-
-    # -- replies, in any thread -------------------------------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        machine = self._machine
-        while True:
-            with self._lock:
-                self._woken = False
-                while machine.waiting and not machine.waiting[0][1].wanted():
-                    machine.waiting.popleft()
-                answer = machine.next_reply()
-                if answer is None:
-                    return
-                self._taken.notify()
-            send_reply(answer)
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:

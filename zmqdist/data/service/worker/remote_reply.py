@@ -26,11 +26,12 @@ class RemoteReply:
     def wanted(self) -> bool:
         return self._call.wanted()
 
-    def soon(self, fn: Callable[[], None]) -> None:
+    def soon(self, fn: Callable[[], None]) -> bool:
         try:
             self._loop.call_soon(fn)
-        except OpError:
-            pass  # the worker has stopped, and its connections are closed
+        except OpError:  # the worker has stopped, and its connections are closed
+            return False
+        return True
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
         self._pack(lambda: compress_batch(pack(elements), self._codec), tag)

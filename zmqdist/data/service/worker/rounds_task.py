@@ -12,9 +12,9 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, send_reply
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, ReplySender
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
-from zmqdist.data.service.worker.task_replies import TaskReply
+from zmqdist.data.service.worker.task_replies import GiveError, TaskReply
 from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
@@ -37,6 +37,7 @@ class RoundsRunner:
         """
         self._open = open
         self._describe_error = describe_error
+        self._sender = ReplySender(describe_error)
         self._made = 0
         self._consumers = consumers
         self._group_bytes = 1
@@ -50,7 +51,7 @@ class RoundsRunner:
         with self._lock:
             if not self._thread.ident:
                 self._thread.start()
-        self._decide(lambda: self._machine.add_request(wanted, reply))
+        self._decide(lambda: self._machine.add_request(wanted, reply), reply)
 
     def expire(self, reply: ElementReply) -> None:
         """Have all consumers skip the round of this request, because the request's waiting time is over."""
@@ -69,18 +70,27 @@ class RoundsRunner:
             nbytes = taken * self._group_bytes // self._consumers
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
-    def _decide(self, decision: Callable[[], Sequence[TaskReply]]) -> None:
-        """Have the machine decide, and send the replies that it returns. Any thread may call this."""
+    def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
+        """Have the machine decide, and send the replies that it returns. `new` is the request that the decision adds. Any thread may call this."""
         with self._lock:
             for reply in self._machine.waiting():
                 if not reply.wanted():
                     self._machine.withdraw(reply)
-            before = self._machine.groups
-            answers = decision()
+            before, waiting = self._machine.groups, self._machine.waiting()
+            try:
+                answers = decision()
+            except BaseException as error:
+                answers = self._fail([*waiting, *new], self._sender.failure(error))
             if self._closed or self._machine.groups < before:
                 self._room.notify()
         for answer in answers:
-            send_reply(answer)
+            self._sender.send(answer)
+
+    def _fail(self, replies: list[ElementReply], error: BaseException) -> list[TaskReply]:
+        """Withdraw these requests, and return the replies by which they fail. Call it with the lock held."""
+        for reply in replies:
+            self._machine.withdraw(reply)
+        return [GiveError(reply, error) for reply in replies]
 
     def _serve(self) -> None:
         self._decide(self._machine.serve)
@@ -113,8 +123,8 @@ class RoundsRunner:
             self._group_bytes = max(1, sum(map(weigh, group)))
             self._machine.add(group, self._group_bytes)
             waiting = self._machine.waiting()
-        if waiting:
-            waiting[0].soon(self._serve)
+        if waiting and not waiting[0].soon(self._serve):
+            self._serve()  # the reader of the first request has stopped, but others may wait
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
                 self._room.wait()

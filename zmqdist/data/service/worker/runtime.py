@@ -442,9 +442,18 @@ class TaskThreads:
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
         """Handle the request of a reader in this process. Any thread may call this."""
         try:
-            self._loop.call_soon(self._answer, state, number, wanted, reply)
+            self._loop.call_soon(self._answer_local, state, number, wanted, reply)
         except OpError as error:
             reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
+
+    def _answer_local(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
+        """Answer a request that no RPC call carries, so that an error here has to be sent to the reader by this method."""
+        try:
+            self._answer(state, number, wanted, reply)
+        except BaseException as error:
+            if not reply.answered:
+                reply.fail(error)
+            raise
 
     def delete(self, number: int) -> None:
         """Delete a task for its only reader, which is in this process. Any thread may call this."""

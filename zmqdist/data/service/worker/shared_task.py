@@ -19,12 +19,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.elements import pack, weigh
 from zmqdist.data.service.reader.delivery import Wanted
-from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, Packed, skip_late
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, Packed, ReplySender, withdraw
+from zmqdist.data.service.worker.task_replies import GiveError, GiveSkip
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
@@ -54,6 +56,7 @@ class SharedRunner:
         """
         self._open = open
         self._describe_error = describe_error
+        self._sender = ReplySender(describe_error)
         self._made = 0
         self._limit = limit
         self._window: deque[tuple[Packed, int]] = deque()
@@ -84,7 +87,10 @@ class SharedRunner:
         self._serve()
 
     def expire(self, reply: ElementReply) -> None:
-        skip_late(self._waiting, self._lock, reply)
+        with self._lock:
+            late = withdraw(self._waiting, reply)
+        if late:
+            self._sender.send(GiveSkip(reply))
 
     def close(self) -> None:
         self._end(CancelledError("the task was stopped"))
@@ -93,27 +99,31 @@ class SharedRunner:
         """Send all replies that are ready. Runs in the loop thread, so that the replies to a trainer keep their order."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
-            served = []
+            served: list[tuple[ElementReply, Packed]] = []
+            failed: list[GiveError] = []
             for wanted, reply in waiting:
-                batch = self._find(wanted) if reply.wanted() else None
+                try:
+                    batch = self._find(wanted) if reply.wanted() else None
+                except BaseException as error:
+                    failed.append(GiveError(reply, self._sender.failure(error)))
+                    continue
                 if batch is not None:
                     served.append((reply, batch))
                 elif reply.wanted():
                     self._waiting.append((wanted, reply))
-            failed: list[tuple[ElementReply, BaseException]] = []
             if self._error is not None:
-                failed = [(reply, self._error) for _, reply in self._waiting]
+                failed += [GiveError(reply, self._error) for _, reply in self._waiting]
                 self._waiting.clear()
             elif self._failure is not None and self._waiting:
-                failed = [(self._waiting.popleft()[1], self._failure)]
+                failed.append(GiveError(self._waiting.popleft()[1], self._failure))
                 self._failure = None
             self._replies += len(served)
             self._woken = False
             self._needed.notify()
         for reply, batch in served:
-            reply.packed(batch)
-        for reply, error in failed:
-            reply.fail(error)
+            self._sender.attempt(reply, partial(reply.packed, batch))
+        for answer in failed:
+            self._sender.send(answer)
 
     @property
     def hits(self) -> int:

@@ -1,0 +1,114 @@
+"""The requests of a task that serves them in order of arrival, and the replies to them.
+
+A thread of the task computes elements. It wakes the loop that sends the reply to the first request, and the loop sends the replies that are
+ready by then. One thread at a time sends replies, because they must leave in the order in which elements were taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from zmqdist.data.service.reader.delivery import Wanted
+from zmqdist.data.service.worker.element_replies import DescribeError, ElementReply, ReplySender, withdraw
+from zmqdist.data.service.worker.task_replies import GiveError, GiveSkip, TaskReply
+
+
+class ServingMachine(Protocol):
+    """A machine that decides on replies in order of arrival.
+
+    Attributes:
+      waiting: the requests, the next one to be served first.
+    """
+
+    waiting: deque[tuple[Wanted, Any]]
+
+    def add_request(self, wanted: Wanted, reply: Any) -> None:
+        """Add a request; `next_reply` returns its reply."""
+
+    def next_reply(self) -> TaskReply | None:
+        """Return the reply to the first request; None if it cannot be served now."""
+
+
+class RequestQueue:
+    """The requests that wait for the elements of one machine.
+
+    Args:
+      taken: called with the lock held after each decision of the machine.
+      served: called without the lock after the replies that were ready have been sent.
+
+    Attributes:
+      lock: guards the machine.
+      woken: whether a call of `serve` is scheduled.
+      is_serving: whether a thread sends replies.
+    """
+
+    def __init__(
+        self,
+        machine: ServingMachine,
+        describe_error: DescribeError,
+        taken: Callable[[], None],
+        served: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.woken = self.is_serving = False
+        self._machine = machine
+        self._sender = ReplySender(describe_error)
+        self._taken = taken
+        self._served = served
+
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
+        """Add a request, and send the replies that are ready."""
+        with self.lock:
+            self._machine.add_request(wanted, reply)
+        self.serve()
+
+    def expire(self, reply: ElementReply) -> None:
+        """Reply with `skip` to a request whose time is over, if it still waits."""
+        with self.lock:
+            late = withdraw(self._machine.waiting, reply)
+        if late:
+            self._sender.send(GiveSkip(reply))
+
+    def wake(self) -> None:
+        """Have the loop of the first request send replies a little later."""
+        with self.lock:
+            if not self._machine.waiting or self.woken:
+                return
+            self.woken = True
+            reply = self._machine.waiting[0][1]
+        if not reply.soon(self.serve):
+            self.serve()  # the reader of the first request has stopped, but others may wait
+
+    def serve(self) -> None:
+        """Send all replies that are ready. Any thread may call this."""
+        with self.lock:
+            if self.is_serving:
+                return  # the serving thread looks for replies once more before it ends
+            self.is_serving = True
+        while (answer := self._next_reply()) is not None:
+            self._sender.send(answer)
+        self._served()
+
+    def _next_reply(self) -> TaskReply | None:
+        """Return the next reply to send. If there is none, this thread does not serve any more."""
+        waiting = self._machine.waiting
+        with self.lock:
+            self.woken = False
+            while waiting and not waiting[0][1].wanted():
+                waiting.popleft()
+            first = waiting[0][1] if waiting else None
+            try:
+                answer = self._machine.next_reply()
+                if answer is not None:
+                    self._taken()
+            except BaseException as error:
+                failure = self._sender.failure(error)
+                answer = None
+                if first is not None:
+                    withdraw(waiting, first)
+                    answer = GiveError(first, failure)
+            self.is_serving = answer is not None
+        return answer
