@@ -26,6 +26,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     NotFoundError,
     UnimplementedError,
+    UnknownError,
 )
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.internal_client import start
@@ -258,6 +259,21 @@ def test_worker_failure(tmp_path: Path) -> None:
         until(lambda: not streams_being_written(cluster))
     with pytest.raises(ValueError, match=r"The save job failed to write it\."):
         Dataset.load(str(tmp_path / "s"))
+
+
+def test_a_stream_that_cannot_begin_fails_its_snapshot_and_the_worker_writes_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(*args: Any) -> None:
+        raise RuntimeError("spoiled")
+
+    with TestCluster(1) as cluster:
+        with monkeypatch.context() as broken:
+            broken.setattr("zmqdist.data.service.snapshots.worker.SnapshotStream", spoiled)
+            handle = distributed_save(Dataset.range(10), str(tmp_path / "s"), cluster.target)
+            with pytest.raises(UnknownError, match="stream 0 cannot be begun: RuntimeError: spoiled"):
+                handle.wait(WAIT_S)
+        saved(cluster, Dataset.range(10), tmp_path / "again")
 
 
 def streams_being_written(cluster: TestCluster) -> int:

@@ -17,6 +17,7 @@ from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamT
 from zmqdist.errors import OpError
 from zmqdist.process.bound_children import SpawnChild
 from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.handler_errors import code_and_message
 from zmqdist.rpc.loop_client import LoopClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -115,8 +116,23 @@ class SnapshotWorker:
                 del self._writing[path]
         for path, index in found.items():
             if path not in self._writing:
-                self._begin(path, index)
+                try:
+                    self._begin(path, index)
+                except BaseException as failure:
+                    self._fail(path, index, failure)
+                    return
         self._ask()
+
+    def _fail(self, path: str, index: int, error: BaseException) -> None:
+        """Fail the snapshot of a stream that cannot be begun, and request streams again a little later."""
+        log.exception("stream %d of the snapshot %s cannot be begun", index, path)
+        self._writing.pop(path, None)
+        code, message = code_and_message(error)
+        text = f"{path}: stream {index} cannot be begun: {message}"
+        self._calls.call(
+            "zmqdist.data.stream_ended", (self._incarnation, path, index, code, text), lambda value, error: None
+        )
+        self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
 
     def _ask_again(self) -> None:
         """Request streams if the dispatcher is connected. After a reconnect, `registered` requests them."""
