@@ -71,7 +71,9 @@ class RoundsRunner:
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
-        """Have the machine decide, and send the replies that it returns. `new` is the request that the decision adds. Any thread may call this."""
+        """Have the machine decide, and send the replies that it returns. `new` is the request that the decision adds, if it adds one. Any
+        thread may call this.
+        """
         with self._lock:
             for reply in self._machine.waiting():
                 if not reply.wanted():
