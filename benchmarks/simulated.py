@@ -36,7 +36,7 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker, Event
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.wire.headers import decode, encode
 
 REPORT_S = 0.002

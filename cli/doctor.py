@@ -74,7 +74,7 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
     from concurrent.futures import ThreadPoolExecutor
 
     from zmqdist.errors import OpError
-    from zmqdist.launch.engines import agent_hosts
+    from zmqdist.launch.host_choice import agent_hosts
     from zmqdist.launch.hosts import AgentHost, AgentPool
     from zmqdist.observe.doctor.findings import PROBLEM, WARNING, Finding, ok
 

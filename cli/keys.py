@@ -114,7 +114,7 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
     unless an option gives a file or descriptor. When it has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this host. The
     secret key never leaves this host.
     """
-    from zmqdist.transport.ticket import join, read_ticket
+    from zmqdist.transport.join_ticket import join, read_ticket
 
     ticket = read_ticket(ticket_file, 0 if ticket_file is None and ticket_fd is None else ticket_fd)
     join(ticket, folder)

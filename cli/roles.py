@@ -179,7 +179,7 @@ def worker(
     function that crashes stops no other function.
     """
     from zmqdist.addresses import advertised_address
-    from zmqdist.cluster.sections import WorkerJob
+    from zmqdist.cluster.file_sections import WorkerJob
     from zmqdist.launch.roles import run_worker
     from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
@@ -219,7 +219,7 @@ def _load(file: str) -> ClusterConfig:
 
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of DispatcherConfig that a cluster file sets."""
-    from zmqdist.cluster.sections import DispatcherJob, WorkerJob
+    from zmqdist.cluster.file_sections import DispatcherJob, WorkerJob
     from zmqdist.transport.endpoint import split
 
     config = _load(file)

@@ -22,7 +22,7 @@ PARTS = (
     "scheduling/dispatcher/broker.py",
     "scheduling/dispatcher/membership.py",
     "scheduling/dispatcher/placement.py",
-    "scheduling/worker/contact.py",
+    "scheduling/worker/dispatcher_contact.py",
     "scheduling/coordinator/closures.py",
     "scheduling/coordinator/affinity.py",
     "scheduling/coordinator/dependencies_and_retries.py",

@@ -15,7 +15,7 @@ from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.transport import keys
-from zmqdist.transport.ticket import decode_ticket, join
+from zmqdist.transport.join_ticket import decode_ticket, join
 from zmqdist_cli.exit_codes import ExitCode
 
 

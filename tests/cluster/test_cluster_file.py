@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.cluster.samples import MISTAKES, RIGHT, TOP
 from zmqdist import limits
 from zmqdist.cluster import CONFIG_ENV, ClusterConfig, ClusterSpec, RuntimeConfig, config
-from zmqdist.cluster.sections import Job, JobsConfig, WorkerJob
+from zmqdist.cluster.file_sections import Job, JobsConfig, WorkerJob
 from zmqdist.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -14,7 +14,7 @@ import zmqdist as zd
 from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
-from zmqdist.scheduling.coordinator.bounds import SMALL_BYTES_MAX, QueueBytes
+from zmqdist.scheduling.coordinator.queue_bounds import SMALL_BYTES_MAX, QueueBytes
 from zmqdist.transport.memory_limits import usable_bytes
 
 MIB = 2**20

@@ -51,8 +51,16 @@ BESIDE_MACHINES = {
         "dependencies_and_retries",
         "effects",
     ),
-    "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "rules", "stagger"),
-    "zmqdist/scheduling/worker": ("contact", "slot", "waiting_work", "worker_events"),
+    "zmqdist/scheduling/dispatcher": (
+        "broker",
+        "credit",
+        "membership",
+        "placement",
+        "records",
+        "machine_settings",
+        "stagger",
+    ),
+    "zmqdist/scheduling/worker": ("dispatcher_contact", "slot", "waiting_work", "worker_events"),
     "zmqdist/transport": ("pace",),
 }
 """Parts of machines in files of their own, which are held to the same rules."""

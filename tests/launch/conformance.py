@@ -29,10 +29,10 @@ import msgspec
 from tests.launch.launched import eventually
 from zmqdist import DispatchServer
 from zmqdist.cluster import ClusterConfig
-from zmqdist.cluster.sections import RuntimeConfig
+from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.children import Children
-from zmqdist.launch.engines import agent_hosts
+from zmqdist.launch.host_choice import agent_hosts
 from zmqdist.launch.hosts import AgentHost, AgentPool, Hosts
 from zmqdist.launch.launcher_interface import Launcher, RunningRole
 from zmqdist.launch.role_files import RoleFiles

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from zmqdist.cluster import ClusterConfig
-from zmqdist.cluster.sections import RuntimeConfig
+from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.launch.role_files import RoleFiles
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.scheduling.dispatcher.config import WorkerConfig

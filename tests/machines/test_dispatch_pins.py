@@ -43,7 +43,7 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 
 
 @pytest.fixture

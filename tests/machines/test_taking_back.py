@@ -37,7 +37,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 
 # -- the coordinator -------------------------------------------------------------------------------------------------
 

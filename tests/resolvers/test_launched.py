@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from zmqdist.cluster import ClusterConfig
+from zmqdist.cluster.file_sections import RuntimeConfig
 from zmqdist.cluster.resolvers.base import ClusterResolver
-from zmqdist.cluster.sections import RuntimeConfig
 from zmqdist.resolvers import (
     ExecutableLocation,
     KubernetesClusterResolver,

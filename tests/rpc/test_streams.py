@@ -25,7 +25,7 @@ from zmqdist.specs import TensorSpec
 from zmqdist.specs import function as zd_function
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
-from zmqdist.wire.items import Items, decode_items, encode_items
+from zmqdist.wire.stream_items import Items, decode_items, encode_items
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]

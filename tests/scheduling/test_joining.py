@@ -34,8 +34,8 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.transport import keys, shm_pool
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.join_ticket import decode_ticket, join
 from zmqdist.transport.security import CURVE, ServerSecurity
-from zmqdist.transport.ticket import decode_ticket, join
 from zmqdist.transport.zap import Policy
 
 LARGE = 300_000
@@ -254,7 +254,7 @@ def test_the_refusal_of_a_ticket_for_another_role_says_so(dispatcher: zd.Dispatc
 def test_without_an_open_ticket_an_unknown_key_is_refused_at_the_door(
     dispatcher: zd.DispatchServer, all_keys: str, tmp_path: Path
 ) -> None:
-    from zmqdist.transport.ticket import JoinTicket
+    from zmqdist.transport.join_ticket import JoinTicket
 
     ticket = JoinTicket("worker:0", dispatcher.address, keys.load_server_public(all_keys), "1", "s")
     with pytest.raises(errors.UnauthenticatedError, match="the dispatcher has no open join token"):
@@ -398,7 +398,7 @@ def test_members_replace_their_keys_and_lose_no_work(
     admin: ZmqClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from zmqdist.transport.voucher import voucher_for
+    from zmqdist.transport.peer_keys import voucher_for
 
     folders = [member(f"worker:{index}") for index in range(2)]
     before = [keys.load_role(folder, "worker").public for folder in folders]

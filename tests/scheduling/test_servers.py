@@ -23,7 +23,7 @@ from zmqdist._version import __version__
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Assign, Beat, Message
 from zmqdist.rpc import Client
-from zmqdist.scheduling.coordinator.target import resolve
+from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
@@ -264,7 +264,7 @@ def test_a_second_living_worker_of_the_same_name_is_refused(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second worker repeats its registration for a while, because the first one might have died a moment ago."""
-    monkeypatch.setattr("zmqdist.scheduling.worker.contact.REGISTER_AGAIN_S", 100.0)
+    monkeypatch.setattr("zmqdist.scheduling.worker.dispatcher_contact.REGISTER_AGAIN_S", 100.0)
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=3)) as first:
         with pytest.raises(errors.AlreadyExistsError, match="worker:3"):
             zd.WorkerServer(WorkerConfig(dispatcher.address, index=3))

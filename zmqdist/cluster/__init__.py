@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist.cluster.defs import ClusterDef, ClusterDeviceFilters, JobDef, ServerDef
 from zmqdist.cluster.environment import CONFIG_ENV
-from zmqdist.cluster.sections import (
+from zmqdist.cluster.file_sections import (
     DispatcherJob,
     EvaluatorJob,
     Job,

@@ -19,7 +19,7 @@ import msgspec
 from zmqdist import limits
 from zmqdist.addresses import advertised_address, check_advertised, is_loopback, is_wildcard, split_address
 from zmqdist.blas_threads import VARIABLES
-from zmqdist.cluster.sections import Job, Section, SingleJob
+from zmqdist.cluster.file_sections import Job, Section, SingleJob
 from zmqdist.port_range import parse_ports
 
 Path: TypeAlias = tuple[Any, ...]

@@ -28,8 +28,8 @@ from zmqdist import limits
 from zmqdist.addresses import split_address
 from zmqdist.cluster.check import Mistake, Path, build, displayed, dotted, problems, split_command
 from zmqdist.cluster.environment import CONFIG_ENV, is_json
+from zmqdist.cluster.file_sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, documented
 from zmqdist.cluster.launcher_sections import KubernetesConfig, LauncherName, RayConfig, SlurmConfig, SshConfig
-from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, documented
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
 from zmqdist.files import read_regular

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from zmqdist.cluster.sections import Section, SlotCount, documented
+from zmqdist.cluster.file_sections import Section, SlotCount, documented
 
 LauncherName = Literal["local", "ssh", "slurm", "kubernetes", "ray"]
 

@@ -33,8 +33,8 @@ from zmqdist.blas_threads import VARIABLES as THREAD_VARIABLES
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig, yaml_documents
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
+from zmqdist.cluster.file_sections import DispatcherJob, JobsConfig, RuntimeConfig, SecurityConfig, SingleJob, WorkerJob
 from zmqdist.cluster.launcher_sections import KubernetesConfig, PodResources
-from zmqdist.cluster.sections import DispatcherJob, JobsConfig, RuntimeConfig, SecurityConfig, SingleJob, WorkerJob
 from zmqdist.port_range import VARIABLE as PORTS_ENV
 from zmqdist.transport import keys
 from zmqdist.transport.credentials import KEYS_DIR_VARIABLE

@@ -1,7 +1,7 @@
 """Runs a whole cluster file: `Launch` starts every job, runs the program, and stops all jobs when the program has ended.
 
 The dispatcher runs in this process. Workers and parameter servers run as child processes of this process or, through host agents, on other
-hosts (tasks.py, engines.py). The program, which is the chief, is a child process that alone writes to the terminal directly. `Launch`
+hosts (tasks.py, host_choice.py). The program, which is the chief, is a child process that alone writes to the terminal directly. `Launch`
 passes on the output of the other child processes, with a prefix. The exit code of `Launch` is that of the program.
 
 The evaluator is another child process. When the program has ended, the evaluator has the grace to notice that the training is over and to
@@ -35,13 +35,13 @@ from zmqdist.blas_threads import thread_variables
 from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
-from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
+from zmqdist.cluster.file_sections import DispatcherJob, RuntimeConfig, ServingJob, SingleJob, WorkerJob
 from zmqdist.launch.children import Child, Children, end_with_parent
 from zmqdist.launch.code_bundle import CodeBundle, bundle_of, check_paths
 from zmqdist.launch.elastic_workers import ElasticWorkers
 from zmqdist.launch.elasticity_machine import Elasticity, SizeBounds
-from zmqdist.launch.engines import agent_hosts
 from zmqdist.launch.folders import RunFolder
+from zmqdist.launch.host_choice import agent_hosts
 from zmqdist.launch.hosts import AgentPool, Hosts
 from zmqdist.launch.launcher_interface import RunningRole
 from zmqdist.launch.ports import Reserved

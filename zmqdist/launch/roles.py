@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from zmqdist import errors
 from zmqdist.background import logged
 from zmqdist.child_command import add_working_directory
-from zmqdist.launch.membership import check_name, given_ticket, joined
+from zmqdist.launch.role_keys import check_name, given_ticket, joined
 from zmqdist.limits import GRACE_S
 from zmqdist.process.zygote import name_process
 from zmqdist.transport.credentials import Credentials
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # each role imports only what it needs, so that children star
     from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
     from zmqdist.scheduling.worker.runtime import WorkerServer
-    from zmqdist.transport.ticket import JoinTicket
+    from zmqdist.transport.join_ticket import JoinTicket
 
 log = logging.getLogger("zmqdist.launch")
 

@@ -18,7 +18,7 @@ from zmqdist.rpc.method_list import MethodInfo
 from zmqdist.rpc.server import RpcServer as Server
 from zmqdist.rpc.server import ZmqServer
 from zmqdist.rpc.streams import Stream
-from zmqdist.transport.figures import ClientSnapshot, ServerSnapshot
+from zmqdist.transport.connection_snapshots import ClientSnapshot, ServerSnapshot
 
 __all__ = [
     "Server",

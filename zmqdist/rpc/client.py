@@ -28,8 +28,8 @@ from zmqdist.rpc.streams import Stream
 from zmqdist.rpc.stubs import check_name, due_after, stubs
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
+from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.endpoint import strip_scheme
-from zmqdist.transport.figures import ClientSnapshot
 from zmqdist.transport.security import ClientSecurity, client_security
 from zmqdist.wire.hello import our_hello
 

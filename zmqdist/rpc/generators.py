@@ -38,7 +38,7 @@ from zmqdist.rpc.snapshots import pack_result
 from zmqdist.rpc.streams import CLOSE, NEXT, OPEN
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.peer import Peer
-from zmqdist.wire.items import Items, encode_items
+from zmqdist.wire.stream_items import Items, encode_items
 
 log = logging.getLogger("zmqdist.rpc")
 

@@ -11,8 +11,8 @@ from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
+from zmqdist.transport.connection_snapshots import ServerSnapshot
 from zmqdist.transport.endpoint import split, strip_scheme
-from zmqdist.transport.figures import ServerSnapshot
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
 from zmqdist.transport.security import server_security

@@ -43,7 +43,7 @@ from zmqdist.rpc.server_info import ECHO, SERVER_INFO, describe_server, echo
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.task_context import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted_bytes
-from zmqdist.transport.figures import ServerSnapshot
+from zmqdist.transport.connection_snapshots import ServerSnapshot
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.peer import Peer
 from zmqdist.transport.router import Router

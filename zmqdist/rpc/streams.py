@@ -26,7 +26,7 @@ from zmqdist.rpc.future import ended
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
-from zmqdist.wire.items import decode_items
+from zmqdist.wire.stream_items import decode_items
 
 OPEN: Final = "zmqdist.open"
 """The method that starts a stream. Arguments: (number, method, arguments). The client chooses the number, which identifies the stream in

@@ -3,8 +3,8 @@
 A task registers with the leader when it first uses a barrier or a key, because a server contacts no other task by itself, and one process
 may have a hundred servers.
 
-The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Barriers do not wait for evaluators and dispatchers,
-but these can use the keys and the states of tasks.
+The leader is the first ps, else the chief, else the first worker (cluster/job_roles.py). Barriers do not wait for evaluators and
+dispatchers, but these can use the keys and the states of tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
-from zmqdist.cluster.rules import coordination_leader
+from zmqdist.cluster.job_roles import coordination_leader
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.coordination.machine import CoordinationConfig
 from zmqdist.coordination.replies import task_name

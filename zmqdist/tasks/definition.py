@@ -1,6 +1,6 @@
 """The task that a server is, and the address on which it listens: the rules for the arguments of `zmqdist.Server`.
 
-Not here: how the server binds the address (node.py), and the rules for a cluster's jobs (cluster/rules.py).
+Not here: how the server binds the address (node.py), and the rules for a cluster's jobs (cluster/job_roles.py).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ from zmqdist.background import in_background
 from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.client_connection import ClientConnection
-from zmqdist.transport.figures import ClientSnapshot
+from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.interrupt_guard import InterruptGuard
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.wire.hello import Hello

@@ -42,9 +42,9 @@ from zmqdist.messages import (
     SharedMemoryAccepted,
 )
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
+from zmqdist.transport.connection_snapshots import ClientSnapshot
 from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
-from zmqdist.transport.figures import ClientSnapshot
 from zmqdist.transport.loop import input_check
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity

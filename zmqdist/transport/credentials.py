@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from zmqdist.transport.peer_keys import Voucher
     from zmqdist.transport.security import ClientSecurity, ServerSecurity
-    from zmqdist.transport.voucher import Voucher
 
 TOKEN_FILE_VARIABLE = "ZMQDIST_TOKEN_FILE"
 KEYS_DIR_VARIABLE = "ZMQDIST_KEYS_DIR"
@@ -74,7 +74,7 @@ class Credentials:
 
     def _vouched(self, folder: str | Path, role: str) -> Voucher | None:
         from zmqdist.transport.keys import load_joined
-        from zmqdist.transport.voucher import voucher_for
+        from zmqdist.transport.peer_keys import voucher_for
 
         joined = load_joined(folder)
         if joined is None and role == "server":

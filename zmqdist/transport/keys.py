@@ -10,9 +10,9 @@ programs that schedule work, also listen, so that other processes can fetch resu
 their own role, and they announce this key with their address. A process that fetches a result looks the key up in `authorized`
 (security.py). So no worker and no program needs a secret with which it could pose as the dispatcher.
 
-The folder of a process that joined (ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process made
-itself, and a file `joined` with its name, its role and the address of its dispatcher. It has no `authorized`, because its dispatcher
-vouches for the keys of other processes (voucher.py).
+The folder of a process that joined (join_ticket.py) has the public key of the dispatcher as `server.pub`, one key pair, which the process
+made itself, and a file `joined` with its name, its role and the address of its dispatcher. It has no `authorized`, because its dispatcher
+vouches for the keys of other processes (peer_keys.py).
 
 A key file is text: a line `public KEY` and a line `secret KEY`, each key in the 40 characters of Z85; lines that start with `# ` are
 comments. A secret never appears in an error or a repr.

@@ -15,10 +15,11 @@ Rules
     in `server.pub`. A side that connects to a worker or a program has received that process's public key with the address, and accepts the
     key only if the file `authorized` lists it for a role that listens. So a process with a worker's key can pose only as a worker.
 
-    Where a dispatcher vouches for keys (voucher.py), a listening socket asks the dispatcher about the key of each peer. A connecting socket
-    asks about the key that came with the address or, if no key came, asks which key listens at the address. The file `authorized` then
-    counts only while the dispatcher does not reply.
-    The folder of a process that joined (ticket.py) has one key, which that process shows wherever it connects or listens. The process
+    Where a dispatcher vouches for keys (peer_keys.py), a listening socket asks the dispatcher about the key of each peer. A connecting
+    socket asks about the key that came with the address or, if no key came, asks which key listens at the address. The file `authorized`
+    then counts only while the dispatcher does not reply.
+
+    The folder of a process that joined (join_ticket.py) has one key, which that process shows wherever it connects or listens. The process
     reads the key again for each connection, because the key may have been replaced.
 
     Keys come from an argument or ZMQDIST_KEYS_DIR, a token file from an argument or ZMQDIST_TOKEN_FILE. If an argument names a token file
@@ -80,7 +81,7 @@ class KeyWatcher(Protocol):
 
 
 class Vouching(Protocol):
-    """The protocol by which a socket asks a dispatcher about keys. voucher.py implements it."""
+    """The protocol by which a socket asks a dispatcher about keys. peer_keys.py implements it."""
 
     def attach(self, watcher: KeyWatcher) -> None: ...
 

@@ -8,9 +8,9 @@ import pytest
 
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.figures import TaskReport
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine
 from zmqdist.data.service.dispatcher.machine.state import DurableState, decode_state
+from zmqdist.data.service.dispatcher.machine.status_rows import TaskReport
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.errors import (
     ALREADY_EXISTS,

@@ -28,7 +28,7 @@ from zmqdist.data.service.reader.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.worker.portions_machine import PortionSegment, PortionsLane
 from zmqdist.data.service.worker.rounds_machine import RoundsMachine
 from zmqdist.messages import Register
-from zmqdist.scheduling.worker.contact import Contact
+from zmqdist.scheduling.worker.dispatcher_contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from zmqdist.cluster import ClusterSpec
+from zmqdist.cluster.job_roles import validate_cluster_spec
 from zmqdist.cluster.resolvers import devices
-from zmqdist.cluster.rules import validate_cluster_spec
 from zmqdist.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from zmqdist import errors
 from zmqdist.cluster.config import ClusterConfig
-from zmqdist.cluster.sections import WorkerJob
+from zmqdist.cluster.file_sections import WorkerJob
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.observe.doctor.findings import Finding, ok, problem
 from zmqdist.observe.doctor.host import DESCRIPTORS_MIN

@@ -26,8 +26,8 @@ from zmqdist import errors, limits, nest
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkOptions
-from zmqdist.scheduling.coordinator.bounds import check_seconds, checked_bytes_max, checked_queue_max
-from zmqdist.scheduling.coordinator.figures import CoordinatorSnapshot, snapshot_of
+from zmqdist.scheduling.coordinator.coordinator_snapshot import CoordinatorSnapshot, snapshot_of
+from zmqdist.scheduling.coordinator.dispatcher_target import resolve
 from zmqdist.scheduling.coordinator.function_snapshot import FunctionSnapshot
 from zmqdist.scheduling.coordinator.per_worker import (
     PerWorkerDataset,
@@ -35,10 +35,10 @@ from zmqdist.scheduling.coordinator.per_worker import (
     per_worker_dataset,
     per_worker_resource,
 )
+from zmqdist.scheduling.coordinator.queue_bounds import check_seconds, checked_bytes_max, checked_queue_max
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, in_order_of_completion, unwrapped
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
-from zmqdist.scheduling.coordinator.target import resolve
 from zmqdist.scheduling.coordinator.task_specs import NO_OPTIONS, Plan, PlanOptions
 from zmqdist.scheduling.worker.references import KEEP
 from zmqdist.transport.credentials import Credentials

@@ -80,7 +80,8 @@ HISTOGRAMS = {
     "server_def_update": Histogram(1, 10, 5),
 }
 GAUGES: dict[str, Callable[[], int]] = {}
-"""Functions that compute a gauge from the open coordinators (figures.py) on each read, so that no other code has to update the gauge."""
+"""Functions that compute a gauge from the open coordinators (coordinator_snapshot.py) on each read, so that no other code has to update the
+gauge."""
 _counters = {"worker_failures": 0}
 _lock = threading.Lock()
 

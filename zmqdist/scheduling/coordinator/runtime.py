@@ -24,7 +24,6 @@ from zmqdist.messages import CANCELLED, ERROR, KEPT, DescribeWork, Goodbye, Mess
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Joined, Left, MembersChanged, Scheduled, WorkOptions
-from zmqdist.scheduling.coordinator.bounds import QueueBytes
 from zmqdist.scheduling.coordinator.callbacks import Callbacks
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
 from zmqdist.scheduling.coordinator.coalesced_queue import CoalescedQueue
@@ -45,6 +44,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     TakeBackRequested,
 )
 from zmqdist.scheduling.coordinator.dependencies_and_retries import Dependencies, Free, HandIn, Recomputed
+from zmqdist.scheduling.coordinator.dispatcher_target import Target
 from zmqdist.scheduling.coordinator.effects import (
     Effect,
     Fetch,
@@ -59,9 +59,9 @@ from zmqdist.scheduling.coordinator.effects import (
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
+from zmqdist.scheduling.coordinator.queue_bounds import QueueBytes
 from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
-from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.task_specs import Plans
 from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog

@@ -22,9 +22,9 @@ from weakref import ref
 from zmqdist import limits
 from zmqdist.messages import KEPT
 from zmqdist.scheduling.coordinator.affinity import WorkOptions
-from zmqdist.scheduling.coordinator.bounds import QueueBytes
 from zmqdist.scheduling.coordinator.coordinator_events import PackingFailed
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned
+from zmqdist.scheduling.coordinator.queue_bounds import QueueBytes
 from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue, ValueOwner, outcome_of
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
 

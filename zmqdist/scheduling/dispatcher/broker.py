@@ -32,6 +32,7 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.dispatcher.machine import Dispatch
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.scheduling.dispatcher.membership import (
     Change,
     Member,
@@ -43,7 +44,6 @@ from zmqdist.scheduling.dispatcher.membership import (
     Membership,
 )
 from zmqdist.scheduling.dispatcher.records import WorkerHoldings
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 Event: TypeAlias = Heard | PeerExpelled | PeerGone | ProcessExited | Ticked
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from zmqdist import errors, limits
 from zmqdist.blas_threads import thread_variables
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import DTS_PORT
 

@@ -30,6 +30,7 @@ from zmqdist.rpc.pending_call import PendingCall
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport import keys
 from zmqdist.transport.endpoint import split
+from zmqdist.transport.join_ticket import JoinTicket
 from zmqdist.transport.keyring_machine import (
     JOINING,
     CutKey,
@@ -48,7 +49,6 @@ from zmqdist.transport.loop import Loop
 from zmqdist.transport.peer import Peer
 from zmqdist.transport.router import Router
 from zmqdist.transport.security import CURVE, ServerSecurity
-from zmqdist.transport.ticket import JoinTicket
 from zmqdist.transport.token import read_private
 from zmqdist.transport.zap import ADMIN, LOG_EVERY_S, Policy
 
@@ -121,7 +121,7 @@ class KeyService:
         return f"the key of this process is for {name}, so it may not register as {wanted}{remedy}"
 
     def open_join(self, name: str, address: str, valid_s: float = JOIN_VALID_S, at: str = "") -> str:
-        """Make a join token and return its join ticket (transport/ticket.py).
+        """Make a join token and return its join ticket (transport/join_ticket.py).
 
         Args:
           address: "host:port" at which the process that joins reaches this dispatcher.

@@ -32,7 +32,6 @@ from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.scheduling.worker import children
 from zmqdist.scheduling.worker.fetch import Fetcher
-from zmqdist.scheduling.worker.figures import WorkerSnapshot
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.references import decode_reference, encode_reference
 from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
@@ -55,6 +54,7 @@ from zmqdist.scheduling.worker.worker_events import (
     SlotFinished,
     Spawn,
 )
+from zmqdist.scheduling.worker.worker_snapshot import WorkerSnapshot
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.endpoint import split
 from zmqdist.transport.loop import Loop

@@ -23,8 +23,8 @@ from zmqdist.scheduling.coordinator.affinity import PLAIN
 from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.scheduling.dispatcher.membership import Member
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection

@@ -46,7 +46,7 @@ from zmqdist.scheduling.coordinator.effects import (
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection

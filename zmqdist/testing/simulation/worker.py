@@ -14,7 +14,7 @@ from typing import Protocol
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, LeasesReturned, Message, SlotsLost
-from zmqdist.scheduling.dispatcher.rules import BrokerRules
+from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,

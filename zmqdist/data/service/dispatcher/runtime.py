@@ -47,7 +47,6 @@ from zmqdist.data.dataset import deserialize
 from zmqdist.data.service.dispatcher.journal import Journal
 from zmqdist.data.service.dispatcher.machine import events as ev
 from zmqdist.data.service.dispatcher.machine import records as r
-from zmqdist.data.service.dispatcher.machine.figures import TaskReport
 from zmqdist.data.service.dispatcher.machine.machine import DataDispatcherMachine, not_registered
 from zmqdist.data.service.dispatcher.machine.snapshot import (
     DataSnapshot,
@@ -58,6 +57,7 @@ from zmqdist.data.service.dispatcher.machine.snapshot import (
     next_numbers,
 )
 from zmqdist.data.service.dispatcher.machine.state import decode_state
+from zmqdist.data.service.dispatcher.machine.status_rows import TaskReport
 from zmqdist.data.service.dispatcher.machine.tables import Rules
 from zmqdist.data.service.dispatcher.store import DatasetStore
 from zmqdist.data.service.snapshots.service import SnapshotService

@@ -78,7 +78,9 @@ class FirstComeRunner:
         self._requests.ask(wanted, reply)
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a TaskReport (machine/figures.py). The sizes are estimates from the last element that was weighed."""
+        """Return the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates from the last element that was
+        weighed.
+        """
         machine = self._machine
         taken = self._progress[TAKEN]
         computed = taken + len(machine.elements)

@@ -61,8 +61,8 @@ class RoundsRunner:
         self._end(CancelledError("the task was stopped"))
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a TaskReport (machine/figures.py). The sizes are estimates from the last group. The time for an element is
-        reported as unknown.
+        """Return the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates from the last group. The
+        time for an element is reported as unknown.
         """
         with self._lock:
             groups = self._machine.groups

@@ -136,7 +136,7 @@ class TaskHost(Protocol):
         """
 
     def figures(self) -> dict[int, tuple[Any, ...]]:
-        """Return the figures of the running tasks (data/service/dispatcher/machine/figures.py), by number."""
+        """Return the figures of the running tasks (data/service/dispatcher/machine/status_rows.py), by number."""
 
     @property
     def unsent(self) -> bool:

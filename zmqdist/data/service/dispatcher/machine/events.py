@@ -213,7 +213,7 @@ class WorkRequest:
     has: dict[int, str]
     done: tuple[int, ...]
     figures: dict[int, Any] = field(default_factory=dict)
-    """Maps a task to its TaskReport (figures.py)."""
+    """Maps a task to its TaskReport (status_rows.py)."""
 
 
 @dataclass(frozen=True, slots=True)

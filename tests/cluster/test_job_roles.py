@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zmqdist.cluster import ClusterSpec
-from zmqdist.cluster.rules import (
+from zmqdist.cluster.job_roles import (
     collective_leader,
     coordination_leader,
     id_in_cluster,

@@ -11,7 +11,7 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.launch.folders import RunFolder
 
 if TYPE_CHECKING:
-    from zmqdist.transport.ticket import JoinTicket
+    from zmqdist.transport.join_ticket import JoinTicket
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def given_ticket(ticket_file: str | None, ticket_fd: int | None) -> JoinTicket |
     """Read the join ticket of this process from its private file or descriptor; without both, return None. Raises as `read_ticket`."""
     if ticket_file is None and ticket_fd is None:
         return None
-    from zmqdist.transport.ticket import read_ticket  # imported here, because few roles have a ticket
+    from zmqdist.transport.join_ticket import read_ticket  # imported here, because few roles have a ticket
 
     return read_ticket(ticket_file, ticket_fd)
 
@@ -64,8 +64,8 @@ def joined(ticket: JoinTicket | None, keys_dir: str | None, dispatcher: str | No
     if ticket is None:
         yield None
         return
-    from zmqdist.transport.ticket import join
-    from zmqdist.transport.voucher import voucher_for
+    from zmqdist.transport.join_ticket import join
+    from zmqdist.transport.peer_keys import voucher_for
 
     with ExitStack() as stack:
         if keys_dir is None:
