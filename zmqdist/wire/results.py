@@ -71,9 +71,8 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
       Exception: as `trusted.unpack`.
     """
     head, frames = (packed[0], packed[1:]) if isinstance(packed, list) else (packed, [])
-    body = memoryview(head).cast("B")
-    if bytes(body[:1]) == SAFE:
-        return safe.decode(body[1:], frames, _SENDER)
+    if head[:1] == SAFE:
+        return safe.decode(memoryview(head)[1:], frames, _SENDER)
     if safe_only:
         raise FailedPreconditionError(
             "a worker replied with a pickle, which `results: safe` refuses: it runs another version of zmqdist, or is not to be trusted"

@@ -462,7 +462,7 @@ _MAINS = frozenset({"__main__", "__mp_main__"})
 def goes_by_name(value: Any) -> bool:
     """Return whether a function or class is pickled as its name, because an importable module has the object under this name."""
     name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if name is None or path is None or name in _MAINS:
+    if name is None or path is None:
         return False
     found: Any = sys.modules.get(name)
     if found is None or not is_importable_module(found):

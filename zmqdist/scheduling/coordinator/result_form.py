@@ -25,9 +25,10 @@ class ResultForm:
             raise InvalidArgumentError(f"results is {name!r}, wants 'any' or 'safe'")
         return cls(by_file or name == "safe")
 
-    def marked(self, payload: bytes) -> bytes:
-        """Return the payload with a mark that tells the worker in which form the program accepts the result."""
-        return results.SAFE + payload if self.safe_only else payload
+    @property
+    def mark(self) -> bytes:
+        """The bytes before the payload of a work item. They tell the worker in which form the program accepts the result."""
+        return results.SAFE if self.safe_only else b""
 
     def pack_error(self, error: BaseException) -> bytes:
         """Pack an error of this process as a worker packs its errors, so that the same code unpacks both."""

@@ -59,7 +59,7 @@ from zmqdist.scheduling.coordinator.effects import (
 from zmqdist.scheduling.coordinator.failures import Failure, Failures
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
-from zmqdist.scheduling.coordinator.queue_bounds import QueueBytes
+from zmqdist.scheduling.coordinator.queue_bounds import SMALL_BYTES_MAX, QueueBytes
 from zmqdist.scheduling.coordinator.remote_value import Kept, RemoteValue
 from zmqdist.scheduling.coordinator.result_fetcher import ResultFetcher
 from zmqdist.scheduling.coordinator.task_specs import Plans
@@ -146,6 +146,7 @@ class CoordinatorRuntime:
         self.address = target.address
         self.credentials = target.credentials
         self.form = target.form
+        self._mark = target.form.mark
         self.queue_max = queue_max
         self.schedule_lock, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
@@ -228,7 +229,7 @@ class CoordinatorRuntime:
             queue, `join` does not wait for it, its error is in its RemoteValue only, and the end of a round does not cancel it.
           alive: a token that the RemoteValue holds, so that this runtime stays open while the value is pending.
         """
-        if options is PLAIN or not options.detached:
+        if (bulks or len(payload) > SMALL_BYTES_MAX) and not options.detached:
             self.queue_bytes.begin(work, len(payload), bulks)
         if bulks:
             self.held_by_work[work] = list(bulks)
@@ -243,9 +244,9 @@ class CoordinatorRuntime:
             self._options[work] = options
         if options is not PLAIN and options.detached:
             self._detached.add(work)
-            self._detached_outbox.append((work, number, self.form.marked(payload)))
+            self._detached_outbox.append((work, number, self._mark + payload))
         else:
-            self.outbox.append((work, number, self.form.marked(payload)))
+            self.outbox.append((work, number, self._mark + payload))
             self.scheduled += 1
             self.room -= 1
         if metrics.enable_metrics or not self._draining:

@@ -211,7 +211,7 @@ class Plans:
                 payload, bulks = self._runtime.hold([payload])
                 plan.bulks += bulks
             payload = INPUTS + payload
-        return self._runtime.form.marked(KEEP + payload if plan.keep else payload)
+        return self._runtime.form.mark + (KEEP + payload if plan.keep else payload)
 
     def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
         """Store the value of an input in each of these plans."""
