@@ -317,7 +317,8 @@ class BatchAccount:
         assert rows <= self._sim.rows_max or len(batch) == 1, f"batching P2: a batch of {rows} rows"
         last = max(self._came.pop(question) for question in batch)
         kind = batch[0].kind
-        self._dropped[kind] = [came for came in self._dropped.get(kind, ()) if came > last]
+        # A call that came in the same instant as the batch's last call may have opened the next batch.
+        self._dropped[kind] = [came for came in self._dropped.get(kind, ()) if came >= last]
 
     def begun(self, batch: list[Question], sim: RpcWorld) -> None:
         """Note that a batch runs, and check its time and size."""
