@@ -84,6 +84,12 @@ def works(servers: list[Server], **kwargs: Any) -> None:
     same(together(servers, lambda server, rank: server.all_reduce(np.array([1]), **kwargs)), np.array([len(servers)]))
 
 
+def state_of(server: Server, other: str) -> str | None:
+    """Whether another task is up or gone, as `server` sees it; None before `server` has begun to watch it."""
+    watched = server.snapshot().watched.get(other)
+    return None if watched is None else watched.state
+
+
 def until_announced(leader: Server, count: int = 1) -> None:
     """So many have come to the open round of a group of this leader."""
     until(lambda: any(len(row.arrived) == count for row in leader.snapshot().groups))

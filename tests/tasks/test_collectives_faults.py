@@ -13,7 +13,7 @@ import pytest
 
 from tests.coordination.kept import until
 from tests.ports import free_addresses
-from tests.tasks.tasks import LARGE, Side, Silent, cluster, errors, together, until_announced, works
+from tests.tasks.tasks import LARGE, Side, Silent, cluster, errors, state_of, together, until_announced, works
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import UNAVAILABLE, CancelledError, DeadlineExceededError, UnavailableError
 from zmqdist.tasks.liveness import Watches
@@ -100,7 +100,7 @@ def test_a_member_that_only_sends_does_not_wait_for_the_next_life_of_the_one_it_
     assert silent.begun.wait(20)
     pair[1].stop(0.1)
     assert isinstance(other.wait().error, CancelledError)
-    until(lambda: pair[0].snapshot().watched["worker:1"].state == "gone")
+    until(lambda: state_of(pair[0], "worker:1") == "gone")
     silent.go.set()
     error = root.wait().error
     assert isinstance(error, UnavailableError)
@@ -279,7 +279,7 @@ def test_a_member_that_dies_in_the_middle_is_named_to_all_and_its_next_life_is_w
     assert processes.said(processes.ranks[1]).startswith("UnavailableError")
     processes.ranks[2] = processes.start(2)
     assert processes.said(processes.ranks[2]) == "up"
-    until(lambda: processes.server.snapshot().watched["worker:2"].state == "up")
+    until(lambda: state_of(processes.server, "worker:2") == "up")
     processes.all()
     processes.all()
 
@@ -291,12 +291,12 @@ def test_a_leader_that_is_killed_is_named(made: Made, child: Child) -> None:
     assert leader.stdout.readline().strip() == "up"
     server = made({"worker": addresses}, "worker", 1)
     waiting = Side(server.all_reduce, 1)
-    until(lambda: server.snapshot().collective_calls == 1 and server.snapshot().watched["worker:0"].state == "up")
+    until(lambda: server.snapshot().collective_calls == 1 and state_of(server, "worker:0") == "up")
     leader.kill()
     error = waiting.wait().error
     assert isinstance(error, UnavailableError)
     assert "with leader worker:0" in str(error)
-    until(lambda: server.snapshot().watched["worker:0"].state == "gone")
+    until(lambda: state_of(server, "worker:0") == "gone")
     error = Side(server.all_reduce, 1).wait().error  # who comes after that does not wait for its next life either
     assert isinstance(error, UnavailableError)
     assert f"worker:0 at {addresses[0]} has gone" in str(error)

@@ -16,7 +16,7 @@ import pytest
 from tests.coordination.kept import until
 from tests.launch.launched import stop
 from tests.ports import free_addresses
-from tests.tasks.tasks import Side, cluster
+from tests.tasks.tasks import Side, cluster, state_of
 from zmqdist.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
@@ -82,7 +82,7 @@ def until_it_waits(server: Server) -> None:
 
 
 def until_it_watches(server: Server) -> None:
-    until(lambda: server.snapshot().watched["worker:1"].state == "up")
+    until(lambda: state_of(server, "worker:1") == "up")
 
 
 def test_send_recv(pair: list[Server]) -> None:

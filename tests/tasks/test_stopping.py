@@ -17,7 +17,7 @@ import pytest
 
 from tests.coordination.kept import until
 from tests.ports import free_addresses
-from tests.tasks.tasks import LARGE, Side, Silent, cluster, together
+from tests.tasks.tasks import LARGE, Side, Silent, cluster, state_of, together
 from zmqdist.errors import UNAVAILABLE, CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.rpc.service import RpcService
 from zmqdist.tasks.server import Server
@@ -93,12 +93,12 @@ def test_the_own_stop_ends_an_exchange_of_pieces(
             sides = [Side(lambda one=one: getattr(one, kind)(np.ones(LARGE), **how)) for one in pair]  # noqa: B023
             assert silent.begun.wait(30)
             if number % 2:
-                until(lambda: pair[rank].snapshot().watched[f"worker:{1 - rank}"].state == "up")  # noqa: B023
+                until(lambda: state_of(pair[rank], f"worker:{1 - rank}") == "up")  # noqa: B023
             pair[rank].stop(0.1)
             error = sides[rank].wait().error
             assert isinstance(error, CancelledError), f"time {number}: {error!r}"
             assert f"the server of worker:{rank} was stopped" in str(error)
-            until(lambda: pair[1 - rank].snapshot().watched[f"worker:{rank}"].state == "gone")  # noqa: B023
+            until(lambda: state_of(pair[1 - rank], f"worker:{rank}") == "gone")  # noqa: B023
             silent.go.set()
             other = sides[1 - rank].wait().error
             assert isinstance(other, UnavailableError), f"time {number}: {other!r}"
@@ -131,13 +131,13 @@ def test_a_watch_that_ends_with_the_own_server_says_nothing_of_the_other_task(
         for _ in range(TIMES):
             pair = cluster(made, 2)
             sides = [Side(pair[rank].recv, f"worker:{1 - rank}", "tag") for rank in (0, 1)]
-            until(lambda: pair[1].snapshot().watched["worker:0"].state == "up")  # noqa: B023
+            until(lambda: state_of(pair[1], "worker:0") == "up")  # noqa: B023
             pair[1].stop(0.1)
             assert isinstance(sides[1].wait().error, CancelledError)
             error = sides[0].wait().error
             assert isinstance(error, UnavailableError)
             assert "worker:1" in str(error)
-            assert pair[1].snapshot().watched["worker:0"].state == "up"
+            assert state_of(pair[1], "worker:0") == "up"
             pair[0].stop(0.0)
     assert "worker:1" in caplog.text
     assert not [record for record in caplog.messages if record.startswith("worker:0")]
