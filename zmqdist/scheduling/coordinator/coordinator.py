@@ -232,8 +232,7 @@ class ClusterCoordinator:
                     payload = KEEP + payload
                 with runtime.lock:
                     # In a forked child `room` is 0 (runtime.py), so `_wait_for_room` notices the fork and `schedule` needs no getpid.
-                    counted = runtime.queue_bytes
-                    if runtime.room <= 0 or runtime.closed or (counted.held and not counted.fits(len(payload), bulks)):
+                    if runtime.room <= 0 or runtime.closed or not runtime.queue_bytes.fits(len(payload), bulks):
                         self._wait_for_room(len(payload), bulks)
                     work = next(self._works)
                     number, name = runtime.functions.number(fn, function, held)

@@ -145,8 +145,7 @@ class CoordinatorRuntime:
     ) -> None:
         self.address = target.address
         self.credentials = target.credentials
-        self.form = target.form
-        self._mark = target.form.mark
+        self.form, self._mark = target.form, target.form.mark
         self.queue_max = queue_max
         self.schedule_lock, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
