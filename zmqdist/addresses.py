@@ -57,7 +57,7 @@ def advertised_address(advertised: str, port: int | str) -> str:
 
 def check_advertised(advertised: str) -> None:
     """Raise ValueError if other processes cannot connect to an advertised address. The text does not repeat the address."""
-    host, _ = split_address(advertised_address(advertised, 1))
+    host, _ = split_address(advertised if "://" in advertised else advertised_address(advertised, 1))
     if not host or is_wildcard(host):
         raise ValueError("no process can connect to it")
 

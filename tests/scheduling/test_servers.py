@@ -503,3 +503,32 @@ def test_a_target_argument_overrides_the_environment(
             coordinator.join(timeout=20.0)
     with pytest.raises(errors.ConfigError, match=r"gone\.yaml"):
         ClusterCoordinator()
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (
+            lambda: DispatcherConfig(advertise="0.0.0.0:5050"),
+            "advertise is '0.0.0.0:5050': no process can connect to it",
+        ),
+        (lambda: DispatcherConfig(advertise="tcp://node1:5050"), "advertise is .*: write host:port without tcp://"),
+        (
+            lambda: WorkerConfig("a:1", worker_address="node1:%dts_port%"),
+            "worker_address is .*: .* is not an IPv6 address",
+        ),
+        (lambda: WorkerConfig("a:1", worker_address="*:%port%"), "worker_address is .*: no process can connect to it"),
+        (
+            lambda: WorkerConfig("a:1", data_transfer_protocol="zmq", data_transfer_address="a b:%dts_port%"),
+            "data_transfer_address is .*: 'a b' is not a host name",
+        ),
+    ],
+)
+def test_an_address_at_which_no_process_reaches_a_server_is_refused(make: Callable[[], Any], problem: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=problem):
+        make()
+
+
+def test_an_advertised_address_may_have_a_placeholder_for_its_port() -> None:
+    assert WorkerConfig("a:1", worker_address="[::1]:%port%").advertised("127.0.0.1:5051") == "[::1]:5051"
+    assert WorkerConfig("a:1", worker_address="node1").advertised("127.0.0.1:5051") == "node1:5051"

@@ -13,6 +13,9 @@ from zmqdist.errors import InvalidArgumentError
 
 _KEY: Final = "#"
 
+BOUND_PORT: Final = "%port%"
+"""Placeholder in an address that a worker advertises: the port that its server has bound (`WorkerConfig.worker_address`)."""
+
 DTS_PORT: Final = "%dts_port%"
 """Placeholder in an address that a worker advertises: the port by which it serves elements (`WorkerConfig.data_transfer_address`)."""
 

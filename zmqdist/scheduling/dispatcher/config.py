@@ -15,10 +15,11 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist import errors, limits
+from zmqdist.addresses import advertised_address, check_advertised
 from zmqdist.blas_threads import thread_variables
 from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.endpoint import DTS_PORT
+from zmqdist.transport.endpoint import BOUND_PORT, DTS_PORT
 
 PROTOCOLS: Final = ("zmq", "tcp")
 """The names of the one protocol: both mean ZeroMQ over TCP."""
@@ -90,6 +91,7 @@ class DispatcherConfig(BrokerRules):
         _check_protocol(self.protocol)
         if self.fault_tolerant_mode and not self.work_dir:
             raise _invalid("Cannot enable fault tolerant mode without configuring a work dir")
+        _check_advertised("advertise", self.advertise)
         if isinstance(self.worker_addresses, str):
             raise _invalid(f"worker_addresses is {self.worker_addresses!r}, wants a list of addresses")
         _check_not_negative(
@@ -136,8 +138,8 @@ class WorkerConfig:
 
     Attributes:
       dispatcher_address: "host:port", with or without "zmq://".
-      worker_address: the address at which other processes reach the worker; "%port%" stands for the bound port. None means the bound
-        address, with "localhost" in place of 127.0.0.1.
+      worker_address: the address at which other processes reach the worker. The worker adds the bound port if the address has no port or
+        has "%port%" as its port. None means the bound address, with "localhost" in place of 127.0.0.1.
       port: the port of the worker's own server, from which other processes fetch elements and large results; 0 chooses a free port.
       protocol: "zmq" or "tcp", which mean the same; None means "zmq".
       heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send each other changes at once.
@@ -243,6 +245,8 @@ class WorkerConfig:
         elif self.data_transfer_protocol not in PROTOCOLS:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
             raise errors.NotFoundError(f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
+        _check_advertised("worker_address", self.worker_address, BOUND_PORT)
+        _check_advertised("data_transfer_address", self.data_transfer_address, DTS_PORT)
         if self.processes and self.data_transfer_port:
             raise _invalid(
                 "data_transfer_port needs processes=False, because otherwise each task has a port of its own"
@@ -289,14 +293,14 @@ class WorkerConfig:
         """Return the address at which readers reach the second port, which is bound at `bound` ("host:port")."""
         host, _, port = bound.rpartition(":")
         if self.data_transfer_address is not None:
-            return self.data_transfer_address.replace(DTS_PORT, port)
+            return advertised_address(self.data_transfer_address.replace(DTS_PORT, port), port)
         return f"localhost:{port}" if host == "127.0.0.1" else bound
 
     def advertised(self, bound: str) -> str:
         """Return the address at which other processes reach the worker's server, which is bound at `bound` ("host:port")."""
         host, _, port = bound.rpartition(":")
         if self.worker_address is not None:
-            return self.worker_address.replace("%port%", port)
+            return advertised_address(self.worker_address.replace(BOUND_PORT, port), port)
         return f"localhost:{port}" if host == "127.0.0.1" else bound
 
 
@@ -316,6 +320,16 @@ def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> 
 
 def _invalid(problem: str) -> errors.InvalidArgumentError:
     return errors.InvalidArgumentError(problem)
+
+
+def _check_advertised(name: str, address: str | None, placeholder: str = "") -> None:
+    """Raise InvalidArgumentError if other processes cannot connect to an address, whose port may be a placeholder."""
+    if address is None:
+        return
+    try:
+        check_advertised(address.replace(placeholder, "1") if placeholder else address)
+    except ValueError as error:
+        raise _invalid(f"{name} is {address!r}: {error}") from None
 
 
 def _check_more_than_0(**durations: float) -> None:

@@ -213,7 +213,7 @@ class WorkerServer:
 
     def __del__(self) -> None:
         runtime = self.__dict__.get("_runtime")
-        if runtime is not None and runtime.abandoned:
+        if runtime is not None and runtime.needs_stop:
             in_background("zmqdist-worker-stop", runtime.stop, 0.0)
 
 
@@ -248,7 +248,7 @@ class _Runtime:
         self._draining = False
 
     @property
-    def abandoned(self) -> bool:
+    def needs_stop(self) -> bool:
         """Whether the finalizer of a WorkerServer must stop this runtime: it runs, and in this process.
 
         A forked child has a copy of the runtime, but not the loop's thread.
