@@ -159,7 +159,9 @@ class Node:
         except FailedPreconditionError as error:
             if host != EVERYWHERE or bind_host is not None:
                 raise
-            text = f"{address} of {task_name(me)} is no address of this machine, so it would listen on all interfaces, but: "
+            text = (
+                f"{address} of {task_name(me)} is no address of this host, so it would listen on all interfaces, but: "
+            )
             raise FailedPreconditionError(text + error.message) from None
         self.loop = Loop(f"zmqdist-server-{task_name(me)}")
         try:

@@ -204,7 +204,7 @@ def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
     if not path.exists():
         raise FailedPreconditionError(
             f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this file from "
-            "the machine where they were made (SECURITY.md says which process needs which)",
+            "the host where they were made (SECURITY.md says which process needs which)",
         )
     text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode("ascii", "replace")
     lines: dict[int, tuple[str, str]] = {}

@@ -42,7 +42,7 @@ def own_host(peer: str) -> str:
         try:
             probe.connect(address)
         except OSError as error:
-            raise UnavailableError(f"no network of this machine leads to {peer} ({error.strerror})") from None
+            raise UnavailableError(f"no network of this host leads to {peer} ({error.strerror})") from None
         return str(probe.getsockname()[0])
 
 

@@ -312,7 +312,7 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
     failure = result.failure
     if not result.ip_address:
         why = "the name service did not reply" if isinstance(failure, TimeoutError) else failure and failure.strerror
-        advice = "correct its spelling, have it in DNS or /etc/hosts of this machine, or write its IP address"
+        advice = "correct its spelling, have it in DNS or /etc/hosts of this host, or write its IP address"
         return f"the host name {host} cannot be looked up ({why})", advice
     if result.rejection is not None:
         return _explain_rejection(host, port, result.rejection)
@@ -322,7 +322,7 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
     if isinstance(failure, TimeoutError):
         advice = f"check that {host} is up and that a firewall lets TCP port {port} through (nc -vz {host} {port})"
         return f"no reply to a TCP connection within {timeout_s:g} s", advice
-    advice = f"check that {host} is on a network that this machine reaches (ip route get {result.ip_address})"
+    advice = f"check that {host} is on a network that this host reaches (ip route get {result.ip_address})"
     return f"no TCP connection ({failure and failure.strerror})", advice
 
 

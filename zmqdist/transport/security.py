@@ -333,8 +333,8 @@ def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: st
 
 def _needs_keys(host: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"other machines can reach {host}, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
-        f"{keys.ENVIRONMENT}=DIR on every machine, or stay on 127.0.0.1 (insecure=True or --insecure goes without)",
+        f"other hosts can reach {host}, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
+        f"{keys.ENVIRONMENT}=DIR on every host, or stay on 127.0.0.1 (insecure=True or --insecure goes without)",
     )
 
 
