@@ -331,7 +331,7 @@ class RpcService:
                 self._run(served, peer, method, call.body, frames)
         elif not (method.pooled or method.batch):
             self._receive(served, peer, method, call)
-        elif call.held:  # the client keeps the parts until SendParts
+        elif call.held:  # the client sends the large parts only when this server requests them by SendParts
             self._pool.announced(
                 peer, served, len(call.body) + announced_bytes(call.parts), (served, peer, method, call)
             )
