@@ -9,7 +9,7 @@ Theory of operation: leader and followers
     while its caller does something else, or arguments are still being sent in chunks.
 
     Calls that no thread waits for are gathered and leave together (calls_machine.py), with the next use of the socket that reads a reply or
-    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread sends them, which wakes every GATHER_S.
+    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread, which wakes every GATHER_S, sends them.
 
     A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
     spin while followers wait, nor after several spins in vain.
@@ -18,8 +18,8 @@ Rules
     R1  Each use of the socket is under the lock. The last use of the socket before a thread releases the lock is a query of EVENTS that
         shows no input, because ZeroMQ's descriptor signals only new input, and any use of the socket may consume that signal. There are
         three exceptions: no call is in flight; the thread that has sent a call becomes the leader, and queries EVENTS before it sleeps or
-        leaves; or large transfers are under way. Then a thread releases the lock with input left, so that other threads can take the lock,
-        and the eventfd signals that input.
+        leaves; or large transfers are under way. In the third case a thread releases the lock with input left, so that other threads can
+        take the lock, and the eventfd signals that input.
     R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread while
         there is no leader, opens and closes sockets, so that no descriptor number is reused while the leader polls that number.
     R3  A follower sleeps on its own lock, never on another thread's.
@@ -30,7 +30,7 @@ Rules
         the lock (interrupt_guard.py). If a signal handler of the program raises inside the channel, the reply that was being read may be
         lost, but no thread is left waiting without a leader.
     R8  A thread sleeps for at most SLICE_S at a time. If it finds input only because this time has passed, the wait is counted in `stalls`,
-        because a signal was lost: a bug.
+        because a signal was lost, which is a bug.
 
 Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the lock.
 
@@ -231,7 +231,7 @@ class Channel:
 
     def __del__(self) -> None:
         if "_guard" in self.__dict__ and not self._guard.forked:
-            # The finalizer of a stream that is collected too may have passed this channel to a thread, which may hold the lock.
+            # The finalizer of a stream may have passed this channel to another thread, which may hold the lock now.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
@@ -305,7 +305,7 @@ class Channel:
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
-            # The leader is the reader thread: it may sleep in its poll for longer than GATHER_S.
+            # The reader thread is the leader now, and may sleep in its poll for longer than GATHER_S.
             if self._leader != _NO_THREAD and self._leader_call is None:
                 os.eventfd_write(self._wake_fd, 1)
 
@@ -367,7 +367,7 @@ class Channel:
             if monotonic() >= end:
                 self._spins_in_vain += 1
                 return ready
-            sched_yield()  # so that ZeroMQ's own thread can run on this core
+            sched_yield()  # lets ZeroMQ's own thread run on this core
         self._spins_in_vain = 0
         return ready
 

@@ -276,7 +276,7 @@ class ClientConnection:
             try:
                 self._drain()
             except zmq.Again:
-                # only the first receive in `_drain` can raise this, and that receive has also queried EVENTS
+                # Again comes only from the first receive in `_drain`, and a receive that raises Again has queried EVENTS (R1)
                 return False
         elif self._has_input():
             self._drain()
@@ -412,7 +412,7 @@ class ClientConnection:
         refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
-        # After the tick, because a new socket and its monitor must be queried once before they are polled (R1).
+        # The monitor is read after the tick, because a new socket and its monitor must be queried once before they are polled (R1).
         for change in connector.read(now):
             if isinstance(change, Up):
                 self._has_input()  # this query makes the socket notice its new connection

@@ -5,10 +5,9 @@ Rules
     handle, because mapping any other file could end this process. In the owner's table, this process writes only the cells of leases to
     this process.
     When an array and all arrays made from it were collected, this process gives the memory back to its owner. If the memory was lent to
-    this process alone, it does so by writing the cell of the lease; if the memory was published, by closing the descriptor that holds the
-    lock.
-    Right before a fork, arrays that are lent to this process alone become private mappings. They are never given back, because the child
-    may go on reading them.
+    this process alone, this process writes the cell of the lease. If the memory was published, it closes the descriptor that holds the
+    lock. Right before a fork, arrays that are lent to this process alone become private mappings. They are never given back, because the
+    child may go on reading them.
 """
 
 from __future__ import annotations

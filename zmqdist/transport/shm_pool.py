@@ -119,11 +119,11 @@ class Block:
         """An object that must live as long as the block: the lease by which another process lends the bytes, or a frozen array's memory."""
 
     def lend(self) -> Handle | None:
-        """Lend the block to one receiver, which may write to it unless it is frozen. Return the handle, or None if too many leases exist."""
+        """Lend the block to one receiver, which may write to it unless it is frozen. Return None if too many leases exist."""
         return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """Lend the block, which no process may write to any more, to any number of receivers. Return the handle as `lend` does."""
+        """Lend the block, which no process may write to any more, to any number of receivers. Return None as `lend` does."""
         return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
@@ -275,7 +275,7 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` is the lease of the bytes."""
+        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` is their lease."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
