@@ -1,5 +1,5 @@
-"""The launcher's side of its zygote (zygote.py). `fork` has the zygote fork a child. If it returns None, the caller must start the child by
-command.
+"""The launcher's side of its zygote (zygote.py). `fork` has the zygote fork a child. If `fork` returns None, the caller must start the
+child by command.
 
 A child inherits some facts from its zygote that no order can change: user, limits, ignored signals, and the environment variables that
 Python, NumPy and the C library read when they start. For each set of these facts there is one zygote. The variables are those of this

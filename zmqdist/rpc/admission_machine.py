@@ -19,8 +19,8 @@ Promises, checked by tests/machines/test_admission.py and in simulation (tests/s
         larger call is let in when no other call counts against the same bound
     P4  clients have turns to have a call let in; the calls of one client are let in in the order in which they were announced, and as many
         calls are let in as fit
-    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, or the
-        bytes of a single call; the next call is refused, and the refusal names the bound
+    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, unless
+        they are a single call; a call that exceeds a bound is refused, and the refusal names the bound
     P6  no state is kept of a call that has begun or was dropped, or of a client that has disconnected
 
 Not here: threads and locks (handler_pool.py), what a call is and how its parts arrive (service.py, transport/transfers.py).

@@ -5,9 +5,9 @@ Rule (promises.md, Memory)
     modules and classes, and constant functions. It captures every object that cloudpickle adds to the pickle: closure cells, the globals
     that the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if a
     captured name was bound to another object. To notice this, the key of the cache consists of the ids of all captured objects, and the
-    cache refers to these objects, so that no id is used for another object. Any object that this module does not know counts as mutable. So
-    does a function that binds captured names itself (`global`, `nonlocal`), because its next run must see the values that the last run has
-    left.
+    cache refers to these objects, so that no id is used for another object. Any object that this module does not know counts as mutable. A
+    function that binds captured names itself (`global`, `nonlocal`) is not constant, because its next run must see the values that its
+    last run has left.
 
 A cache hit takes a few microseconds, because only ids are compared, and no value is compared or hashed.
 
