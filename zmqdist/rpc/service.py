@@ -71,7 +71,7 @@ class _Submitted:
 
 
 class RpcService:
-    """The methods of one server. After `attach`, a router passes its peers' calls to them. Other services may use the same router."""
+    """The methods of one server. After `attach`, a router passes its peers' calls to this service. A router may have several services."""
 
     def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
         self.where = f"the {name} server of process {os.getpid()}"

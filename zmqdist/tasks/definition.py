@@ -95,7 +95,7 @@ def address_to_bind(address: str, host: str | None) -> str:
     """Return the address to listen on, for a task whose address in the cluster is `address`.
 
     `host` overrides the host in `address`. By default the server listens on the host in `address`, if this is an address of this host.
-    Otherwise (a name that only other hosts can look up, or the address of a load balancer) the server listens on all interfaces.
+    Otherwise the server listens on all interfaces, because the host may be a name that only other hosts can look up, or a load balancer.
     """
     written, port = split(address)
     if host is None:

@@ -94,8 +94,8 @@ class Watches:
             self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Serve the watch of another task. If that task knows this task's current incarnation, its call gets no reply, so that it ends with
-        this process. Otherwise reply with the incarnation.
+        """Serve the watch of another task. If that task knows this task's current incarnation, its call gets no reply, so that the call
+        ends with this process. Otherwise reply with the incarnation.
         """
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)

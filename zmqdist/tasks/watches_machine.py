@@ -2,10 +2,10 @@
 
 Theory of operation
     This task watches another task from the first time that it waits for that task. A watch is a call that carries the
-    incarnation of the watched task. It gets no reply, so it fails when that incarnation ends, because then the connection ends or ZeroMQ's
-    heartbeats stop. The first watch, and each watch after such an end, carries no incarnation and waits for a server, because the task may
-    not have started yet. The task replies to it with its incarnation, which the next watch carries.
-    A task may end before it has replied to the first watch. Then the end of its own connection to this task shows that it was up.
+    incarnation of the watched task and gets no reply. So the watch fails when that incarnation ends, because then the connection ends or
+    ZeroMQ's heartbeats stop. The first watch, and each watch after such an end, carries no incarnation and waits for a server, because the
+    watched task may not have started yet. The watched task replies to such a watch with its incarnation, which the next watch carries.
+    A watched task may end before it has replied to the first watch. Then the end of its own connection to this task shows that it was up.
 
 Promises, checked by tests/sim/simulations/watches.py
     W1  each watched task has one watch in flight, unless this task's server was stopped or the watched task has refused the watch
