@@ -130,5 +130,5 @@ def _start(
         raise
     finally:
         os.close(starter)
-    process.returncode = 0  # so that Popen does not warn about a running process, because ZygoteProcess waits for it
+    process.returncode = 0  # ZygoteProcess waits for the process, so Popen must not warn that it runs
     return ZygoteProcess(process.pid, control)

@@ -212,7 +212,7 @@ class Collectives:
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
-        except BaseException:  # also after Ctrl-C, the leader must notify the other members
+        except BaseException:  # even after Ctrl-C, the leader must notify the other members
             if isinstance(reply, _LocalReply):
                 self._leader.announcement_withdrawn(group.name, reply)
             else:
@@ -370,7 +370,7 @@ class Collectives:
 
     def _end_calls(self, matches: Callable[[str, Task], bool]) -> None:
         for call, (exchange, task) in list(self._calls.items()):
-            if matches(exchange, task) and not call.done():  # a reply that arrived before this event counts
+            if matches(exchange, task) and not call.done():  # a reply that has arrived stays valid
                 call.cancel()
 
     def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:

@@ -49,7 +49,7 @@ class Watches:
           FailedPreconditionError: this task's server was stopped.
         """
         if self._machine.is_watched(task):
-            # checked without the lock first, because each wait for a task calls this method
+            # This check needs no lock, which makes it cheap: each wait for a task calls this method.
             return
         self._node.client(task)  # raises if this server was stopped
         with self._lock:

@@ -87,7 +87,7 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(value)
         problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
-    except ValueError as error:  # for instance because rows have different lengths
+    except ValueError as error:  # for instance if rows have different lengths
         problem = str(error)
     if problem:
         text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"

@@ -156,7 +156,7 @@ class WatchedTasks:
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
-        # This also holds for a first watch, because a call that was lost in flight had been sent to a task that was up.
+        # The task has gone even if this was its first watch, because a call can be lost in flight only on the way to a task that was up.
         effects = self._gone(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]

@@ -279,7 +279,7 @@ class Channel:
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
-                # perhaps no other thread reads the server's acknowledgments, requests for parts and replies
+                # a thread must read the server's acknowledgments, requests for parts and replies until this call can leave
                 self._ensure_reader()
             lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:
@@ -345,7 +345,7 @@ class Channel:
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
-        except BaseException:  # raised by a signal handler or a bug; the other threads need a leader (R4)
+        except BaseException:  # for instance by a signal handler; the other threads need a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
                     self._connection.read_arrived()
@@ -384,7 +384,7 @@ class Channel:
                 with self._turnstile, self._lock:
                     if self._ends_sleep(me, call, shielded):
                         return me.promoted
-        except BaseException:  # raised by a signal handler of the program, or by a bug
+        except BaseException:  # for instance by a signal handler of the program
             with self._lock:
                 self._leave_followers(me, call)
             raise
@@ -532,7 +532,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # another thread may have released the lock after this thread's sleep
+            me.lock.acquire(False)  # in case another thread has released it after this thread woke
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())

@@ -133,7 +133,7 @@ class ClientConnection:
         socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
-        # called without pyzmq's wrappers, which take as long as the functions of libzmq themselves
+        # The socket is used without pyzmq's wrappers, which take as long as the functions of libzmq themselves.
         backend: Any = super(zmq.Socket, socket)
         self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
@@ -203,7 +203,7 @@ class ClientConnection:
         if self.table.submitted(call) or waits:
             self._send_waiting()
         if call.frames and self.table.is_unsent(call) and not is_large(call.frames):
-            # copied, because the caller may change its arrays after this method
+            # the frames are copied, because the caller may change its arrays after this method
             call.frames = [bytes(frame) for frame in call.frames]
 
     def flush(self) -> None:

@@ -180,7 +180,7 @@ class Loop:
         if not self._finished.wait(timeout_s):
             log.warning("loop %s did not end within %.1f s, because a callback still runs", self.name, timeout_s)
             return
-        if self._thread.ident is not None:  # an earlier `stop` has ended this loop, which had never started
+        if self._thread.ident is not None:  # None if the loop never started
             self._thread.join(timeout_s)
 
     @property
@@ -378,7 +378,7 @@ class Loop:
     def _poll(self) -> list[tuple[int, int]]:
         if self._left_over():
             return self._epoll.poll(0)
-        # from now on `call_soon` wakes this thread; the next line finds functions that were added before
+        # From now on `call_soon` wakes this thread. Functions that were added before are found by the query of the inbox below.
         self._sleeping = True
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
         began = time.monotonic()

@@ -320,7 +320,7 @@ class Router:
         """Have the loop expel the peers whose connections were authenticated by a public key that is now
         revoked. Any thread may call this.
         """
-        with contextlib.suppress(FailedPreconditionError):  # the loop has been stopped
+        with contextlib.suppress(FailedPreconditionError):  # a stopped loop has no connections
             self._loop.call_soon(self.expel_key, key, problem)
 
     def _shut_down(self, peer: Peer) -> None:

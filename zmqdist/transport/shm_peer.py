@@ -347,7 +347,7 @@ def _before_fork() -> None:
         try:
             hold.make_private()
         except OSError:
-            # for instance because of too many mappings; the loop goes on, so that the other arrays become private
+            # The process may have too many mappings, for instance. The loop goes on, so that the other arrays become private.
             log.exception(
                 "an array in shared memory could not be made private before a fork; the child may see it change"
             )

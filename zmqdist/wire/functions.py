@@ -166,7 +166,7 @@ def _reduces_to_name(value: Any) -> bool:
 
 def _rebinds(code: CodeType) -> bool:
     """Return whether this code, or a function inside it, binds globals or cells of an outer function."""
-    known = _rebinding.get(id(code))  # looked up by id, because comparing code objects is slow, as in `global_names`
+    known = _rebinding.get(id(code))  # by id, because comparing code objects is slow (`global_names`)
     if known is None:
         found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
         if len(_rebinding) >= 4 * FUNCTIONS_KEPT_MAX:
