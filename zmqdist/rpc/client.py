@@ -129,7 +129,8 @@ class ZmqClient(RpcClient):
         token_file: str | os.PathLike[str] | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect. The arguments are those of `Client.create`. With `list_registered_methods`, block and raise as `Client.create` does.
+        """Connect. The arguments are those of `Client.create`. With `list_registered_methods`, wait for the server, and raise the errors of
+        `Client.create`.
 
         `security` overrides `keys_dir` and `token_file`; use it to connect in another role than "client".
         """

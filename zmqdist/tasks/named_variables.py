@@ -49,7 +49,7 @@ class Variables:
         return _copied(self.stored(name, container))
 
     def stored(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """Return the stored array of a variable, without a copy. The caller must not write to it. Raises as `read`."""
+        """Return the stored array of a variable, without a copy. The caller must not write to it. Raises the errors of `read`."""
         key = self._key(name, container)
         with self._lock:
             array = self._values.get(key)

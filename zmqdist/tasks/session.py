@@ -196,7 +196,7 @@ class Session:
 
         Raises:
           InvalidArgumentError: `value` is not an array of numbers or text.
-          OpError: as for `run`.
+          OpError: any error of `run`.
         """
         array = array_of(name, value)
         self._call_task(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
@@ -206,7 +206,7 @@ class Session:
 
         Raises:
           FailedPreconditionError: the variable was not assigned, or was cleared.
-          OpError: as for `run`.
+          OpError: any error of `run`.
         """
         return self._call_task(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
 

@@ -36,7 +36,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> ND
 
 
 def empty_like(a: NDArray[Any]) -> NDArray[Any]:
-    """Return an uninitialized array as `empty` does, with the shape, the dtype and the memory order of `a`. Raises as `freeze`."""
+    """Return an uninitialized array in shared memory, with the shape, dtype and memory order of `a`. Raises the errors of `freeze`."""
     _check_array("empty_like", a)
     return _empty(a.shape, a.dtype, _order(a))
 

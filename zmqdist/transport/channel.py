@@ -145,7 +145,7 @@ class Channel:
             self._submit(call, False)
 
     def call_and_wait(self, call: ClientCall) -> None:
-        """Send the call and wait until it has ended. Raises as `submit` does, and KeyboardInterrupt."""
+        """Send the call and wait until it has ended. Raises the errors of `submit`, and KeyboardInterrupt."""
         with self._guard as shielded:
             if self._submit(call, True):
                 self._lead(call, shielded)

@@ -53,7 +53,7 @@ class InterruptGuard:
             )
 
     def __enter__(self) -> bool:
-        """Return whether the calling thread is the main thread, which is then shielded from Ctrl-C. Raises as `check`."""
+        """Return whether the calling thread is the main thread, which is then shielded from Ctrl-C. Raises the errors of `check`."""
         self.check()
         if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
             return False

@@ -149,7 +149,7 @@ def load_server(folder: str | Path) -> KeyPair:
 
 
 def load_role(folder: str | Path, role: str) -> KeyPair:
-    """Return the key pair of a role, or of "server". Raises as `load_server`."""
+    """Return the key pair of a role, or of "server". Raises the errors of `load_server`."""
     return _load_pair(Path(folder), role)
 
 
@@ -160,7 +160,7 @@ def load_server_public(folder: str | Path) -> bytes:
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Return the role of each public key (32 bytes) in the file `authorized`. Raises as `load_server_public`.
+    """Return the role of each public key (32 bytes) in the file `authorized`. Raises the errors of `load_server_public`.
 
     The result is empty for the folder of a process that joined, because such a folder has no file `authorized`.
     """

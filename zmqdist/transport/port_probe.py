@@ -217,7 +217,7 @@ class ProbeResult:
       failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if a
         connection was made.
       connect_s: seconds that connecting took.
-      mechanism, rejection: as the attributes of PortProbe.
+      mechanism, rejection: the attributes of PortProbe after the probe.
     """
 
     ip_address: str

@@ -120,7 +120,7 @@ class PeerPool:
     def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
         """Claim a handle for a caller that lends its bytes to another process, without mapping the bytes. Return the segment and the lease.
 
-        Raises as `attach`.
+        Raises the errors of `attach`.
         """
         fd, inode, nbytes, _, _, cell, serial, mode = handle
         if mode != EXCLUSIVE:

@@ -123,7 +123,7 @@ class Block:
         return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """Lend the block, which no process may write to any more, to any number of receivers. Return None as `lend` does."""
+        """Lend the block, which no process may write to any more, to any number of receivers. Return None if too many leases exist."""
         return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
@@ -279,7 +279,7 @@ class ShmPool:
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return a whole segment for one array of the program, so that `freeze` can seal it. Return None as `allocate` does."""
+        """Return a whole segment for one array of the program, so that `freeze` can seal it. Return None if there is no room."""
         with self._lock:
             self._reclaim()
             size = -(-nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES

@@ -61,7 +61,7 @@ class FunctionCache:
         """Return the pickle of a function that is not constant, with the large arrays that it captures beside the pickle.
 
         Raises:
-          InvalidArgumentError: as `pack_function`.
+          InvalidArgumentError: `pack_function` cannot pack the function.
         """
         return self._counted(pack_function_parts, fn)
 
@@ -70,7 +70,7 @@ class FunctionCache:
         is bound to another object.
 
         Raises:
-          InvalidArgumentError: as `pack_function`; the cache is then unchanged.
+          InvalidArgumentError: `pack_function` cannot pack the function. The cache is unchanged.
         """
         named = self._kept.get((id(fn),))  # a key of one id belongs to a function that is pickled by its name
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):

@@ -68,7 +68,7 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
     Raises:
       FailedPreconditionError: the result is a pickle, and `safe_only` refuses it.
       WireError: the bytes are damaged.
-      Exception: as `trusted.unpack`.
+      Exception: any error of `trusted.unpack`.
     """
     head, frames = (packed[0], packed[1:]) if isinstance(packed, list) else (packed, [])
     body = memoryview(head).cast("B")
