@@ -91,7 +91,7 @@ class _Zygote:
     """One zygote process.
 
     Attributes:
-      has_forked: whether the zygote has forked a child, which shows that a zygote with these inherited facts works.
+      has_forked: whether the zygote has forked a child, which shows that a zygote can work with the facts that it has inherited.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:

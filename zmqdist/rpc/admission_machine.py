@@ -113,8 +113,8 @@ class FairAdmission:
         self.outside.setdefault(client, backlog)
 
     def let_in(self) -> Any | None:
-        """Return the item of the next call whose arguments the server may request, and count these arguments. Return None if the bounds let
-        no call in now (P3, P4).
+        """Return the item of the next call whose arguments the server may request, and count these arguments. Return None if
+        the bounds on pulled arguments (P3) let no call in now.
         """
         for client, backlog in self.outside.items():
             key, (nbytes, item) = next(iter(backlog.outside.items()))

@@ -168,7 +168,7 @@ class ZmqServer(RpcServer):
     def snapshot(self) -> ServerSnapshot:
         """Return the server's current figures: clients, calls, threads, streams, large arrays in flight, messages.
 
-        Any thread may call this. It occupies the server's loop for some microseconds, and for less than a microsecond more for each client.
+        Any thread may call this. It occupies the server's loop for some microseconds, plus less than a microsecond for each client.
         All figures are zero before `start`. After `stop` they describe the moment of the stop.
 
         Raises:

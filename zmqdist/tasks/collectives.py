@@ -69,7 +69,8 @@ class GroupMembers:
       rank: rank of this task.
       counter: the round of the next operation; 0 for the first operation. `None` means the current round, whose number this member does not
         know.
-      unnumbered: the outcome of an announcement of a failure that was sent while `counter` was None. It has the number of the round.
+      unnumbered: the outcome of an announcement of a failure that was sent while `counter` was None. This outcome has the number of the
+        round.
       aborted: (code, message) if a member has aborted the current operation; else None.
       lock: the lock that a caller holds during an operation.
     """
@@ -163,7 +164,8 @@ class Collectives:
           failure: the error because of which this member cannot take part. This method does not wait for the verdict about it.
 
         Returns:
-          (RESULT, value), or (GO, the next round, the name of the exchange, the details of all members by rank). After a `failure`, ().
+          (RESULT, value), or (GO, the next round, the name of the exchange, the details of all members by rank). If `failure` is
+          given, the result is ().
         """
         with self._lock:  # no member can be ahead of this member, so all stored pieces belong to failed operations
             self._boxes.pop(group.name, None)

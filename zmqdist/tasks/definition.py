@@ -32,8 +32,8 @@ def effective(
     """Return the ServerDef that the arguments of a server describe. The result is always a copy.
 
     Raises:
-      TypeError: `source` has none of these types, or `config` is not a dict.
-      ValueError: the cluster has no job, or several jobs or tasks of which the arguments name none, or ClusterSpec refuses it.
+      TypeError: `source` does not describe a cluster, or `config` is not a dict.
+      ValueError: the arguments do not name a task although the cluster does not have exactly one, or ClusterSpec refuses the cluster.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: there is no such protocol.
     """

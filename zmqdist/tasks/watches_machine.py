@@ -91,7 +91,7 @@ class WatchedTasks:
         return task == self._me or task in self._addresses
 
     def incarnation(self, task: Task) -> int:
-        """Return the incarnation of a task that last replied to a watch, also after its end; 0 if no incarnation has replied."""
+        """Return the last incarnation of a task that has replied to a watch, even if that incarnation has ended; 0 if none has replied."""
         return self._incarnations.get(task, 0)
 
     def gone_message(self, task: Task) -> str:

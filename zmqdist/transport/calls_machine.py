@@ -87,7 +87,7 @@ class ClientCall:
       waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead of waiting for one.
       bounded: False if P9, the bound on eager arguments, ignores the call, because the server starts the call's method at once, and bounds
         such calls in another way.
-      nbytes: the bytes of arguments that count for P9; 0 before `submitted`.
+      nbytes: the bytes of arguments that count against the bound on eager arguments (P9); 0 before `submitted`.
       held: whether the call was sent without its large parts.
       allocate: function that returns the memory for the large parts of the reply; None means fresh memory.
       waiters, callbacks: lists that belong to the owner; None until it needs them.
@@ -146,8 +146,8 @@ class ClientCalls:
       waiting: unsent calls by number, in the order in which they were made; they wait for a server, or to be batched with other calls.
       waiting_bytes: bytes of the bodies in `waiting`.
       eager_bytes: bytes of counted arguments that the calls in flight have sent eagerly (P9).
-      held_back: calls that wait for replies to other calls (P9), in the order in which they were made. *Invariant*: each was made before
-        every call in `waiting`.
+      held_back: calls that wait until replies make room for their arguments (P9), in the order in which they were made. *Invariant*: each
+        was made before every call in `waiting`.
       deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*: each call's `due` is at this time or later.
     """
 
@@ -171,7 +171,7 @@ class ClientCalls:
         server and no server is connected.
 
         Returns:
-          Whether the caller should send the waiting calls now, although no thread waits for a reply yet (P8).
+          Whether the caller should send the waiting calls now, because P8 says that they need not wait to be batched.
         """
         waiting, in_flight = self.waiting, self.in_flight
         if len(in_flight) + len(waiting) + len(self.held_back) >= self._pending_max:
@@ -221,7 +221,7 @@ class ClientCalls:
     def _next_calls(self, source: dict[int, ClientCall]) -> list[ClientCall]:
         """Take from `source` (`held_back` or `waiting`) the first calls that fit into one message, and return them.
 
-        Calls of `waiting` that P9 does not let leave are moved to `held_back`.
+        If P9, the bound on eager arguments, does not let a call of `waiting` leave, the call is moved to `held_back`.
         """
         held_back = self.held_back
         resumes = source is held_back

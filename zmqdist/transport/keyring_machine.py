@@ -340,7 +340,7 @@ class Keyring:
         return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
 
     def _admit(self, key: bytes, member: MemberKey, now: float, replies: list[Send]) -> list[KeyringEffect]:
-        """Add a member's key, which replaces the other current keys of the member's name (P5)."""
+        """Add a member's key. It replaces the other current keys of the member's name, because a name has one current key (P5)."""
         others = [k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None]
         for other in others:
             self.members[other] = replace(self.members[other], replaced_at=now)
@@ -350,7 +350,7 @@ class Keyring:
         return [SaveKeyring(), *replies, *self._changed(key), *self._moved(member.address), *forgotten]
 
     def _forget(self) -> list[Send]:
-        """Forget the oldest replaced keys beyond `replaced_max` (P8)."""
+        """Forget the oldest replaced keys, so that at most `replaced_max` of them are left (P8)."""
         shown = {member.shown for member in self.members.values() if member.replaced_at is None}
         replaced = [
             key

@@ -158,7 +158,7 @@ class _Link:
     """The connection to the dispatcher. Only the link's own thread changes `keys` and `addresses`.
 
     Attributes:
-      keys, addresses: the dispatcher's latest reply about each key, and about the key that listens at each address.
+      keys, addresses: the dispatcher's latest reply about each key, and its latest reply about each address.
     """
 
     def __init__(

@@ -235,7 +235,7 @@ class PortOwner:
       uid: the user id of the socket.
       pid: the number of the process; 0 if this user may not see the process, because it belongs to another user.
       command: the command line, as the system shows it.
-      state: the state as `ps` shows it: "T" is stopped.
+      state: the letter by which `ps` shows the state; "T" means stopped.
     """
 
     uid: int
