@@ -141,7 +141,7 @@ class FrameReader(Generic[M]):
             yield message, parts
 
     def _begin_parts(self, sizes: Sequence[int]) -> Parts:
-        """Allocate the parts of a message, and copy into them those of their bytes that were read together with the message."""
+        """Allocate the parts of a message, and copy into them the bytes of the parts that were read together with the message."""
         try:
             parts = [bytearray(size) for size in sizes]
         except MemoryError:

@@ -85,8 +85,8 @@ class RpcClient:
           name: the name of this client in logs; it need not be unique.
           timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means no deadline; `create` then
             waits without limit, and logs for which server it waits.
-          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR. If that is not
-            set, either, the client shows the user's token, which works on loopback only.
+          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR.
+            Without keys, the client shows the user's token, which works on loopback only.
 
         Returns:
           A ZmqClient. The caller owns the client and closes it.

@@ -39,8 +39,8 @@ class RpcServer:
         Args:
           rpc_layer: "zmq".
           address: "host:port"; with port 0, `start` picks a free port.
-          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR. If that is not
-            set, either, the server checks the user's token, which works on loopback only.
+          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR.
+            Without keys, the server checks the user's token, which works on loopback only.
           threads_max: how many calls may run at the same time, not counting inline methods and streams. Further calls wait, and the server
             takes calls from its clients in turn. Threads are started when they are needed. A handler that waits for another call of this
             server occupies a thread meanwhile, so add one thread for each such handler.

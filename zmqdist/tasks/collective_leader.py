@@ -221,7 +221,7 @@ def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tup
 
 
 def results_of(first: Contribution, values: list[Any]) -> list[Any]:
-    """Return the result of each rank, because the leader has all values. The result of a gather is the list of values."""
+    """Return the result of each rank, which the leader computes from all values. The result of a gather is the list of values."""
     size = len(values)
     if first.kind == "all_reduce":
         return [core.folded(values, first.op)] * size

@@ -22,7 +22,8 @@ Theory of operation
     earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message ends one wait, once; the messages of a channel, in the order of sending, end its waits, in the order of their beginning
+    P1  each message ends exactly one wait; the messages of a channel, in the order in which they were sent, end the waits of the channel in
+        the order in which these began
     P2  no message of one incarnation of a sender ends a wait for another incarnation
     P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
     P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
@@ -292,8 +293,8 @@ class Mailbox:
     # -- senders ----------------------------------------------------------------------------------------------------------
 
     def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
-        """Note that the runtime has learned of an incarnation of a sender. This becomes the current incarnation, unless the mailbox knows
-        it as a past incarnation.
+        """Note that the runtime has learned of an incarnation of a sender. The incarnation becomes the current one, unless the mailbox
+        knows it as a past incarnation.
         """
         source = self._source(name)
         if source.incarnation == incarnation or incarnation in source.past:

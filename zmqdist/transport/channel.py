@@ -3,7 +3,7 @@
 Theory of operation: leader and followers
     The first thread that waits for a reply becomes the leader: it polls the descriptors and reads for all threads. Other waiting threads
     are followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in
-    ZeroMQ's receive queue. So a blocking call costs no more than one on the bare socket.
+    ZeroMQ's receive queue. A blocking call costs no more than on the bare socket, because the waiting thread itself reads the reply.
 
     A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.

@@ -7,8 +7,8 @@ Rules
     Each attempt looks a host name up again, so that the client finds a server that has returned at another address. The attempts for a name
     use IPv4 and IPv6 in turn, because the name may have addresses of one kind only, and the server may listen at one kind only.
     Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin HEARTBEAT_IVL_S after the handshake, and the first
-    heartbeat tells the server how long to wait for the next. If the client's process is stopped before that, only the server's own, rarer
-    heartbeats show the server that the client is silent.
+    heartbeat tells the server how long to wait for the next. If the client's process is stopped before the first heartbeat, only the
+    server's own, rarer heartbeats show the server that the client is silent.
 
 A connector neither waits nor starts a thread. The owner's threads use it one at a time. The owner
     polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py);

@@ -186,7 +186,7 @@ class SaveKeyring:
 
 @dataclass(frozen=True, slots=True)
 class CutKey:
-    """End all connections of a key, after sending each of these peers the reason."""
+    """End all connections of a key, after sending the reason to the peer of each connection."""
 
     key: bytes
     problem: str

@@ -12,9 +12,9 @@ One turn
     5. if this turn did anything, call the end-of-turn hooks, in which the runtimes send the messages that they have gathered
 
     Input comes before timers, so that a loop that was stopped for a while reads the waiting heartbeats before it decides which peers are
-    overdue. For the same reason the loop delays timers in two cases: while a callback reports that it stopped at its
-    bound, for HOLD_S at most; and for RECOVER_S after a wake-up that was far too late. Such a wake-up means that the process was probably
-    stopped (SIGSTOP, a suspended host), so that ZeroMQ's own thread must read from the network first.
+    overdue. For the same reason the loop delays timers for at most HOLD_S while a callback reports that it stopped at its
+    bound. It also delays timers for RECOVER_S after a wake-up that was far too late. Such a wake-up means that the process was probably
+    stopped (SIGSTOP, a suspended host), and then ZeroMQ's own thread has to read the waiting heartbeats from the network first.
 
 ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that a message is available. So each socket has a
 mark, `WatchedSocket.dirty`, and the loop sleeps only after it has queried EVENTS of each marked socket and found no input. The loop sets
