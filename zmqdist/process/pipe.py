@@ -297,7 +297,7 @@ class LoopPipe(Generic[M]):
                 return  # the socket is empty
 
     def _read_some(self) -> int:
-        """Read once, and return the number of bytes that were read. 0 means that none have arrived, or that the child has ended."""
+        """Read once, and return the number of bytes that were read. 0 means that no bytes have arrived, or that the child has ended."""
         if self._finished:
             return 0
         try:

@@ -252,7 +252,7 @@ class Zygote:
 
     def _fork(self, bound: bool) -> int:
         """Fork as `os.fork` does, but return in the zygote only when the child leads its process group, so that the zygote can signal the
-        group. A bound child also has the kernel kill it when the zygote ends.
+        group. A bound child also asks the kernel to kill it when the zygote ends.
         """
         leads, led = os.pipe()
         zygote = os.getpid()

@@ -160,8 +160,8 @@ class FairAdmission:
     # -- how they end otherwise -----------------------------------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
-        """Remove a call that will not begin by `next`, or that has begun in a batch. Return whether the call waited for a thread or to be
-        let in.
+        """Remove a call that `next` must not return any more, because its reply is not wanted or because it has begun in a batch. Return
+        whether the call waited for a thread or to be let in.
         """
         backlog = self._clients.get(client)
         if backlog is None:

@@ -221,8 +221,8 @@ class ZmqClient(RpcClient):
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
     def refresh(self) -> None:
-        """Fetch the list of the server's methods again, and update this client's attributes to match. Blocks
-        and raises as `methods` does.
+        """Fetch the list of the server's methods again, and update this client's attributes to match. This
+        blocks as `methods` does, and raises the errors of `methods`.
         """
         methods = self.methods()
         offered: dict[str, Callable[..., Any]] = {}

@@ -68,7 +68,9 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The verdict that all members of the round, listed by rank, are about to do the same operation. They continue with the next round."""
+    """The verdict that all members of the round, listed by rank, are about to do the same operation. The members continue with the next
+    round.
+    """
 
     counter: int
     members: list[Announcement]
@@ -192,7 +194,7 @@ class Agreements:
             raise InvalidArgumentError(f"{text}, not {', '.join(map(task_name, members))}")
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
-        """Return the verdicts for these effects of the barriers. Callers of a round that get the same outcome share one verdict."""
+        """Return the verdicts for these effects of the barriers. Members of a round that get the same outcome share one verdict."""
         ended: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
         for effect in effects:
             announcement = effect.ticket

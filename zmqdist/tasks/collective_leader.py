@@ -169,8 +169,8 @@ class Leader:
             announcement.token.fail(self._stop_error(announcement.token))
 
     def _stop_error(self, token: Any) -> OpError:
-        """Return the error for an announcement while this task stops. This task's own caller learns that its server was stopped, and
-        another member that the leader of the group was stopped.
+        """Return the error for an announcement while this task stops. This task's own caller learns that its server was stopped.
+        Another member learns that the leader of the group was stopped.
         """
         if not isinstance(token, PendingCall):
             return self._node.stopped

@@ -223,10 +223,10 @@ class Collectives:
 
     @staticmethod
     def _counter(group: GroupMembers) -> int | None:
-        """Return the round of the next operation; None if this member does not know it.
+        """Return the number of the round of the next operation; None if this member does not know the number.
 
-        If this member has announced a failure without a number, wait for the leader's reply, which has the number. Without it, the leader
-        could mistake a second failure for a late report of the first, and end an operation to which neither failure belongs.
+        If this member has announced a failure without a number, wait for the leader's reply, which has the number. Without the number, the
+        leader could mistake a second failure for a late report of the first, and end an operation to which neither failure belongs.
         """
         reply, group.unnumbered = group.unnumbered, None
         if reply is None:

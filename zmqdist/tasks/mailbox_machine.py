@@ -473,7 +473,9 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """Note that the receiver has skipped the message that `ended` returned together with this number. Return the same as `ended`."""
+        """Note that the receiver has skipped the message that `ended` returned together with this number. The result means the same as that
+        of `ended`.
+        """
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:

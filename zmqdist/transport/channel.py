@@ -393,7 +393,7 @@ class Channel:
                 self._guard.wake = None
 
     def _ends_sleep(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Return whether this follower's sleep is over (R6). If `me.promoted` is set then, the follower is the leader now."""
+        """Return whether this follower's sleep is over (R6). If it is over and `me.promoted` is set, the follower is the leader now."""
         asleep = me in self._followers
         if call.ended or (shielded and self._guard.interrupted):
             self.stalls += call.ended and asleep

@@ -367,7 +367,7 @@ class Loop:
         return happened, backlog
 
     def _left_over(self) -> bool:
-        """Return whether a marked socket has input. Remove the mark of each socket that has none."""
+        """Return whether a marked socket has input. Remove the mark of each socket without input."""
         for watched in self._sockets.values():
             if watched.dirty:
                 if not watched.socket.closed and watched.has_input():

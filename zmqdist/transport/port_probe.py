@@ -98,7 +98,7 @@ class PortProbe:
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 at the end of the probe.
 
-        The descriptor becomes ready for output when connecting has succeeded or failed, and after that ready for input.
+        The descriptor becomes ready for output when connecting has succeeded or failed, and ready for input when the greeting arrives.
         """
         return self._socket.fileno()
 
@@ -292,7 +292,7 @@ def is_local_address(ip_address: str) -> bool:
 
 
 def probe(address: str, timeout_s: float) -> ProbeResult:
-    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up, and then again the connecting."""
+    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up and, separately, the connecting."""
     host, port = split(address)
     try:
         number = resolve_host(host, timeout_s)

@@ -330,7 +330,7 @@ class Router:
 
     def _end_silent(self, fd: int) -> None:
         """End a connection on which no message has arrived since the handshake. While unknown keys may join, a stranger can pass the
-        handshake, and could keep connections open without this limit.
+        handshake. Without this time limit, the stranger could keep such connections open.
         """
         if not self._by_fd.get(fd) and self._reported_ends[fd] <= 0:
             shut_down(fd)

@@ -306,8 +306,8 @@ class _CopyOnWriteMemory(Exporter):
 def lendable_block(array: NDArray[Any]) -> Block | None:
     """Return a block with the bytes of the array, so that the array can be lent without a copy; None if there is no such block.
 
-    There is such a block if the array is a whole block of this process, or begins where a block begins that another process has lent to
-    this process alone. Use this for an array that no code changes any more.
+    There is such a block if the array is a whole block of this process, or if the array begins at the beginning of a block that another
+    process has lent to this process alone. Use this for an array that no code changes any more.
     """
     base: Any = array
     while isinstance(base, np.ndarray):

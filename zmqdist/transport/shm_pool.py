@@ -160,7 +160,7 @@ class _BlockMemory(Exporter):
 
 
 class FrozenSegment(Exporter, FrozenMemory):
-    """The memory of a frozen array, of this or of another process."""
+    """The memory of an array that this or another process has frozen."""
 
     __slots__ = ("mapping", "segment")
 
@@ -416,7 +416,7 @@ class ShmPool:
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
         """Search for killed receivers, and return a block of this size that has become free; None if there is no such block.
 
-        The search costs a system call for each lease, so it is made once in SWEEP_S or, if the pool is full, once in SWEEP_FULL_S.
+        The search costs a system call for each lease, so it is made at most once in SWEEP_S or, if the pool is full, in SWEEP_FULL_S.
         """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
@@ -481,7 +481,7 @@ class ShmPool:
     # -- freezing -----------------------------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal the segment of an array of `user_array`; return None if the bytes are no such array, or its segment cannot be sealed.
+        """Seal the segment of an array that `user_array` has made. Return None if it has not made it, or if the segment cannot be sealed.
 
         Before that, the array's own mapping becomes private, so that later writes through the array stay in this process.
         """

@@ -154,8 +154,8 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
 
 
 def _reduces_to_name(value: Any) -> bool:
-    """Return whether the value's own rule for pickling returns a name. This applies to other kinds of functions, such as NumPy's and cached
-    functions.
+    """Return whether the value's own rule for pickling returns a name. Functions of other types, such as NumPy's
+    and cached functions, have such a rule.
     """
     reduce = copyreg.dispatch_table.get(type(value))
     try:
