@@ -164,8 +164,7 @@ class Collectives:
           failure: the error because of which this member cannot take part. This method does not wait for the verdict about it.
 
         Returns:
-          (RESULT, value), or (GO, the next round, the name of the exchange, the details of all members by rank). If `failure` is
-          given, the result is ().
+          (RESULT, value); (GO, the next round, the name of the exchange, the details of all members by rank); or () if `failure` is given.
         """
         with self._lock:  # no member can be ahead of this member, so all stored pieces belong to failed operations
             self._boxes.pop(group.name, None)

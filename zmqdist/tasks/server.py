@@ -79,8 +79,7 @@ class Server:
           bind_host: the host to listen on; by default the host in the task's address if this host has it, otherwise all interfaces.
           listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
             process can take the port first.
-          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR.
-            Without keys, the server checks the user's token, which works on loopback only.
+          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR, or file of the token for a server on loopback without keys.
           insecure: if there are no keys, accept every peer.
 
         Raises:
