@@ -22,8 +22,9 @@ Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.p
         in the round; each member gets one reply
     A2  members agree only if all parts of their announcements that must be equal are equal
     A3  no announcement outlives its deadline, the end of a member, or an abort
-    A4  after a round that failed for whatever reason, the next round works; after an abort, once the group was reset
-    A5  the leader never compares announcements of different rounds, except of members that have received an error
+    A4  after a round that failed for whatever reason, the next round works; after an abort, operations work again once the group was reset
+    A5  the leader compares only announcements of one round; a member that an error has left without the number of its round joins the
+        current round
     A6  a failure that is reported late ends no later round than its own
 
 Not here: how a result is computed (collectives.py), and which tasks are up (watches_machine.py).

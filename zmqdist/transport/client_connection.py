@@ -415,7 +415,7 @@ class ClientConnection:
         # The monitor is read after the tick, because a new socket and its monitor must be queried once before they are polled (R1).
         for change in connector.read(now):
             if isinstance(change, Up):
-                self._has_input()  # this query makes the socket notice its new connection
+                self._has_input()  # querying EVENTS makes the socket notice its new connection
                 self._put(self._hello)
             elif isinstance(change, Down):
                 if self._has_input():
