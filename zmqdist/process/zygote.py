@@ -26,7 +26,8 @@ Messages to the control socket (SOCK_SEQPACKET)
     KILL has the zygote kill the bound child with the ticket of the message.
     BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds within which the next BEAT must arrive.
 About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both reports have the child's ticket. The zygote
-writes the reports about a bound child to the control socket, and the reports about an unbound child, with a pidfd, to its status socket.
+writes the reports about a bound child to the control socket. It writes the reports about an unbound child, together with a pidfd, to the
+child's status socket.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Theory of operation
     old key admits no new connection. So that no work is lost, connections that were opened with the old key stay open, until they end for
     another reason or an admin revokes the old key. Other processes still trust a port that shows the old key (`listens`), because an open
     port cannot change its key without ending its connections.
-    The keyring keeps at most `replaced_max` replaced keys and forgets the oldest, because a cluster that runs for years replaces keys all
-    the time. A forgotten key is as unknown as a key that never joined.
+    The keyring keeps at most `replaced_max` replaced keys that no port shows any more, and forgets the oldest, because a cluster that runs
+    for years replaces keys all the time. A forgotten key is as unknown as a key that never joined.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before the token expires, and only under the token's name

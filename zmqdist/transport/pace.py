@@ -6,8 +6,7 @@ Theory of operation
     A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the network router before the slowest link.
     If the queue is longer than the link carries within the heartbeat's time-out, the connection ends, although the link works. A pace
     measures the queue by acknowledgments. It takes the time from the sending of a chunk to its acknowledgment, and subtracts the shortest
-    such time. The rest is the time that the chunk and its acknowledgment spent in queues, as a heartbeat and its
-    reply would, too.
+    such time. The rest is the time that the chunk and its acknowledgment spent in queues, as a heartbeat and its reply would, too.
 
     The aim of the window is the number of bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has
     just shown. The window begins small, because the link is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged
