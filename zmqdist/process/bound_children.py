@@ -69,7 +69,7 @@ class BoundChild:
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """Kill the child and all processes that it has started with SIGKILL. When the child has ended, `exited` is called."""
+        """Send SIGKILL to the child and to all processes that it has started. When the child has ended, `exited` is called."""
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)

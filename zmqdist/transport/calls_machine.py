@@ -8,10 +8,10 @@ Rule 3: every blocking call passes through this module twice on each side, so th
 
 Theory of operation
     A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). While no server is connected, all
-    calls wait for a server. While a server is connected, calls wait only to be batched. The first call leaves at once. The calls that are
-    made while a call is in flight leave together when a reply arrives, when a thread waits for one of them, or when they fill a message.
-    When the connection is lost, the calls in flight end with UNAVAILABLE. They are never sent again, because the server may have executed
-    them. Waiting calls wait for the next connection.
+    calls wait for a server. While a server is connected, calls wait only to be batched, or because they are held back (see below). The
+    first call leaves at once. The calls that are made while a call is in flight leave together when a reply arrives, when a thread waits
+    for one of them, or when they fill a message. When the connection is lost, the calls in flight end with UNAVAILABLE. They are never sent
+    again, because the server may have executed them. Waiting calls wait for the next connection.
     A client must not fill the server's memory. So it sends arguments eagerly, which means before the server has room for them, only while
     the arguments of all its unanswered calls fit into a window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is
     sent without these parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless
