@@ -93,7 +93,7 @@ def call(
     traceback: bool,
     **secrets: Any,
 ) -> None:
-    """Call METHOD of the server at ADDRESS and print its result; of a streaming method, each item as it arrives.
+    """Call METHOD of the server at ADDRESS and print its result. For a streaming method, print each item as it arrives.
 
     \b
     Each of ARGS is one of these:

@@ -204,7 +204,7 @@ def _running_cluster(file: str) -> ClusterConfig:
     if len(found) > 1:
         addresses = ", ".join(each.runtime.dispatcher.removeprefix("zmq://") for each in found if each.runtime)
         raise FailedPreconditionError(
-            f"{len(found)} clusters {name!r} run on this host: name one by address: {addresses}"
+            f"{len(found)} clusters {name!r} run on this host: name one of them by its address: {addresses}"
         )
     return found[0]
 

@@ -111,8 +111,8 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
     """Make a key pair in the folder DIR, and join the dispatcher of a ticket with it.
 
     The folder may have no keys, except those of an earlier join under the same name. The command reads the ticket from standard input,
-    unless an option gives a file or descriptor. When it has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this host. The
-    secret key never leaves this host.
+    unless an option gives a file or descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this
+    host. The secret key never leaves this host.
     """
     from zmqdist.transport.join_ticket import join, read_ticket
 

@@ -48,7 +48,7 @@ class Commands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
-            # click must not handle this case: 8.1 would print the help to stdout and exit with 0, and 8.2 raises a class that 8.1 lacks.
+            # Without arguments, click 8.1 would print the help to stdout and exit with 0, and 8.2 would raise a class that 8.1 lacks.
             click.echo(ctx.get_help(), err=True)
             ctx.exit(int(ExitCode.USAGE))
         return super().parse_args(ctx, args)
@@ -85,7 +85,7 @@ class Commands(click.Group):
         except (OpError, ConfigError, NotImplementedError) as error:
             report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
-        except BrokenPipeError:  # caught here, because click would end with exit code 1
+        except BrokenPipeError:  # not left to click, which would exit with code 1
             discard_output()
             ctx.exit(int(ExitCode.OK))
 

@@ -175,7 +175,7 @@ def worker(
 ) -> None:
     """Run a worker in the foreground.
 
-    The worker waits for its dispatcher, and reconnects to a restarted one. Each slot is a process of its own, so that a
+    The worker waits for its dispatcher, and reconnects if the dispatcher was restarted. Each slot is a process of its own, so that a
     function that crashes stops no other function.
     """
     from zmqdist.addresses import advertised_address

@@ -39,7 +39,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Invert `split_address`."""
+    """Return `host:port`, with an IPv6 host in brackets: the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

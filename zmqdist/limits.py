@@ -360,7 +360,8 @@ twice as much as a client sends, because the server still counts a call for a sh
 
 UNCOUNTED_BYTES_MAX: Final = CLIENT_UNASKED_BYTES_MAX // CALLS_PENDING_MAX
 """Bytes of the arguments of a call up to which neither client nor server counts the call against these bounds. The client sends such a
-call at once, also while it holds back others. They are so small that all calls that a client may have stay within the server's bound.
+call at once, also while it holds back others. Such arguments are so small that all calls that a client may have stay within the server's
+bound.
 """
 
 CLIENT_PULLED_BYTES_MAX: Final = 256 * 2**20

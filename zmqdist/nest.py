@@ -6,8 +6,7 @@ Rules
     class.
 
 Errors are as in TensorFlow. A structure of another kind raises TypeError. Another number of items, or other keys, raise ValueError. The
-text
-of the error names the place as Python code that follows the name of the variable: `['a'][0].x`.
+text of the error names the place as Python code that follows the name of the variable: `['a'][0].x`.
 """
 
 from __future__ import annotations

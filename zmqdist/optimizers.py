@@ -187,7 +187,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """m and v follow grad and grad ** 2 with beta_1 and beta_2; value -= rate * m / (sqrt(v) + epsilon).
+    """value -= rate * m / (sqrt(v) + epsilon), where m and v are moving averages of grad and grad ** 2 with decays beta_1 and beta_2.
 
     The rate is learning_rate * sqrt(1 - beta_2 ** step) / (1 - beta_1 ** step).
     """

@@ -65,7 +65,7 @@ class MinSizePartitioner(Partitioner):
           bytes_per_string: the bytes to assume for an element whose dtype has no size.
 
         Raises:
-          ValueError: one of them is not positive.
+          ValueError: an argument is not positive.
         """
         self._min_shard_bytes = _positive("min_shard_bytes", min_shard_bytes)
         self._max_shards = _positive("max_shards", max_shards)
@@ -88,7 +88,7 @@ class MaxSizePartitioner(Partitioner):
           bytes_per_string: the bytes to assume for an element whose dtype has no size.
 
         Raises:
-          ValueError: one of them is not positive.
+          ValueError: an argument is not positive.
         """
         self._max_shard_bytes = _positive("max_shard_bytes", max_shard_bytes)
         self._max_shards = None if max_shards is None else _positive("max_shards", max_shards)

@@ -132,7 +132,7 @@ class Function:
 
 def function(
     func: Callable[..., Any] | None = None, input_signature: Any = None, output_signature: Any = None
-) -> Any:  # a Function, or a decorator that makes one
+) -> Any:  # returns a Function, or a decorator that makes a Function
     """Declare the specs of the arguments and of the result of a function: `@function(input_signature=[TensorSpec((), np.int32)])`.
 
     Args:
@@ -276,6 +276,6 @@ def _survived(original: Any, stored: Any) -> bool:
         part = stored.real if isinstance(stored, np.complexfloating) else stored
         try:
             return int(part) == original
-        except OverflowError:  # the stored value is infinite
+        except OverflowError:  # infinity has no int
             return False
     return bool(original == stored)

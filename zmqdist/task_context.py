@@ -152,6 +152,6 @@ def key_of(subject: Hashable) -> str:
 
 
 def inherit() -> Callable[[], None]:
-    """Return a function that copies the state of this thread to a new thread. Call it in the new thread."""
+    """Return a function that copies the state of this thread to another thread. Call the returned function in that other thread."""
     state = dict(_of_thread.__dict__)
     return lambda: _of_thread.__dict__.update(state)

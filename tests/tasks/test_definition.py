@@ -166,7 +166,7 @@ def test_it_listens_where_it_is_written_or_where_it_is_told_or_on_every_interfac
 
 def test_a_host_that_others_reach_needs_keys_and_has_its_name_in_the_target(made: Made, tmp_path: Path) -> None:
     cluster = {"local": ["some.other.host.invalid:0"]}
-    with pytest.raises(FailedPreconditionError, match=r"no address of this machine.*zmqdist keygen"):
+    with pytest.raises(FailedPreconditionError, match=r"no address of this host.*zmqdist keygen"):
         Server(cluster)
     keys.keygen(tmp_path / "keys")
     assert made(cluster, keys_dir=tmp_path / "keys").target.startswith("zmq://some.other.host.invalid:")

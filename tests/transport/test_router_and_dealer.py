@@ -621,7 +621,7 @@ def test_an_address_that_cannot_be_served_is_refused(
 
 
 def test_an_address_of_another_host_is_an_error_that_says_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(UnknownError, match=r"could not bind 192\.0\.2\.1:0: this machine does not have that address"):
+    with pytest.raises(UnknownError, match=r"could not bind 192\.0\.2\.1:0: this host does not have that address"):
         serve(server_security("192.0.2.1", insecure=True), "192.0.2.1:0")
 
 

@@ -6,8 +6,7 @@ Rules
     All preparations are made before a block: connections are open, workers run, and workers have the functions.
 
 Not here: the start of a cluster. The caller passes a running cluster, because this folder may not import launch/. Start-up time, imports
-and
-memory are measured in benchmarks/, which is not installed.
+and memory are measured in benchmarks/, which is not installed.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
     """
     with Client.create("zmq", peer, "zmqdist bench", REPLY_MS) as client:
         if not hasattr(client, "bare_port_blocking"):
-            client.methods()  # this raises OpError if the server cannot be reached, so here the server is no peer
+            client.methods()  # raises OpError if no server replies
             raise ValueError(
                 f"the server at {peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` on that host"
             )

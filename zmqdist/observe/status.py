@@ -194,7 +194,8 @@ def workers(status: Status) -> Table:
 def coordinators(status: Status) -> Table:
     """Return a table with a row for each coordinator.
 
-    `out` is the number of the coordinator's functions that workers have. `held` is the number of results that workers hold for it.
+    `out` is the number of the coordinator's functions that workers have. `held` is the number of results that workers hold for the
+    coordinator.
     """
     return Table(
         "coordinators",

@@ -28,7 +28,7 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.scheduling")
 
 SPAWNS_AT_ONCE = 32
-"""The most children that are ordered at a time and that the zygote has not yet forked. The kernel limits the number of file descriptors
+"""Largest number of children that are ordered and not yet forked. The kernel limits the number of file descriptors
 that are in transit on a socket.
 """
 
@@ -69,7 +69,7 @@ class BoundChild:
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """Kill the child and all processes that it has started with SIGKILL. When the child has ended, `exited` is called."""
+        """Send SIGKILL to the child and to all processes that it has started. When the child has ended, `exited` is called."""
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
@@ -118,8 +118,8 @@ class BoundChildren:
     """The child processes of one zygote. The module's docstring has the rules.
 
     Attributes:
-      on_lost: functions that are called with the zygote's exit code when the zygote has ended unexpectedly. Before them, `exited` of each
-        child is called.
+      on_lost: functions that are called with the zygote's exit code when the zygote has ended unexpectedly. `exited` of each
+        child is called first.
     """
 
     def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:

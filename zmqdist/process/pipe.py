@@ -141,7 +141,7 @@ class FrameReader(Generic[M]):
             yield message, parts
 
     def _begin_parts(self, sizes: Sequence[int]) -> Parts:
-        """Allocate the parts of a message, and copy into them those of their bytes that were read together with the message."""
+        """Allocate the parts of a message, and copy into them the bytes of the parts that were read together with the message."""
         try:
             parts = [bytearray(size) for size in sizes]
         except MemoryError:
@@ -297,7 +297,7 @@ class LoopPipe(Generic[M]):
                 return  # the socket is empty
 
     def _read_some(self) -> int:
-        """Read once, and return the number of bytes that were read. 0 means that none have arrived, or that the child has ended."""
+        """Read once, and return the number of bytes that were read. 0 means that no bytes have arrived, or that the child has ended."""
         if self._finished:
             return 0
         try:

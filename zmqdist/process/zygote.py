@@ -15,18 +15,19 @@ The zygote's promises
         An unbound child continues when the zygote ends. Its lifeline leads to the starting process. If the zygote cannot carry out an order
         for an unbound child, it closes the child's status socket without a record, and the starting process runs a command instead.
         A bound child ends when the zygote ends in any way. The zygote also kills its bound children when the starting process has been
-        silent for longer than its watch: a starting process that was stopped (SIGSTOP) has lost its work to other processes, so its
-          children
-        must not continue. When a bound child has ended, the zygote kills all processes that the child has started in its process group.
+        silent for longer than its watch. If the starting process was stopped (SIGSTOP), other processes have taken over its work, so its
+        children must not continue. When a bound child has ended, the zygote kills all processes that the child has started in its process
+        group.
 
 Messages to the control socket (SOCK_SEQPACKET)
     JSON [module, arguments] has the zygote import the modules that a child with this module and these arguments needs.
     SPAWN orders a child. The file descriptors of the message are a memfd with the order as JSON, the status socket and the working
     directory if the child is unbound, and the file descriptors for the child.
     KILL has the zygote kill the bound child with the ticket of the message.
-    BEAT tells the zygote that the starting process runs. Its number is the watch in milliseconds: the next BEAT arrives earlier.
-The zygote reports BORN with the pid and ENDED with the exit code of each child, with the ticket of the child. The zygote writes the reports
-about a bound child to the control socket. It writes the reports about an unbound child to the child's status socket, together with a pidfd.
+    BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds within which the next BEAT must arrive.
+About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both reports have the child's ticket. The zygote
+writes the reports about a bound child to the control socket. It writes the reports about an unbound child, together with a pidfd, to the
+child's status socket.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ class Zygote:
 
     def _fork(self, bound: bool) -> int:
         """Fork as `os.fork` does, but return in the zygote only when the child leads its process group, so that the zygote can signal the
-        group. A bound child also has the kernel kill it when the zygote ends.
+        group. A bound child also asks the kernel to kill it when the zygote ends.
         """
         leads, led = os.pipe()
         zygote = os.getpid()
@@ -415,8 +416,8 @@ def main() -> int:
     if modules:
         add_working_directory()
     else:
-        os.chdir("/")  # so that the zygote does not keep a file system from being unmounted
+        os.chdir("/")  # a zygote in another folder would keep its file system from being unmounted
     gc.collect()
-    gc.freeze()  # so that the garbage collector does not write into pages that the children share
+    gc.freeze()  # keeps the garbage collector from writing into pages that the children share
     run = Zygote(socket.socket(fileno=int(control)), int(starter)).serve()
     return 0 if run is None else run()

@@ -1,5 +1,5 @@
-"""The launcher's side of its zygote (zygote.py). `fork` has the zygote fork a child. If it returns None, the caller must start the child by
-command.
+"""The launcher's side of its zygote (zygote.py). `fork` has the zygote fork a child. If `fork` returns None, the caller must start the
+child by command.
 
 A child inherits some facts from its zygote that no order can change: user, limits, ignored signals, and the environment variables that
 Python, NumPy and the C library read when they start. For each set of these facts there is one zygote. The variables are those of this
@@ -91,7 +91,7 @@ class _Zygote:
     """One zygote process.
 
     Attributes:
-      has_forked: whether the zygote has forked a child, which shows that a zygote with these inherited facts works.
+      has_forked: whether the zygote has forked a child, which shows that a zygote can work with the facts that it has inherited.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -233,7 +233,7 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
 
 
 def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
-    """Drop a zygote if it has ended. If it had forked no child, note that no zygote works with these facts."""
+    """Drop a zygote if it has ended. If it had forked no child, note that no zygote works with the facts that it had inherited."""
     code = zygote.exit_code_soon()
     if code is None:  # the zygote runs, and has refused this order
         return
@@ -250,7 +250,7 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
 
 def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
     """Return the facts that a zygote for children with this environment inherits from this process, and that its children inherit from
-    it.
+    the zygote.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)

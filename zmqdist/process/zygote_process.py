@@ -88,7 +88,7 @@ def fork_slots_zygote(environment: Mapping[str, str]) -> ZygoteProcess:
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     starter = os.pidfd_open(os.getpid())
     gc.collect()
-    gc.freeze()  # so that the garbage collector does not write into pages that the processes share
+    gc.freeze()  # keeps the garbage collector from writing into pages that the processes share
     pid = os.fork()
     if pid:
         theirs.close()
@@ -130,5 +130,5 @@ def _start(
         raise
     finally:
         os.close(starter)
-    process.returncode = 0  # so that Popen does not warn about a running process, because ZygoteProcess waits for it
+    process.returncode = 0  # ZygoteProcess waits for the process, so Popen must not warn that it runs
     return ZygoteProcess(process.pid, control)

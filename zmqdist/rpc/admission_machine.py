@@ -19,8 +19,8 @@ Promises, checked by tests/machines/test_admission.py and in simulation (tests/s
         larger call is let in when no other call counts against the same bound
     P4  clients have turns to have a call let in; the calls of one client are let in in the order in which they were announced, and as many
         calls are let in as fit
-    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, or the
-        bytes of a single call; the next call is refused, and the refusal names the bound
+    P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, unless
+        they are a single call; a call that exceeds a bound is refused, and the refusal names the bound
     P6  no state is kept of a call that has begun or was dropped, or of a client that has disconnected
 
 Not here: threads and locks (handler_pool.py), what a call is and how its parts arrive (service.py, transport/transfers.py).
@@ -113,8 +113,8 @@ class FairAdmission:
         self.outside.setdefault(client, backlog)
 
     def let_in(self) -> Any | None:
-        """Return the item of the next call whose arguments the server may request, and count these arguments. Return None if the bounds let
-        no call in now (P3, P4).
+        """Return the item of the next call whose arguments the server may request, and count these arguments. Return None if
+        the bounds on pulled arguments (P3) let no call in now.
         """
         for client, backlog in self.outside.items():
             key, (nbytes, item) = next(iter(backlog.outside.items()))
@@ -160,8 +160,8 @@ class FairAdmission:
     # -- how they end otherwise -----------------------------------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
-        """Remove a call that will not begin by `next`, or that has begun in a batch. Return whether the call waited for a thread or to be
-        let in.
+        """Remove a call that `next` must not return any more, because its reply is not wanted or because it has begun in a batch. Return
+        whether the call waited for a thread or to be let in.
         """
         backlog = self._clients.get(client)
         if backlog is None:

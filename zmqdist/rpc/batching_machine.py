@@ -46,7 +46,7 @@ class Batches(Generic[T]):
         self._rows_max = rows_max
         self._delay_s = delay_s
         self._open: dict[Hashable, CallBatch[T]] = {}  # open batches in the order of their first calls
-        # A heap of closed batches, ordered by the arrival of their first call; empty batches are skipped.
+        # A heap of closed batches, ordered by the arrival of their first call. `_drop_empty` removes empty batches from its front.
         self._closed: list[tuple[float, int, CallBatch[T]]] = []
         self._numbers = itertools.count()
 

@@ -85,7 +85,8 @@ class RpcClient:
           name: the name of this client in logs; it need not be unique.
           timeout_in_ms: default deadline in milliseconds of each call, and of `create` itself. 0 or less means no deadline; `create` then
             waits without limit, and logs for which server it waits.
-          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
+          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR.
+            Without keys, the client shows the user's token, which works on loopback only.
 
         Returns:
           A ZmqClient. The caller owns the client and closes it.
@@ -104,17 +105,17 @@ class RpcClient:
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
         """Call a method by its name; documented at ZmqClient."""
-        raise NotImplementedError("made by Client.create")
+        raise NotImplementedError("call this method on the client that Client.create returns")
 
     def snapshot(self) -> ClientSnapshot:
         """Return the client's current figures; documented at ZmqClient."""
-        raise NotImplementedError("made by Client.create")
+        raise NotImplementedError("call this method on the client that Client.create returns")
 
 
 class ZmqClient(RpcClient):
     """The concrete class that `Client.create` returns.
 
-    If a program makes it directly and without `list_registered_methods`, the constructor does not wait for the server.
+    A program may also make a ZmqClient directly. Without `list_registered_methods`, the constructor does not wait for the server.
     """
 
     def __init__(
@@ -128,7 +129,8 @@ class ZmqClient(RpcClient):
         token_file: str | os.PathLike[str] | None = None,
         security: ClientSecurity | None = None,
     ) -> None:
-        """Connect. The arguments are those of `Client.create`. With `list_registered_methods`, block and raise as `Client.create` does.
+        """Connect. The arguments are those of `Client.create`. With `list_registered_methods`, wait for the server, and raise the errors of
+        `Client.create`.
 
         `security` overrides `keys_dir` and `token_file`; use it to connect in another role than "client".
         """
@@ -219,8 +221,8 @@ class ZmqClient(RpcClient):
         return decode_methods(outcome(call, self.address, as_returned), self.address)
 
     def refresh(self) -> None:
-        """Fetch the list of the server's methods again, and update this client's attributes to match. Blocks
-        and raises as `methods` does.
+        """Fetch the list of the server's methods again, and update this client's attributes to match. This
+        blocks as `methods` does, and raises the errors of `methods`.
         """
         methods = self.methods()
         offered: dict[str, Callable[..., Any]] = {}

@@ -96,7 +96,7 @@ def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> S
 
 async def ended(channel: Channel, call: ClientCall) -> None:
     """Wait in an asyncio loop until the call has ended. If the waiting asyncio task is cancelled, cancel the call, too."""
-    import asyncio  # imported late, so that programs without asyncio do not load it
+    import asyncio  # imported here, so that programs without asyncio do not load it
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()

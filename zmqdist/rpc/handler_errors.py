@@ -75,7 +75,7 @@ def _message(error: OpError) -> str:
 
 def _encodable(text: str) -> str:
     """Return `text` with lone surrogates written as escapes, so that it can be encoded. File names in a message, which need not be UTF-8,
-    cause these.
+    cause lone surrogates.
     """
     return str.encode(text, "utf-8", "backslashreplace").decode()
 

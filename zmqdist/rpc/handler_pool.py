@@ -94,24 +94,24 @@ class HandlerPool:
         return ""
 
     def arrived(self, owner: Hashable, key: Hashable, nbytes: int) -> str:
-        """As `FairAdmission.arrived`."""
+        """Count work whose arguments were sent unasked; `FairAdmission.arrived` has the details."""
         with self._lock:
             return self._admission.arrived(owner, key, nbytes)
 
     def announced(self, owner: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """As `FairAdmission.announced`."""
+        """Note work whose owner keeps the large arguments; `FairAdmission.announced` has the details."""
         with self._lock:
             self._admission.announced(owner, key, nbytes, item)
 
     def let_in(self) -> Any | None:
-        """As `FairAdmission.let_in`."""
+        """Return the next item whose arguments may be requested; `FairAdmission.let_in` has the details."""
         with self._lock:
             return self._admission.let_in() if self._admission.outside else None
 
     # -- removing work ----------------------------------------------------------------------------------------------------------
 
     def dropped(self, owner: Hashable, key: Hashable) -> bool:
-        """As `FairAdmission.dropped`."""
+        """Remove work that the pool will not begin; `FairAdmission.dropped` has the details."""
         with self._lock:
             waited = self._admission.dropped(owner, key)
             self._notify_if_idle()
@@ -124,7 +124,7 @@ class HandlerPool:
             self._notify_if_idle()
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
-        """As `FairAdmission.cut_off`."""
+        """Drop all work whose arguments have not all arrived; `FairAdmission.cut_off` has the details."""
         with self._lock:
             calls = self._admission.cut_off(ready)
             self._notify_if_idle()

@@ -157,7 +157,7 @@ def method_for(
     inline: bool,
     roles: frozenset[str] | None,
 ) -> Method:
-    """Return a Method for `fn`. Raises as `RpcService.register`."""
+    """Return a Method for `fn`. Raises the errors of `RpcService.register`."""
     if not callable(fn):
         raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
     function_of_method = fn.__func__ if isinstance(fn, MethodType) else fn

@@ -39,7 +39,8 @@ class RpcServer:
         Args:
           rpc_layer: "zmq".
           address: "host:port"; with port 0, `start` picks a free port.
-          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
+          keys_dir, token_file: the folder of the keys, or the file of the token. By default the folder is ZMQDIST_KEYS_DIR.
+            Without keys, the server checks the user's token, which works on loopback only.
           threads_max: how many calls may run at the same time, not counting inline methods and streams. Further calls wait, and the server
             takes calls from its clients in turn. Threads are started when they are needed. A handler that waits for another call of this
             server occupies a thread meanwhile, so add one thread for each such handler.
@@ -61,11 +62,11 @@ class RpcServer:
 
     def start(self) -> None:
         """Listen on the address; documented at ZmqServer."""
-        raise NotImplementedError("made by Server.create")
+        raise NotImplementedError("call this method on the server that Server.create returns")
 
     def snapshot(self) -> ServerSnapshot:
         """Return the server's current figures; documented at ZmqServer."""
-        raise NotImplementedError("made by Server.create")
+        raise NotImplementedError("call this method on the server that Server.create returns")
 
 
 class ZmqServer(RpcServer):
@@ -167,7 +168,7 @@ class ZmqServer(RpcServer):
     def snapshot(self) -> ServerSnapshot:
         """Return the server's current figures: clients, calls, threads, streams, large arrays in flight, messages.
 
-        Any thread may call this. It occupies the server's loop for some microseconds, and for less than a microsecond more for each client.
+        Any thread may call this. It occupies the server's loop for some microseconds, plus less than a microsecond for each client.
         All figures are zero before `start`. After `stop` they describe the moment of the stop.
 
         Raises:

@@ -7,7 +7,7 @@ Rules
     any other exception decides the code, and the text has class and traceback.
     Values travel by the safe codec, and no code here unpickles anything.
     A handler can check `zmqdist.cancelled()`, which is true when the caller has cancelled the call or disconnected, or when the deadline
-    has passed. Inline handlers are too short for that.
+    has passed. Inline handlers are too short to need this check.
     Clients have turns with the calls that wait for a thread, and the bytes of the arguments of these calls are bounded
     (admission_machine.py). A call of an inline method, or of a method that replies later, begins at once. If a client holds arguments
     back, the service requests these arguments as soon as there is room for them.
@@ -71,7 +71,7 @@ class _Submitted:
 
 
 class RpcService:
-    """The methods of one server. After `attach`, a router passes its peers' calls to them. Other services may use the same router."""
+    """The methods of one server. After `attach`, a router passes its peers' calls to this service. A router may have several services."""
 
     def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
         self.where = f"the {name} server of process {os.getpid()}"
@@ -331,7 +331,7 @@ class RpcService:
                 self._run(served, peer, method, call.body, frames)
         elif not (method.pooled or method.batch):
             self._receive(served, peer, method, call)
-        elif call.held:  # the client keeps the parts until SendParts
+        elif call.held:  # the client sends the large parts only when this server requests them by SendParts
             self._pool.announced(
                 peer, served, len(call.body) + announced_bytes(call.parts), (served, peer, method, call)
             )
@@ -443,7 +443,7 @@ class RpcService:
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
-        """As `Loop.set_timer`."""
+        """Have the loop call a function at a certain time; `Loop.set_timer` has the details."""
         self._loop.set_timer(key, at, fn)
 
     def drop(self, served: ServedCall) -> None:
@@ -543,7 +543,7 @@ class RpcService:
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
-        try:  # this is `reply_later` written out, which saves two function calls on the hot path
+        try:  # a copy of the code of `reply_later`, which saves two function calls on the hot path
             self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass

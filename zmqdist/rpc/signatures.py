@@ -68,7 +68,7 @@ def convert_args(signature: Any, args: Any) -> list[Any]:
 
 
 def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int]) -> list[Any]:
-    """Return the arguments that arrived as a flat list as arrays. The last arguments may be missing if their
+    """Return as arrays the arguments that arrived as a flat list. The last arguments may be missing if their
     positions are in `optional`.
     """
     wanted = len(nest.flatten(signature))

@@ -78,7 +78,7 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
       box: a list whose only item is the value. No other code refers to the list, so that `is_temporary` can recognise a temporary value.
 
     Raises:
-      InvalidArgumentError: as `payload.pack`.
+      InvalidArgumentError: the value contains an object that cannot travel.
     """
     still = is_temporary(box)
     try:

@@ -36,7 +36,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
         if timeout_in_ms <= 0:
             timeout_in_ms = default_in_ms
         if timeout_in_ms > 0:
-            # Converted to float, because a sum with a float32 would be too coarse for a clock.
+            # Without `float`, a time-out that is a float32 would make a sum that is too coarse for a clock.
             due = monotonic() + float(timeout_in_ms) / 1000
             return due if due < NEVER_S else inf
     except (TypeError, ValueError):  # `float` raises ValueError for an array

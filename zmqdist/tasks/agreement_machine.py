@@ -1,7 +1,7 @@
 """The decision of a group's leader whether all members are about to do the same collective operation. No I/O.
 
 Rule 1: each method is an event; it returns the verdicts (Agreed or Disagreed) that the leader must send to the members.
-Rule 2: one Agreements serves all groups whose leader is this task; the leader calls it under a lock.
+Rule 2: one `Agreements` object serves all groups whose leader is this task. The leader uses it only under a lock.
 
 Theory of operation
     Each member announces its part in the next common operation: the kind, dtype, shape and options, and perhaps the value itself. The
@@ -11,19 +11,20 @@ Theory of operation
     that round gets the same error at once.
 
     Each announcement names the round that the member means: the round after the last round whose end the member knows, whatever the
-    outcome. The member passes None if it does not know that number, as after an abort or after the loss of its leader, and 0 when it
-    starts. With None it joins the current round. With 0 it also joins the current round, unless a round has failed without this member:
-    then it gets the error of that round. So after a failure each member gets one error, and then all members are in the same round again.
-    A restarted leader or member joins the round of the other members. A member that cannot take part in a round reports this with the
-    round's number, so that a late report ends no other round.
+    outcome of that round was. The member passes None if it does not know that number, as after an abort or after the loss of its leader,
+    and 0 when it starts. With None it joins the current round. With 0 it also joins the current round, unless a round has failed without
+    this member: then it gets the error of that round. So after a failure each member gets one error, and then all members are in the same
+    round again. A restarted leader or member joins the round of the other members. A member that cannot take part in a round reports this
+    with the round's number, so that a late report ends no other round.
 
 Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.py
     A1  either all members of a round get the verdict, or each member gets an error, which is the same for all members that have announced
         in the round; each member gets one reply
     A2  members agree only if all parts of their announcements that must be equal are equal
     A3  no announcement outlives its deadline, the end of a member, or an abort
-    A4  after a round that failed for whatever reason, the next round works; after an abort, once the group was reset
-    A5  the leader never compares announcements of different rounds, except of members that have received an error
+    A4  after a round that failed for whatever reason, the next round works; after an abort, operations work again once the group was reset
+    A5  the leader compares only announcements of one round; a member that an error has left without the number of its round joins the
+        current round
     A6  a failure that is reported late ends no later round than its own
 
 Not here: how a result is computed (collectives.py), and which tasks are up (watches_machine.py).
@@ -68,7 +69,9 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The verdict that all members of the round, listed by rank, are about to do the same operation. They continue with the next round."""
+    """The verdict that all members of the round, listed by rank, are about to do the same operation. The members continue with the next
+    round.
+    """
 
     counter: int
     members: list[Announcement]
@@ -192,7 +195,7 @@ class Agreements:
             raise InvalidArgumentError(f"{text}, not {', '.join(map(task_name, members))}")
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
-        """Return the verdicts for these effects of the barriers. Callers of a round that get the same outcome share one verdict."""
+        """Return the verdicts for these effects of the barriers. Members of a round that get the same outcome share one verdict."""
         ended: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
         for effect in effects:
             announcement = effect.ticket

@@ -82,8 +82,8 @@ class Group:
             self._collectives.abort(self._members, code, message)
 
     def reset(self) -> None:
-        """End an abort, so that the next operation of every member works again. Only one member calls this, and only once. Raises as
-        `abort`.
+        """End an abort, so that the next operation of every member works again. Only one member calls this, and only once. Raises the
+        errors of `abort`.
         """
         with self._collectives.own_wait:
             self._collectives.reset(self._members)

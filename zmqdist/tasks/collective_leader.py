@@ -169,8 +169,8 @@ class Leader:
             announcement.token.fail(self._stop_error(announcement.token))
 
     def _stop_error(self, token: Any) -> OpError:
-        """Return the error for an announcement while this task stops. This task's own caller learns that its server was stopped, and
-        another member that the leader of the group was stopped.
+        """Return the error for an announcement while this task stops. This task's own caller learns that its server was stopped.
+        Another member learns that the leader of the group was stopped.
         """
         if not isinstance(token, PendingCall):
             return self._node.stopped
@@ -221,7 +221,7 @@ def replies_to(contributions: Sequence[Contribution], exchange: str) -> list[tup
 
 
 def results_of(first: Contribution, values: list[Any]) -> list[Any]:
-    """Return the result of each rank, because the leader has all values. The result of a gather is the list of values."""
+    """Return the result of each rank, which the leader computes from all values. The result of a gather is the list of values."""
     size = len(values)
     if first.kind == "all_reduce":
         return [core.folded(values, first.op)] * size

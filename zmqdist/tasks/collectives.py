@@ -69,7 +69,8 @@ class GroupMembers:
       rank: rank of this task.
       counter: the round of the next operation; 0 for the first operation. `None` means the current round, whose number this member does not
         know.
-      unnumbered: the outcome of an announcement of a failure that was sent while `counter` was None. It has the number of the round.
+      unnumbered: the outcome of an announcement of a failure that was sent while `counter` was None. This outcome has the number of the
+        round.
       aborted: (code, message) if a member has aborted the current operation; else None.
       lock: the lock that a caller holds during an operation.
     """
@@ -163,7 +164,7 @@ class Collectives:
           failure: the error because of which this member cannot take part. This method does not wait for the verdict about it.
 
         Returns:
-          (RESULT, value), or (GO, the next round, the name of the exchange, the details of all members by rank). After a `failure`, ().
+          (RESULT, value); (GO, the next round, the name of the exchange, the details of all members by rank); or () if `failure` is given.
         """
         with self._lock:  # no member can be ahead of this member, so all stored pieces belong to failed operations
             self._boxes.pop(group.name, None)
@@ -212,7 +213,7 @@ class Collectives:
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
-        except BaseException:  # also after Ctrl-C, the leader must notify the other members
+        except BaseException:  # even after Ctrl-C, the leader must notify the other members
             if isinstance(reply, _LocalReply):
                 self._leader.announcement_withdrawn(group.name, reply)
             else:
@@ -221,10 +222,10 @@ class Collectives:
 
     @staticmethod
     def _counter(group: GroupMembers) -> int | None:
-        """Return the round of the next operation; None if this member does not know it.
+        """Return the number of the round of the next operation; None if this member does not know the number.
 
-        If this member has announced a failure without a number, wait for the leader's reply, which has the number. Without it, the leader
-        could mistake a second failure for a late report of the first, and end an operation to which neither failure belongs.
+        If this member has announced a failure without a number, wait for the leader's reply, which has the number. Without the number, the
+        leader could mistake a second failure for a late report of the first, and end an operation to which neither failure belongs.
         """
         reply, group.unnumbered = group.unnumbered, None
         if reply is None:
@@ -370,7 +371,7 @@ class Collectives:
 
     def _end_calls(self, matches: Callable[[str, Task], bool]) -> None:
         for call, (exchange, task) in list(self._calls.items()):
-            if matches(exchange, task) and not call.done():  # a reply that arrived before this event counts
+            if matches(exchange, task) and not call.done():  # a reply that has arrived stays valid
                 call.cancel()
 
     def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:

@@ -60,7 +60,7 @@ def fold_of(op: str) -> np.ufunc:
 def reducible(array: Array, op: str) -> Array:
     """Return the array in the dtype in which it is reduced: float64 for the mean of whole numbers and bools, else its own dtype.
 
-    So a sum of int8 wraps round; a sum of bools is "any" of them, and a product of bools is "all" of them.
+    A sum of int8 wraps round on overflow. A sum of bools is True if any of them is True, a product of bools if all of them are True.
 
     Raises:
       TypeError: the array has neither numbers nor bools.

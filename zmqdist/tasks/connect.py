@@ -92,7 +92,7 @@ def connect_to_host(
     Args:
       remote_host: "host:port", or a list of addresses; a leading "zmq://" is accepted.
 
-    Returns and raises as `connect_to_cluster`. Also raises ValueError if there is no address, or an address is malformed.
+    The result and the errors are those of `connect_to_cluster`. Also raises ValueError if there is no address, or an address is malformed.
     """
     if not remote_host:
         raise ValueError("connect_to_host needs at least one address, as 127.0.0.1:5050")

@@ -1,7 +1,7 @@
 """Coordination as a part of a task's server: the leader of the cluster is the keeper, and every task can be its client.
 
-A task registers with the leader when it first uses a barrier or a key, because a server contacts no other task by itself, and one process
-may have a hundred servers.
+A task registers with the leader only when it first uses a barrier or a key, because a server contacts no other task until a method needs
+that task.
 
 The leader is the first ps, else the chief, else the first worker (cluster/job_roles.py). Barriers do not wait for evaluators and
 dispatchers, but these can use the keys and the states of tasks.

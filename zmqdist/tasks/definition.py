@@ -32,8 +32,8 @@ def effective(
     """Return the ServerDef that the arguments of a server describe. The result is always a copy.
 
     Raises:
-      TypeError: `source` has none of these types, or `config` is not a dict.
-      ValueError: the cluster has no job, or several jobs or tasks of which the arguments name none, or ClusterSpec refuses it.
+      TypeError: `source` does not describe a cluster, or `config` is not a dict.
+      ValueError: the arguments do not name a task although the cluster does not have exactly one, or ClusterSpec refuses the cluster.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: there is no such protocol.
     """
@@ -95,7 +95,7 @@ def address_to_bind(address: str, host: str | None) -> str:
     """Return the address to listen on, for a task whose address in the cluster is `address`.
 
     `host` overrides the host in `address`. By default the server listens on the host in `address`, if this is an address of this host.
-    Otherwise (a name that only other hosts can look up, or the address of a load balancer) the server listens on all interfaces.
+    Otherwise the server listens on all interfaces, because the host may be a name that only other hosts can look up, or a load balancer.
     """
     written, port = split(address)
     if host is None:

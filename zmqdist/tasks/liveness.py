@@ -49,7 +49,7 @@ class Watches:
           FailedPreconditionError: this task's server was stopped.
         """
         if self._machine.is_watched(task):
-            # checked without the lock first, because each wait for a task calls this method
+            # This check needs no lock, which makes it cheap: each wait for a task calls this method.
             return
         self._node.client(task)  # raises if this server was stopped
         with self._lock:
@@ -94,8 +94,8 @@ class Watches:
             self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Serve the watch of another task. If that task knows this task's current incarnation, its call gets no reply, so that it ends with
-        this process. Otherwise reply with the incarnation.
+        """Serve the watch of another task. If that task knows this task's current incarnation, its call gets no reply, so that the call
+        ends with this process. Otherwise reply with the incarnation.
         """
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)

@@ -89,7 +89,7 @@ class LockedMailbox:
                     self.apply(self.box.ticked, monotonic())
                 elif not wait.ended:
                     log.info("still waiting for %s to send %r", key.source, key.tag)
-        except BaseException:  # Ctrl-C: a message that has arrived meanwhile is put back, for the next wait
+        except BaseException:  # Ctrl-C has ended the wait: a message that has arrived is put back for the next wait
             with self.lock:
                 if not self.box.cancelled(wait) and not wait.code:
                     wake(self.box.returned(wait))

@@ -11,24 +11,25 @@ Theory of operation
     then the messages stay, so that a task may send a message and end.
 
     Messages of one channel may overtake each other on the way, because a large message travels in pieces. So the sender numbers its
-    messages to each receiver. A message has its turn when the mailbox puts it in the order of its channel. While an earlier message of the
-    channel is in flight, a new message also has the number of the message that was sent right before it (`after`), and the mailbox holds
-    the new message until the message before it has had its turn. A message that its sender has given up counts as having had its turn.
-    The number `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a message that
-    cannot arrive.
+    messages to each receiver. A message has its turn when the mailbox puts the message into the order of its channel. While an earlier
+    message of the channel is in flight, a new message also has the number of the message that was sent right before it (`after`), and the
+    mailbox holds the new message until the message before it has had its turn. A message that its sender has given up counts as having had
+    its turn. The number `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a
+    message that cannot arrive.
     For the sender, a message is in flight until the sender knows that the message has had its turn. The mailbox may hold a message behind
     a message that was given up, or that had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
     missing message, but only when no message before the missing message is in flight. So the next message of this channel never overtakes
     earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message ends one wait, once; the messages of a channel, in the order of sending, end its waits, in the order of their beginning
+    P1  each message ends exactly one wait; the messages of a channel, in the order in which they were sent, end the waits of the channel in
+        the order in which these began
     P2  no message of one incarnation of a sender ends a wait for another incarnation
     P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
     P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
     P5  the mailbox refuses a message beyond `items_max` messages or `bytes_max` bytes, and its sender gets an error; a message that a
         receiver puts back is never refused
-    P6  the mailbox keeps only a few numbers for each sender about messages and waits that have ended
+    P6  about messages and waits that have ended, the mailbox keeps only a few numbers for each sender
 
 Not here: how a message travels (mail.py), and which tasks are up (watches_machine.py).
 """
@@ -99,7 +100,7 @@ class Wait:
       key: key of the channel.
       incarnation: the sender's incarnation whose message the receiver waits for; 0 while no incarnation is known.
       due: when the wait ends at the latest, in seconds on the runtime's clock.
-      ended: whether the wait has ended. Then `letter` is the message, unless `code` is not 0: then `code` and `message` are an error.
+      ended: whether the wait has ended. Then `letter` is the message if `code` is 0, otherwise `code` and `message` are the error.
       wake: a function that only the runtime sets and calls.
     """
 
@@ -292,8 +293,8 @@ class Mailbox:
     # -- senders ----------------------------------------------------------------------------------------------------------
 
     def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
-        """Note that the runtime has learned of an incarnation of a sender. This becomes the current incarnation, unless the mailbox knows
-        it as a past incarnation.
+        """Note that the runtime has learned of an incarnation of a sender. The incarnation becomes the current one, unless the mailbox
+        knows it as a past incarnation.
         """
         source = self._source(name)
         if source.incarnation == incarnation or incarnation in source.past:
@@ -472,7 +473,9 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """Note that the receiver has skipped the message that `ended` returned together with this number. Return the same as `ended`."""
+        """Note that the receiver has skipped the message that `ended` returned together with this number. The result means the same as that
+        of `ended`.
+        """
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:

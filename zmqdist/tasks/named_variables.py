@@ -49,7 +49,7 @@ class Variables:
         return _copied(self.stored(name, container))
 
     def stored(self, name: str, container: str = "") -> np.ndarray[Any, Any]:
-        """Return the stored array of a variable, without a copy. The caller must not write to it. Raises as `read`."""
+        """Return the stored array of a variable, without a copy. The caller must not write to it. Raises the errors of `read`."""
         key = self._key(name, container)
         with self._lock:
             array = self._values.get(key)
@@ -87,7 +87,7 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(value)
         problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
-    except ValueError as error:  # for instance because rows have different lengths
+    except ValueError as error:  # for instance if rows have different lengths
         problem = str(error)
     if problem:
         text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"

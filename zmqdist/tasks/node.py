@@ -83,7 +83,8 @@ ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, Unavail
 
 
 class _OwnWait:
-    """The context in which this task's callers wait, in any number of threads. It replaces each error that the server's stop causes by one.
+    """The context in which this task's callers wait, in any number of threads. It replaces each error that the server's stop causes by a
+    single error.
 
     The stop of a server ends its connections, its watches and its part in groups and barriers. Each of these ends raises an error of its
     own, which reads as if another task had gone or, with ABORTED, as if this task had been restarted. When this task stops, the caller gets
@@ -159,7 +160,9 @@ class Node:
         except FailedPreconditionError as error:
             if host != EVERYWHERE or bind_host is not None:
                 raise
-            text = f"{address} of {task_name(me)} is no address of this machine, so it would listen on all interfaces, but: "
+            text = (
+                f"{address} of {task_name(me)} is no address of this host, so it would listen on all interfaces, but: "
+            )
             raise FailedPreconditionError(text + error.message) from None
         self.loop = Loop(f"zmqdist-server-{task_name(me)}")
         try:
@@ -239,7 +242,7 @@ class Node:
         return internal_client.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:
-        """Return those of `tasks` that listen now. This may take seconds, so do not call it in the loop."""
+        """Return the tasks in `tasks` that listen now. This may take seconds, so do not call it in the loop."""
         addresses = {task: self.address if task == self.me else self.spec.task_address(*task) for task in tasks}
         found = listening(addresses)
         return [task for task in addresses if task in found]

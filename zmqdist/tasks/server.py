@@ -79,7 +79,7 @@ class Server:
           bind_host: the host to listen on; by default the host in the task's address if this host has it, otherwise all interfaces.
           listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
             process can take the port first.
-          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, or ZMQDIST_KEYS_DIR.
+          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR, or file of the token for a server on loopback without keys.
           insecure: if there are no keys, accept every peer.
 
         Raises:
@@ -422,7 +422,7 @@ class Server:
         Raises:
           ValueError: `x` is a scalar, or has no such axis.
           NotImplementedError: `x` has IndexedSlices.
-          OpError: as for `all_reduce`.
+          OpError: any error of `all_reduce`.
         """
         return self._operations.all_gather(x, axis, group, timeout)
 
@@ -438,14 +438,14 @@ class Server:
 
         Raises:
           InvalidArgumentError: `root` is not a rank of the group.
-          OpError: as for `all_reduce`.
+          OpError: any error of `all_reduce`.
         """
         return self._operations.broadcast(x, root, group, timeout)
 
     def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
         """Send item i of the first axis of `x` to rank i, for each i. Item i of the result is the item that rank i has sent to this member.
 
-        `x` must have one item for each member. Raises as `all_reduce`.
+        `x` must have one item for each member. Raises the errors of `all_reduce`.
         """
         return self._operations.all_to_all(x, group, timeout)
 
@@ -458,7 +458,7 @@ class Server:
         return self._operations.broadcast_object(value, root, group, timeout)
 
     def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
-        """Return the objects of all members, by rank, at every member. Each object must be picklable. Raises as `all_reduce`."""
+        """Return the objects of all members, by rank, at every member. Each object must be picklable. Raises the errors of `all_reduce`."""
         return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:

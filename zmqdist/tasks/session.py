@@ -135,7 +135,7 @@ class Session:
           config: a dict of options. With `isolate_session_state` the session has variables of its own, which are freed with the session.
             `operation_timeout_in_ms` is the default time-out of each operation; 0 means no time-out. Both options override the config of
             the server. TensorFlow's options for graphs, threads and devices have no effect and cause a warning.
-          keys_dir, token_file: as in `zmqdist.transport.security`.
+          keys_dir, token_file: as for `zmqdist.Server`.
 
         Raises:
           NotFoundError: `target` is not the target of a task.
@@ -196,7 +196,7 @@ class Session:
 
         Raises:
           InvalidArgumentError: `value` is not an array of numbers or text.
-          OpError: as for `run`.
+          OpError: any error of `run`.
         """
         array = array_of(name, value)
         self._call_task(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
@@ -206,7 +206,7 @@ class Session:
 
         Raises:
           FailedPreconditionError: the variable was not assigned, or was cleared.
-          OpError: as for `run`.
+          OpError: any error of `run`.
         """
         return self._call_task(f"read of {name!r}", task, timeout_in_ms, "session.read", name, container)
 

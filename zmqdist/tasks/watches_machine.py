@@ -2,10 +2,10 @@
 
 Theory of operation
     This task watches another task from the first time that it waits for that task. A watch is a call that carries the
-    incarnation of the watched task. It gets no reply, so it fails when that incarnation ends, because then the connection ends or ZeroMQ's
-    heartbeats stop. The first watch, and each watch after such an end, carries no incarnation and waits for a server, because the task may
-    not have started yet. The task replies to it with its incarnation, which the next watch carries.
-    A task may end before it has replied to the first watch. Then the end of its own connection to this task shows that it was up.
+    incarnation of the watched task and gets no reply. So the watch fails when that incarnation ends, because then the connection ends or
+    ZeroMQ's heartbeats stop. The first watch, and each watch after such an end, carries no incarnation and waits for a server, because the
+    watched task may not have started yet. The watched task replies to such a watch with its incarnation, which the next watch carries.
+    A watched task may end before it has replied to the first watch. Then the end of its own connection to this task shows that it was up.
 
 Promises, checked by tests/sim/simulations/watches.py
     W1  each watched task has one watch in flight, unless this task's server was stopped or the watched task has refused the watch
@@ -91,7 +91,7 @@ class WatchedTasks:
         return task == self._me or task in self._addresses
 
     def incarnation(self, task: Task) -> int:
-        """Return the incarnation of a task that last replied to a watch, also after its end; 0 if no incarnation has replied."""
+        """Return the last incarnation of a task that has replied to a watch, even if that incarnation has ended; 0 if none has replied."""
         return self._incarnations.get(task, 0)
 
     def gone_message(self, task: Task) -> str:
@@ -156,7 +156,7 @@ class WatchedTasks:
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
-        # This also holds for a first watch, because a call that was lost in flight had been sent to a task that was up.
+        # The task has gone even if this was its first watch, because a call can be lost in flight only on the way to a task that was up.
         effects = self._gone(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]

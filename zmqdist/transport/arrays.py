@@ -30,13 +30,13 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> ND
 
     Raises:
       InvalidArgumentError: the dtype holds Python objects.
-      ValueError, MemoryError: as NumPy.
+      ValueError, MemoryError: `numpy.empty` raises the same error.
     """
     return _empty(shape, np.dtype(dtype), "C")
 
 
 def empty_like(a: NDArray[Any]) -> NDArray[Any]:
-    """Return an uninitialized array as `empty` does, with the shape, the dtype and the memory order of `a`. Raises as `freeze`."""
+    """Return an uninitialized array in shared memory, with the shape, dtype and memory order of `a`. Raises the errors of `freeze`."""
     _check_array("empty_like", a)
     return _empty(a.shape, a.dtype, _order(a))
 
@@ -53,7 +53,7 @@ def freeze(a: NDArray[Any]) -> NDArray[Any]:
         mapping of that memory. Any other array is copied once. A frozen array is returned as it is.
 
     Raises:
-      TypeError: `a` is not an array, or is of a subclass of ndarray: the mask, fields or rules of a subclass would be lost.
+      TypeError: `a` is not an array, or is of a subclass of ndarray, whose mask, fields or rules would be lost.
       InvalidArgumentError: `a` holds Python objects.
     """
     _check_array("freeze", a)

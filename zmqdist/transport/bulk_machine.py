@@ -14,14 +14,14 @@ Theory of operation
     further messages.
 
 Promises, checked by tests/machines/test_bulk.py and in simulation (tests/sim/test_rpc.py)
-    P1  The chunks of a transfer leave in order and contain each byte of its parts once; no chunk is longer than its pace allows.
-    P2  No chunk leaves for which its pace has no room, whatever the number of transfers.
+    P1  The chunks of a transfer leave in order and contain each byte of its parts once; no chunk is longer than the pace allows.
+    P2  A chunk leaves only if the connection's pace has room for it, whatever the number of transfers.
     P3  Between two chunks of one transfer, every other transfer that has chunks left sends a chunk.
     P4  A transfer is complete when each of its bytes has arrived in order. The first chunk that is repeated, out of order or too long makes
         the transfer fail, once. No chunk is accepted for a transfer that is complete or failed, or that was ended.
     P5  A chunk that arrives is acknowledged at once, even if its transfer is over, because the sender measures the link by acknowledgments.
-        The exception are chunks of CHUNK_BYTES, which only a fast link has: while more chunks are awaited, two of them are acknowledged
-        together.
+        Chunks of CHUNK_BYTES, which travel only on a fast link, are an exception: while the receiver awaits more chunks, it acknowledges
+        two of them together.
     P6  No state is left of a transfer that is over.
 
 Not here: the memory and the socket (transfers.py), the meaning of the parts (rpc/payload.py).
@@ -169,7 +169,7 @@ class InboundTransfers:
         self.announced += place.total
 
     def room_at(self, id: int, part: int, offset: int) -> int:
-        """Return how many bytes may be written at this place of a part now; 0 if a chunk for this place is late or wrong."""
+        """Return how many bytes of a chunk for this place of a part the caller may store now; 0 if the chunk is late or wrong."""
         place = self._progress.get(id)
         if place is None or (place.part, place.offset) != (part, offset):
             return 0
@@ -179,7 +179,7 @@ class InboundTransfers:
         """Record that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or WRONG. Whatever the result, call
         `credit_after` next.
 
-        Before this call, the caller writes the bytes of the chunk if `room_at` allows it, and does not write them otherwise.
+        Before that, the caller stores the bytes of the chunk if `room_at` permits it.
         """
         place = self._progress.get(id)
         if place is None:
@@ -208,8 +208,8 @@ class InboundTransfers:
         return taken
 
     def idle_credit(self) -> int:
-        """Return how many bytes to acknowledge although no new chunk has arrived. Once no more chunks are awaited, these are the bytes of a
-        chunk that was to be acknowledged together with the next one (P5).
+        """Return how many bytes to acknowledge although no new chunk has arrived: if no chunks are awaited any more, the bytes of a chunk
+        that was to be acknowledged together with the next chunk (P5), otherwise 0.
         """
         if self._progress:
             return 0

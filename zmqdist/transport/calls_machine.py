@@ -2,22 +2,24 @@
 
 Rule 1: each method is an event (past tense), and its return value tells the caller what to do now: which messages to send, or which
         calls have ended, so that the caller wakes the waiting threads. No method waits, reads a clock or touches a socket.
-Rule 2: each table has one owner, which calls it under its lock (client) or in its loop (server).
+Rule 2: each table has one owner. A client uses its table only under the channel's lock, and a server uses its table only in its loop.
 Rule 3: every blocking call passes through this module twice on each side, so the hot path uses only plain dicts and one record for each
         call.
 
 Theory of operation
-    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). Without a server, all calls wait
-    for one. With a server, calls wait to be batched: the first call leaves at once; the calls that are made while it is in flight leave
-    together when a reply arrives, when a thread waits for one of them, or when a message is full. When the connection is lost, the calls in
-    flight end with UNAVAILABLE: the server may have executed them, so they are never sent again. Waiting calls go on waiting.
+    A client's call is either waiting (not sent yet) or in flight (sent to one incarnation of the server). While no server is connected, all
+    calls wait for a server. While a server is connected, calls wait only to be batched, or because they are held back (see below). The
+    first call leaves at once. The calls that are made while a call is in flight leave together when a reply arrives, when a thread waits
+    for one of them, or when they fill a message. When the connection is lost, the calls in flight end with UNAVAILABLE. They are never sent
+    again, because the server may have executed them. Waiting calls wait for the next connection.
     A client must not fill the server's memory. So it sends arguments eagerly, which means before the server has room for them, only while
     the arguments of all its unanswered calls fit into a window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is
     sent without these parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless
-    its arguments are so small that they do not count (`counted_bytes`; client and server apply the same rule). Small calls are never held
-    back, so that a handler can wait for a small call of the very client whose large calls keep the server busy.
+    its arguments are so small that they do not count (`counted_bytes`, a rule that the client and the server share). Small calls are never
+    held back, so that a handler can wait for a small call of the very client whose large calls keep the server busy.
     The server accepts only calls that name its incarnation, from peers that have fewer than `pending_max` unanswered calls.
-    The server drops a call whose reply is no longer wanted: it was cancelled, is past its deadline, or its connection has ended.
+    The server drops a call whose reply is no longer wanted, because the call was cancelled, its deadline has passed, or its connection has
+    ended.
 
 Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
     P1  A call ends exactly once: with a value, a remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the error of a refusal.
@@ -26,12 +28,12 @@ Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/t
     P4  A table keeps no state of a call that has ended, or of a peer whose connection has ended.
     P5  A call for another incarnation is never started.
     P6  A peer has at most `pending_max` unanswered calls; the reply to the next one is RESOURCE_EXHAUSTED.
-    P7  Calls leave in the order in which they were made, except those that are held back (P9). A message has at most BATCH_ITEMS_MAX
-        calls and is closed at BATCH_BYTES_MAX; a call with frames has a message of its own.
+    P7  Calls leave in the order in which they were made, except calls that are held back (P9). A message has at most BATCH_ITEMS_MAX
+        calls, and gets no further call when its bodies have BATCH_BYTES_MAX bytes. A call with frames has a message of its own.
     P8  A call does not wait to be batched if no call is in flight, if the waiting calls fill a message, or if the call has frames.
-    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, or belong to a single call. If a
-        call does not fit and has more than CHUNK_BYTES in its frames, it leaves without its frames. Other counted calls are held back, in
-        the order in which they were made. A call whose arguments do not count is never held back.
+    P9  The counted arguments that unanswered calls have sent eagerly are at most `eager_bytes_max` bytes, unless they belong to a single
+        call. If a call does not fit and has more than CHUNK_BYTES in its frames, it leaves without its frames. Other counted calls are held
+        back, in the order in which they were made. A call whose arguments do not count is never held back.
 
 Not here: the content of a body (wire/safe.py), the threads that wait (channel.py), the execution of a call (rpc/service.py).
 """
@@ -81,11 +83,11 @@ class ClientCall:
       method, body, frames: the request; the owner empties `body` and `frames` after it has sent them.
       due: time on the owner's clock, in seconds, at which the caller stops waiting; `inf` if the call has no deadline.
       id: number of the call in the table; 0 before `submitted`.
-      ended: whether the call has ended. Then `code`, `message`, `body` and `frames` hold the reply; code 0 means that it is a value.
+      ended: whether the call has ended. Then `code`, `message`, `body` and `frames` hold the reply, which is a value if `code` is 0.
       waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead of waiting for one.
-      bounded: False if P9, the bound on eager arguments, ignores the call, because the server starts its method at once and bounds it in
-        another way.
-      nbytes: the bytes of arguments that count for P9; 0 before `submitted`.
+      bounded: False if P9, the bound on eager arguments, ignores the call, because the server starts the call's method at once, and bounds
+        such calls in another way.
+      nbytes: the bytes of arguments that count against the bound on eager arguments (P9); 0 before `submitted`.
       held: whether the call was sent without its large parts.
       allocate: function that returns the memory for the large parts of the reply; None means fresh memory.
       waiters, callbacks: lists that belong to the owner; None until it needs them.
@@ -144,8 +146,8 @@ class ClientCalls:
       waiting: unsent calls by number, in the order in which they were made; they wait for a server, or to be batched with other calls.
       waiting_bytes: bytes of the bodies in `waiting`.
       eager_bytes: bytes of counted arguments that the calls in flight have sent eagerly (P9).
-      held_back: calls that wait for replies to other calls (P9), in the order in which they were made. *Invariant*: each was made before
-        every call in `waiting`.
+      held_back: calls that wait until replies make room for their arguments (P9), in the order in which they were made. *Invariant*: each
+        was made before every call in `waiting`.
       deadline: latest time for the next `ticked`; `inf` if no call has a deadline. *Invariant*: each call's `due` is at this time or later.
     """
 
@@ -169,7 +171,7 @@ class ClientCalls:
         server and no server is connected.
 
         Returns:
-          Whether the caller should send the waiting calls now, although no thread waits for a reply yet (P8).
+          Whether the caller should send the waiting calls now, because P8 says that they need not wait to be batched.
         """
         waiting, in_flight = self.waiting, self.in_flight
         if len(in_flight) + len(waiting) + len(self.held_back) >= self._pending_max:
@@ -219,7 +221,7 @@ class ClientCalls:
     def _next_calls(self, source: dict[int, ClientCall]) -> list[ClientCall]:
         """Take from `source` (`held_back` or `waiting`) the first calls that fit into one message, and return them.
 
-        Calls of `waiting` that P9 does not let leave are moved to `held_back`.
+        If P9, the bound on eager arguments, does not let a call of `waiting` leave, the call is moved to `held_back`.
         """
         held_back = self.held_back
         resumes = source is held_back
@@ -440,8 +442,8 @@ class ServerCalls:
     def finished(self, served: ServedCall, now: float = -inf) -> bool:
         """Remove a call that has run, or whose reply is not wanted. Return whether to send its reply: True at most once for each call.
 
-        After the deadline no reply is sent, because a method that has stopped because of `cancelled()` may have returned anything, and
-        because the client has already ended the call.
+        After the deadline no reply is sent, because the client has already ended the call, and because a method that has found
+        `cancelled()` true may have returned anything.
         """
         calls = self._by_peer.get(served.peer)
         if calls is not None and calls.get(served.id) is served:

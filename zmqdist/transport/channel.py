@@ -3,13 +3,13 @@
 Theory of operation: leader and followers
     The first thread that waits for a reply becomes the leader: it polls the descriptors and reads for all threads. Other waiting threads
     are followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in
-    ZeroMQ's receive queue. So a blocking call costs no more than one on the bare socket.
+    ZeroMQ's receive queue. A blocking call costs no more than on the bare socket, because the waiting thread itself reads the reply.
 
     A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
 
     Calls that no thread waits for are gathered and leave together (calls_machine.py), with the next use of the socket that reads a reply or
-    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread sends them, which wakes every GATHER_S.
+    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread, which wakes every GATHER_S, sends them.
 
     A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
     spin while followers wait, nor after several spins in vain.
@@ -18,8 +18,8 @@ Rules
     R1  Each use of the socket is under the lock. The last use of the socket before a thread releases the lock is a query of EVENTS that
         shows no input, because ZeroMQ's descriptor signals only new input, and any use of the socket may consume that signal. There are
         three exceptions: no call is in flight; the thread that has sent a call becomes the leader, and queries EVENTS before it sleeps or
-        leaves; or large transfers are under way. Then a thread releases the lock with input left, so that other threads can take the lock,
-        and the eventfd signals that input.
+        leaves; or large transfers are under way. In the third case a thread releases the lock with input left, so that other threads can
+        take the lock, and the eventfd signals that input.
     R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread while
         there is no leader, opens and closes sockets, so that no descriptor number is reused while the leader polls that number.
     R3  A follower sleeps on its own lock, never on another thread's.
@@ -30,7 +30,7 @@ Rules
         the lock (interrupt_guard.py). If a signal handler of the program raises inside the channel, the reply that was being read may be
         lost, but no thread is left waiting without a leader.
     R8  A thread sleeps for at most SLICE_S at a time. If it finds input only because this time has passed, the wait is counted in `stalls`,
-        because a signal was lost: a bug.
+        because a signal was lost, which is a bug.
 
 Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the lock.
 
@@ -145,7 +145,7 @@ class Channel:
             self._submit(call, False)
 
     def call_and_wait(self, call: ClientCall) -> None:
-        """Send the call and wait until it has ended. Raises as `submit` does, and KeyboardInterrupt."""
+        """Send the call and wait until it has ended. Raises the errors of `submit`, and KeyboardInterrupt."""
         with self._guard as shielded:
             if self._submit(call, True):
                 self._lead(call, shielded)
@@ -231,7 +231,7 @@ class Channel:
 
     def __del__(self) -> None:
         if "_guard" in self.__dict__ and not self._guard.forked:
-            # The finalizer of a stream that is collected too may have passed this channel to a thread, which may hold the lock.
+            # The finalizer of a stream may have passed this channel to another thread, which may hold the lock now.
             if not self._lock.acquire(False):
                 in_background("zmqdist-client-close", self.close)
                 return
@@ -279,7 +279,7 @@ class Channel:
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
-                # perhaps no other thread reads the server's acknowledgments, requests for parts and replies
+                # a thread must read the server's acknowledgments, requests for parts and replies until this call can leave
                 self._ensure_reader()
             lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:
@@ -305,7 +305,7 @@ class Channel:
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
-            # The leader is the reader thread: it may sleep in its poll for longer than GATHER_S.
+            # The reader thread is the leader now, and may sleep in its poll for longer than GATHER_S.
             if self._leader != _NO_THREAD and self._leader_call is None:
                 os.eventfd_write(self._wake_fd, 1)
 
@@ -345,7 +345,7 @@ class Channel:
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
-        except BaseException:  # raised by a signal handler or a bug; the other threads need a leader (R4)
+        except BaseException:  # for instance by a signal handler; the other threads need a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
                     self._connection.read_arrived()
@@ -367,7 +367,7 @@ class Channel:
             if monotonic() >= end:
                 self._spins_in_vain += 1
                 return ready
-            sched_yield()  # so that ZeroMQ's own thread can run on this core
+            sched_yield()  # lets ZeroMQ's own thread run on this core
         self._spins_in_vain = 0
         return ready
 
@@ -384,7 +384,7 @@ class Channel:
                 with self._turnstile, self._lock:
                     if self._ends_sleep(me, call, shielded):
                         return me.promoted
-        except BaseException:  # raised by a signal handler of the program, or by a bug
+        except BaseException:  # for instance by a signal handler of the program
             with self._lock:
                 self._leave_followers(me, call)
             raise
@@ -393,7 +393,7 @@ class Channel:
                 self._guard.wake = None
 
     def _ends_sleep(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Return whether this follower's sleep is over (R6). If `me.promoted` is set then, the follower is the leader now."""
+        """Return whether this follower's sleep is over (R6). If it is over and `me.promoted` is set, the follower is the leader now."""
         asleep = me in self._followers
         if call.ended or (shielded and self._guard.interrupted):
             self.stalls += call.ended and asleep
@@ -532,7 +532,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # another thread may have released the lock after this thread's sleep
+            me.lock.acquire(False)  # in case another thread has released it after this thread woke
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())

@@ -133,7 +133,7 @@ class ClientConnection:
         socket, monitor = self._connector.socket, self._connector.monitor
         assert socket is not None
         assert monitor is not None
-        # called without pyzmq's wrappers, which take as long as the functions of libzmq themselves
+        # The socket is used without pyzmq's wrappers, which take as long as the functions of libzmq themselves.
         backend: Any = super(zmq.Socket, socket)
         self._has_input: Callable[[], Any] = input_check(socket)
         self._send: Callable[..., Any] = backend.send
@@ -203,7 +203,7 @@ class ClientConnection:
         if self.table.submitted(call) or waits:
             self._send_waiting()
         if call.frames and self.table.is_unsent(call) and not is_large(call.frames):
-            # copied, because the caller may change its arrays after this method
+            # the frames are copied, because the caller may change its arrays after this method
             call.frames = [bytes(frame) for frame in call.frames]
 
     def flush(self) -> None:
@@ -276,7 +276,7 @@ class ClientConnection:
             try:
                 self._drain()
             except zmq.Again:
-                # only the first receive in `_drain` can raise this, and that receive has also queried EVENTS
+                # Again comes only from the first receive in `_drain`, and a receive that raises Again has queried EVENTS (R1)
                 return False
         elif self._has_input():
             self._drain()
@@ -412,10 +412,10 @@ class ClientConnection:
         refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
-        # After the tick, because a new socket and its monitor must be queried once before they are polled (R1).
+        # The monitor is read after the tick, because a new socket and its monitor must be queried once before they are polled (R1).
         for change in connector.read(now):
             if isinstance(change, Up):
-                self._has_input()  # this query makes the socket notice its new connection
+                self._has_input()  # querying EVENTS makes the socket notice its new connection
                 self._put(self._hello)
             elif isinstance(change, Down):
                 if self._has_input():

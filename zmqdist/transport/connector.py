@@ -7,13 +7,13 @@ Rules
     Each attempt looks a host name up again, so that the client finds a server that has returned at another address. The attempts for a name
     use IPv4 and IPv6 in turn, because the name may have addresses of one kind only, and the server may listen at one kind only.
     Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin HEARTBEAT_IVL_S after the handshake, and the first
-    heartbeat tells the server how long to wait for the next. If the client's process is stopped before that, only the server's own, rarer
-    heartbeats show the server that the client is silent.
+    heartbeat tells the server how long to wait for the next. If the client's process is stopped before the first heartbeat, only the
+    server's own, rarer heartbeats show the server that the client is silent.
 
-A connector neither waits nor starts a thread. Its owner, one thread at a time,
-    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py), and calls `read` after input of the monitor;
-    calls `tick` at the time `due`; `read` and `tick` return the changes of the connection;
-    after a Down reads all messages in the socket, and then calls `retry`.
+A connector neither waits nor starts a thread. The owner's threads use it one at a time. The owner
+    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py);
+    calls `read` after input of the monitor, and `tick` at the time `due`: both methods return the changes of the connection;
+    reads all messages in the socket after a Down, and then calls `retry`.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def configure(socket: zmq.Socket[bytes]) -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats do not watch the handshake
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after the handshake
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))

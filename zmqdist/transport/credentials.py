@@ -45,7 +45,7 @@ class Credentials:
 
     def server(self, host: str, role: str = "server") -> ServerSecurity:
         """Return the ServerSecurity of a listening socket. `role` decides which key the socket shows, as in `server_security`."""
-        from zmqdist.transport.security import server_security  # imported late, because it imports ZeroMQ
+        from zmqdist.transport.security import server_security  # imported here, because it loads ZeroMQ
 
         return server_security(
             host,

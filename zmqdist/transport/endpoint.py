@@ -43,7 +43,7 @@ def strip_scheme(address: str) -> str:
 
 
 def endpoint(address: str) -> str:
-    """Return `tcp://host:port` for ZeroMQ. Raises as `split`."""
+    """Return `tcp://host:port` for ZeroMQ. Raises the errors of `split`."""
     return f"tcp://{join_address(*split(address))}"
 
 

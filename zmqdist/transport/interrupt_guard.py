@@ -23,7 +23,7 @@ _SIGINT: Final = int(_signal.SIGINT)
 
 
 class InterruptGuard:
-    """Use `with guard as shielded:` around all code that takes the channel's lock. It must not be nested.
+    """Use `with guard as shielded:` around all code that takes the channel's lock. Such blocks must not be nested.
 
     Attributes:
       interrupted: whether Ctrl-C has arrived since the main thread entered the guarded code. If so, the main thread should leave that code.
@@ -53,7 +53,7 @@ class InterruptGuard:
             )
 
     def __enter__(self) -> bool:
-        """Return whether the calling thread is the main thread, which is then shielded from Ctrl-C. Raises as `check`."""
+        """Return whether the calling thread is the main thread, which is then shielded from Ctrl-C. Raises the errors of `check`."""
         self.check()
         if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
             return False

@@ -9,7 +9,7 @@ The result of joining is a key folder (keys.py) for this process and its childre
 this host.
 
     server.pub        the dispatcher's public key, as it was in the ticket
-    worker.key the key pair, named by its role; the process replaces it when the dispatcher asks for a new key
+    worker.key        the key pair, named by its role; the process replaces it when the dispatcher asks for a new key
     joined            lines `name worker:3`, `role worker`, `dispatcher host:port`
 """
 
@@ -138,9 +138,9 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
     under the same name.
 
     Args:
-      dispatcher: "host:port" at which this process reaches its dispatcher; None: the address in the ticket. The address may differ from
-        that in the ticket, because the key and the token in the ticket identify the dispatcher. A process without that key cannot read
-        the token, and a dispatcher that did not make the token refuses it, so that the ticket stays unused.
+      dispatcher: "host:port" at which this process reaches its dispatcher; None means the address in the ticket. Another address is safe,
+        because the key in the ticket identifies the dispatcher: no process without this key can read the token. The ticket stays unused
+        if another dispatcher with this key refuses the token.
 
     Returns:
       The role of the key.

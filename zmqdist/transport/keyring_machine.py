@@ -10,11 +10,11 @@ Theory of operation
     dispatcher sends that process one reply, the reason.
     A newer key of the same name replaces a key. The newer key arrives by NewKey over a connection of the old key, or because a process
     joined under that name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that the
-    old key admits no new connection. Two things go on, so that no work is lost: connections that were opened with the old key, until they
-    end, and the trust of other processes in a port that shows the old key (`listens`), because an open port cannot change its key
-    without ending its connections. An admin revokes the old key to end these connections.
-    The keyring forgets the oldest replaced keys beyond a number, because a cluster that goes on for years replaces keys all the time. A
-    forgotten key is as unknown as one that never joined.
+    old key admits no new connection. So that no work is lost, connections that were opened with the old key stay open, until they end for
+    another reason or an admin revokes the old key. Other processes still trust a port that shows the old key (`listens`), because an open
+    port cannot change its key without ending its connections.
+    The keyring keeps at most `replaced_max` replaced keys that no port shows any more, and forgets the oldest, because a cluster that runs
+    for years replaces keys all the time. A forgotten key is as unknown as a key that never joined.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before the token expires, and only under the token's name
@@ -186,7 +186,7 @@ class SaveKeyring:
 
 @dataclass(frozen=True, slots=True)
 class CutKey:
-    """End all connections of a key, after sending each of these peers the reason."""
+    """End all connections of a key, after sending the reason to the peer of each connection."""
 
     key: bytes
     problem: str
@@ -299,7 +299,7 @@ class Keyring:
 
     def _join(self, peer: Peer, join: Join, key: bytes, now: float, clock_s: float) -> list[KeyringEffect]:
         token = self._tokens.get(join.number)
-        # Compared in constant time, and even if the token's number is unknown, so that the time of the reply tells a guesser nothing.
+        # The digests are compared in constant time, and even if the number is unknown, so that a guesser learns nothing from the time.
         right = hmac.compare_digest(digest_of(join.secret), token.digest if token is not None else bytes(KEY_BYTES))
         if token is None or not right:
             self.wrong += 1
@@ -340,7 +340,7 @@ class Keyring:
         return Refused(errors.RESOURCE_EXHAUSTED, text, final=True)
 
     def _admit(self, key: bytes, member: MemberKey, now: float, replies: list[Send]) -> list[KeyringEffect]:
-        """Add a member's key, which replaces the other current keys of the member's name (P5)."""
+        """Add a member's key. It replaces the other current keys of the member's name, because a name has one current key (P5)."""
         others = [k for k, m in self.members.items() if m.name == member.name and m.replaced_at is None]
         for other in others:
             self.members[other] = replace(self.members[other], replaced_at=now)
@@ -350,7 +350,7 @@ class Keyring:
         return [SaveKeyring(), *replies, *self._changed(key), *self._moved(member.address), *forgotten]
 
     def _forget(self) -> list[Send]:
-        """Forget the oldest replaced keys beyond `replaced_max` (P8)."""
+        """Forget the oldest replaced keys, so that at most `replaced_max` of them are left (P8)."""
         shown = {member.shown for member in self.members.values() if member.replaced_at is None}
         replaced = [
             key

@@ -60,7 +60,7 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
     """Make the keys of a cluster and write them to `folder`.
 
     Args:
-      force: replace existing keys; processes that have the old ones cannot connect any more.
+      force: replace existing keys, so that processes with the old keys cannot connect any more.
 
     Raises:
       AlreadyExistsError: the folder has keys and `force` is not set. Nothing was changed.
@@ -149,7 +149,7 @@ def load_server(folder: str | Path) -> KeyPair:
 
 
 def load_role(folder: str | Path, role: str) -> KeyPair:
-    """Return the key pair of a role, or of "server". Raises as `load_server`."""
+    """Return the key pair of a role, or of "server". Raises the errors of `load_server`."""
     return _load_pair(Path(folder), role)
 
 
@@ -160,7 +160,7 @@ def load_server_public(folder: str | Path) -> bytes:
 
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
-    """Return the role of each public key (32 bytes) in the file `authorized`. Raises as `load_server_public`.
+    """Return the role of each public key (32 bytes) in the file `authorized`. Raises the errors of `load_server_public`.
 
     The result is empty for the folder of a process that joined, because such a folder has no file `authorized`.
     """
@@ -204,7 +204,7 @@ def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
     if not path.exists():
         raise FailedPreconditionError(
             f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this file from "
-            "the machine where they were made (SECURITY.md says which process needs which)",
+            "the host where they were made (SECURITY.md says which process needs which)",
         )
     text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode("ascii", "replace")
     lines: dict[int, tuple[str, str]] = {}

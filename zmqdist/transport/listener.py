@@ -70,5 +70,5 @@ def bind_problem(error: zmq.ZMQError) -> str:
     if error.errno == zmq.EADDRINUSE:
         return "the port is in use; stop the process that listens there, or take port 0 for a free one"
     if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
-        return "this machine does not have that address"
+        return "this host does not have that address"
     return str(error.strerror).lower()

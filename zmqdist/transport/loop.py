@@ -12,9 +12,9 @@ One turn
     5. if this turn did anything, call the end-of-turn hooks, in which the runtimes send the messages that they have gathered
 
     Input comes before timers, so that a loop that was stopped for a while reads the waiting heartbeats before it decides which peers are
-    overdue. For the same reason the loop delays timers in two cases: while a callback reports that it stopped at its
-    bound, for HOLD_S at most; and for RECOVER_S after a wake-up that was far too late. Such a wake-up means that the process was probably
-    stopped (SIGSTOP, a suspended host), so that ZeroMQ's own thread must read from the network first.
+    overdue. For the same reason the loop delays timers for at most HOLD_S while a callback reports that it stopped at its
+    bound. It also delays timers for RECOVER_S after a wake-up that was far too late. Such a wake-up means that the process was probably
+    stopped (SIGSTOP, a suspended host), and then ZeroMQ's own thread has to read the waiting heartbeats from the network first.
 
 ZeroMQ's descriptor is edge-triggered: its input means that EVENTS must be queried, not that a message is available. So each socket has a
 mark, `WatchedSocket.dirty`, and the loop sleeps only after it has queried EVENTS of each marked socket and found no input. The loop sets
@@ -180,7 +180,7 @@ class Loop:
         if not self._finished.wait(timeout_s):
             log.warning("loop %s did not end within %.1f s, because a callback still runs", self.name, timeout_s)
             return
-        if self._thread.ident is not None:  # an earlier `stop` has ended this loop, which had never started
+        if self._thread.ident is not None:  # None if the loop never started
             self._thread.join(timeout_s)
 
     @property
@@ -367,7 +367,7 @@ class Loop:
         return happened, backlog
 
     def _left_over(self) -> bool:
-        """Return whether a marked socket has input. Remove the mark of each socket that has none."""
+        """Return whether a marked socket has input. Remove the mark of each socket without input."""
         for watched in self._sockets.values():
             if watched.dirty:
                 if not watched.socket.closed and watched.has_input():
@@ -378,7 +378,7 @@ class Loop:
     def _poll(self) -> list[tuple[int, int]]:
         if self._left_over():
             return self._epoll.poll(0)
-        # from now on `call_soon` wakes this thread; the next line finds functions that were added before
+        # From now on `call_soon` wakes this thread. Functions that were added before are found by the query of the inbox below.
         self._sleeping = True
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A call that returns freed memory to the system, which the C library would otherwise keep for later use."""
+"""A function that returns to the system the freed memory that the C library keeps for later use."""
 
 from __future__ import annotations
 

@@ -45,9 +45,10 @@ _serial = itertools.count()
 
 
 def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Start the monitor of `socket`, and return a second socket that receives its events. Close that one after `socket.disable_monitor()`.
+    """Start the monitor of `socket`, and return a second socket that receives the events. Close the second socket after
+    `socket.disable_monitor()`.
 
-    The queue of events has no bound, because ZeroMQ's own thread, which serves all connections, would block while the queue is full.
+    The queue of events has no bound. While a bounded queue is full, ZeroMQ's own thread, which serves all connections, would block.
     """
     context = socket.context
     endpoint = f"inproc://zmqdist.monitor.{next(_serial)}"

@@ -42,7 +42,7 @@ def own_host(peer: str) -> str:
         try:
             probe.connect(address)
         except OSError as error:
-            raise UnavailableError(f"no network of this machine leads to {peer} ({error.strerror})") from None
+            raise UnavailableError(f"no network of this host leads to {peer} ({error.strerror})") from None
         return str(probe.getsockname()[0])
 
 
@@ -85,8 +85,8 @@ def ports_are_limited() -> bool:
 
 
 def free_ports() -> Iterator[int]:
-    """Yield the ports to try for a server that may take any port: each port of ZMQDIST_PORTS, from a random port on, or 0 without
-    ZMQDIST_PORTS.
+    """Yield the ports to try for a server that may take any port. If ZMQDIST_PORTS is set, these are its ports, from a random port on;
+    otherwise this is the port 0.
 
     Raises:
       InvalidArgumentError: ZMQDIST_PORTS is not a range of ports.
@@ -98,7 +98,7 @@ def free_ports() -> Iterator[int]:
         ports = parse_ports(os.environ[VARIABLE])
     except ValueError as error:
         raise InvalidArgumentError(f"{VARIABLE}: {error}") from None
-    # The first port is random, so that a new server rarely gets the port of a dead server, for which clients could mistake it.
+    # The first port is random, so that the clients of a dead server rarely find a new server on its port.
     first = chance.randrange(len(ports))
     yield from (*ports[first:], *ports[:first])
 
@@ -112,7 +112,12 @@ def all_taken(host: str) -> UnknownError:
 
 
 def bind_free(made: socket.socket, host: str) -> None:
-    """Bind a TCP socket to a free port of `host`. Raises OSError; UnknownError if each port of ZMQDIST_PORTS is in use."""
+    """Bind a TCP socket to a free port of `host`.
+
+    Raises:
+      UnknownError: each port of ZMQDIST_PORTS is in use.
+      OSError: the kernel refuses for another reason.
+    """
     for port in free_ports():
         try:
             made.bind((host, port))

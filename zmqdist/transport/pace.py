@@ -6,13 +6,13 @@ Theory of operation
     A heartbeat queues behind all bytes that were sent before it: in the kernel's buffer, and in the network router before the slowest link.
     If the queue is longer than the link carries within the heartbeat's time-out, the connection ends, although the link works. A pace
     measures the queue by acknowledgments. It takes the time from the sending of a chunk to its acknowledgment, and subtracts the shortest
-    such time. The rest was spent in queues, in either direction, just as a heartbeat and its reply would spend it.
+    such time. The rest is the time that the chunk and its acknowledgment spent in queues, as a heartbeat and its reply would, too.
 
     The aim of the window is the number of bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has
     just shown. The window begins small, because the link is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged
     bytes, up to the aim, so that a fast link has its full window after half a megabyte. When the queue has become long, the window falls to
-    the aim, once for all chunks that were sent before. A chunk is a quarter of the window, because a heartbeat cannot interrupt a chunk.
-    Between two processes of one host there is no slow link, so the window begins with its largest size.
+    the aim. It falls only once for all chunks that were sent before its fall. A chunk is a quarter of the window, because a heartbeat
+    cannot interrupt a chunk. Between two processes of one host there is no slow link, so the window begins with its largest size.
 
     Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged. The
     next chunk has no queue before it, so that its time is a new measurement of the shortest time. The first chunk after a pause gives such
@@ -20,14 +20,14 @@ Theory of operation
 
 Promises, checked by tests/machines/test_pace.py against simulated links
     P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window.
-    P2  No chunk leaves for which the window has no room, except as the first or second chunk on the way, because the receiver may
-        acknowledge two at a time.
+    P2  A chunk leaves only if the window has room for it, or if at most one chunk is on the way. Two chunks may always be on the way,
+        because the receiver may acknowledge two at a time.
     P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's time-out, even if two connections share
         the link.
     P4  A link is busy while there is something to send: at least four fifths of its rate arrives, as far as window_max permits.
     P5  On a link that holds the largest window without a queue, the window is at its largest after ten round trips.
     P6  An acknowledgment of bytes that were never sent changes nothing.
-    P7  When the route has become longer, the pace knows its shortest trip after `TRIP_KEPT_S` and two trips, if chunks leave.
+    P7  When the route has become longer, the pace has measured the new shortest trip after `TRIP_KEPT_S` and two trips, if chunks leave.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Pace:
         return len(self._sent) < 2 or self.unacknowledged + nbytes <= self.window_bytes
 
     def _alone(self) -> bool:
-        """Return whether a chunk that is sent now has no queue before it. A chunk with which it may share an
-        acknowledgment does not count.
+        """Return whether a chunk that is sent now has no queue before it. An earlier chunk that may share its acknowledgment with the new
+        chunk is no queue.
         """
         if not self._sent:
             return True

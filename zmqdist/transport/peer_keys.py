@@ -11,7 +11,8 @@ Rules
     If no reply arrives within VOUCHING_S, the file `authorized` of the folder decides about each key that it lists. For any other key the
     process waits until the handshake times out, and the peer tries again. So no member is refused because its dispatcher was slow. When a
     key is revoked, the voucher notifies each socket of the folder (`KeyWatcher`), which ends its connections with that key.
-    The process that joined makes a new key pair when the dispatcher asks for one. Other processes of the folder read the file again.
+    The process that joined makes a new key pair when the dispatcher asks for one. Other processes that use the folder read the new key
+    pair.
 
 Not here: the decision about a key (keyring_machine.py), and what a socket does after the decision (router.py, connector.py).
 """
@@ -158,7 +159,7 @@ class _Link:
     """The connection to the dispatcher. Only the link's own thread changes `keys` and `addresses`.
 
     Attributes:
-      keys, addresses: the dispatcher's latest reply about each key, and about the key that listens at each address.
+      keys, addresses: the dispatcher's latest reply about each key, and its latest reply about each address.
     """
 
     def __init__(

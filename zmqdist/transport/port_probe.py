@@ -98,7 +98,7 @@ class PortProbe:
     def fileno(self) -> int:
         """Return the descriptor of the socket; -1 at the end of the probe.
 
-        The descriptor becomes ready for output when connecting has succeeded or failed, and after that ready for input.
+        The descriptor becomes ready for output when connecting has succeeded or failed, and ready for input when the greeting arrives.
         """
         return self._socket.fileno()
 
@@ -217,7 +217,7 @@ class ProbeResult:
       failure: why no connection was made: socket.gaierror, ConnectionRefusedError, TimeoutError or OSError; None if a
         connection was made.
       connect_s: seconds that connecting took.
-      mechanism, rejection: as the attributes of PortProbe.
+      mechanism, rejection: the attributes of PortProbe after the probe.
     """
 
     ip_address: str
@@ -235,7 +235,7 @@ class PortOwner:
       uid: the user id of the socket.
       pid: the number of the process; 0 if this user may not see the process, because it belongs to another user.
       command: the command line, as the system shows it.
-      state: the state as `ps` shows it: "T" is stopped.
+      state: the letter by which `ps` shows the state; "T" means stopped.
     """
 
     uid: int
@@ -292,7 +292,7 @@ def is_local_address(ip_address: str) -> bool:
 
 
 def probe(address: str, timeout_s: float) -> ProbeResult:
-    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up, and then again the connecting."""
+    """Look up the host of an address, connect, and read the greeting. `timeout_s` bounds the look-up and, separately, the connecting."""
     host, port = split(address)
     try:
         number = resolve_host(host, timeout_s)
@@ -312,7 +312,7 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
     failure = result.failure
     if not result.ip_address:
         why = "the name service did not reply" if isinstance(failure, TimeoutError) else failure and failure.strerror
-        advice = "correct its spelling, have it in DNS or /etc/hosts of this machine, or write its IP address"
+        advice = "correct its spelling, have it in DNS or /etc/hosts of this host, or write its IP address"
         return f"the host name {host} cannot be looked up ({why})", advice
     if result.rejection is not None:
         return _explain_rejection(host, port, result.rejection)
@@ -322,7 +322,7 @@ def explain_failure(address: str, result: ProbeResult, timeout_s: float) -> tupl
     if isinstance(failure, TimeoutError):
         advice = f"check that {host} is up and that a firewall lets TCP port {port} through (nc -vz {host} {port})"
         return f"no reply to a TCP connection within {timeout_s:g} s", advice
-    advice = f"check that {host} is on a network that this machine reaches (ip route get {result.ip_address})"
+    advice = f"check that {host} is on a network that this host reaches (ip route get {result.ip_address})"
     return f"no TCP connection ({failure and failure.strerror})", advice
 
 

@@ -73,7 +73,7 @@ class BareServer:
                 except zmq.ZMQError:  # `close` has terminated the context
                     return
                 except BaseException:
-                    # for instance because memory for the reply is short; only this request gets no reply
+                    # Memory for the reply may be short, for instance. Only this request gets no reply.
                     kept = bytearray()
                     log.exception("the bare echo server could not reply")
 

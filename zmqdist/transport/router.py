@@ -5,27 +5,28 @@ Rules
     connection begins with the peer's hello, and the server replies with its own. Messages of the peer before its hello, or after a hello of
     another major version, are dropped. The handshake alone decides the peer's role (zap.py).
     The router calls the handler of a message's kind, if the peer's role may send that kind; `admin` may send all kinds.
-    The router sends a peer whose role is `revoked` the reason in place of the server's hello, and no other reply.
+    A peer whose role is `revoked` gets one reply, which names the reason: the router sends this reply in place of the server's hello.
     A peer whose role is `joining` gets the hello, and may send only the kinds that are registered for this role.
     No message of a peer raises an error in the server. The router counts a wrong message in `dropped`, sends Refused to the peer (at most
     REFUSALS_MAX times), and logs the first wrong message of each peer.
     `send` never waits. It returns False if the message was not sent; True does not promise that the message arrives.
 
 Lost connections
-    The monitor reports which descriptor was closed, not which peer has gone, and the system reuses descriptor numbers at once. So a report
-    makes all peers whose messages arrived on that descriptor suspects. The router sends each suspect a Ping, and only ZeroMQ's "host
-    unreachable" proves that the suspect has gone. The socket learns of the end of a connection later than the monitor reports it, because
-    ZeroMQ's thread and the loop pass it on in three steps, behind all their other work. So the router repeats the Ping, each time after
-    twice the pause, until the suspect has gone, or until as many peers of its descriptor have gone as ends were reported. There is no
-    limit in time, because a lost peer could then remain for ever, with its calls, streams and threads.
-    The router may read the first message of a connection after the report of its end. So a new peer is a suspect at once if its descriptor
-    has more reported ends than peers that have gone.
-    `on_gone` is called when all messages that the peer had sent were read.
+    The monitor reports which descriptor was closed, not which peer has gone, and the system reuses descriptor numbers at once. So when the
+    end of a connection is reported, all peers whose messages arrived on that descriptor become suspects. The router sends each suspect a
+    Ping, and only ZeroMQ's "host unreachable" proves that the suspect has gone. The socket learns of the end of a connection later than
+    the monitor reports it, because ZeroMQ's thread and the loop pass it on in three steps, behind all their other work. So the router
+    repeats the Ping, each time after twice the pause, until the suspect has gone, or until as many peers of its descriptor have gone as
+    ends were reported. The router sets no limit to the time of these Pings, because after such a limit the calls, streams and threads of a
+    lost peer would remain for ever.
+    The router may read the first message of a connection after the end of this connection was reported. So a new peer is a suspect at once
+    if its descriptor has more reported ends than peers that have gone.
+    The loop calls `on_gone` when all messages that the peer had sent were read.
 
 Ending a connection
     ZeroMQ's ROUTER cannot end one of its connections. So `expel` drops all further messages of the peer, reports the peer as gone, and
-    shuts the peer's descriptor down EXPELLED_S later, when the reason has been sent. If an end of that descriptor was reported meanwhile,
-    the descriptor is left alone, because the system may have given its number to another connection.
+    shuts the peer's descriptor down EXPELLED_S later, when the reason has been sent. If the monitor has reported meanwhile that the
+    descriptor was closed, the router leaves the descriptor alone, because the system may have given its number to another connection.
 
 Not here: the meaning of messages, and the bound on calls that wait for a reply. The handlers have both.
 """
@@ -88,11 +89,11 @@ not fill this process's memory.
 TRIM_DELAY_S: Final = 1.0
 """Seconds after the last oversized message until the process returns freed memory to the system."""
 LINGER_S: Final = 0.2
-"""Seconds that the last replies have to leave when the server stops."""
+"""Seconds for which ZeroMQ still sends the last replies when the server stops."""
 DROPPED_S: Final = GRACE_S + 1.0
 """Seconds in which a server that the program has dropped may still reply to running calls, before it frees its port."""
 EXPELLED_S: Final = 0.2
-"""Seconds that the reason has to leave before the connection of an expelled peer is shut down."""
+"""Seconds from the message that tells an expelled peer the reason until the router shuts the peer's connection down."""
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
@@ -114,7 +115,7 @@ class Router:
       on_hello: called with a peer whose hello has arrived, after the server's hello was sent.
       on_gone: functions that the loop calls once with each peer that has gone, if the peer's hello had been accepted.
       dropped: number of messages that were not accepted, by reason.
-      received: number of messages received since the router was made.
+      received: number of messages that the router has received.
       refused_handshakes: number of connections that ended before their first message was read. For some refusals ZeroMQ reports no other
         event, for instance if the peer does not speak ZeroMQ or speaks an old version of its protocol.
       peers_max: bound on the number of connections that are served.
@@ -190,7 +191,7 @@ class Router:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`. Port 0 takes a free port, one of ZMQDIST_PORTS if that is set.
+        """Listen on `host:port`. Port 0 means any free port or, if ZMQDIST_PORTS is set, a free port of that range.
 
         If another server of this process, which the program has dropped, still has the port, wait at most DROPPED_S until that server has
         freed it.
@@ -218,17 +219,18 @@ class Router:
     def _bind_one_of(self, number: str, port: int) -> int:
         if port or not ports_are_limited():
             return self._loop.run(self._bind, number, port)
-        # ZeroMQ also binds a port that a launcher has reserved for another server, because both set SO_REUSEADDR; `listen` does not.
+        # `listen` skips a port that a launcher has reserved for another server. ZeroMQ would bind that port, because it sets SO_REUSEADDR.
         with contextlib.suppress(UnknownError), listen(number) as made:
             free = made.getsockname()[1]
             return self._loop.run(self._bind, number, free, made.detach())
-        for each in free_ports():  # also ports on which connections of an ended server are in the state TIME_WAIT
+        # ZeroMQ, unlike `listen`, also binds a port on which connections of an ended server are in the state TIME_WAIT.
+        for each in free_ports():
             with contextlib.suppress(PortTakenError):
                 return self._loop.run(self._bind, number, each)
         raise all_taken(number)
 
     def bind_fd(self, fd: int) -> str:
-        """Serve a TCP socket that listens already. The descriptor then belongs to ZeroMQ. Returns and raises as `bind`."""
+        """Serve a TCP socket that listens already. The descriptor then belongs to ZeroMQ. The result and the errors are those of `bind`."""
         with sockets.socket(fileno=fd) as wrapped:
             name = wrapped.getsockname()
             wrapped.detach()
@@ -318,7 +320,7 @@ class Router:
         """Have the loop expel the peers whose connections were authenticated by a public key that is now
         revoked. Any thread may call this.
         """
-        with contextlib.suppress(FailedPreconditionError):  # the loop has been stopped
+        with contextlib.suppress(FailedPreconditionError):  # a stopped loop has no connections
             self._loop.call_soon(self.expel_key, key, problem)
 
     def _shut_down(self, peer: Peer) -> None:
@@ -327,8 +329,8 @@ class Router:
             shut_down(peer.fd)
 
     def _end_silent(self, fd: int) -> None:
-        """End a connection if its peer has sent no message since the handshake. The handshake may have admitted an unknown key, only to
-        join.
+        """End a connection on which no message has arrived since the handshake. While unknown keys may join, a stranger can pass the
+        handshake. Without this time limit, the stranger could keep such connections open.
         """
         if not self._by_fd.get(fd) and self._reported_ends[fd] <= 0:
             shut_down(fd)
@@ -354,9 +356,7 @@ class Router:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def count_work(self, count: int) -> None:
-        """Count the current message as `count` messages against the bound of this turn, because its handler did as much work as for `count`
-        messages.
-        """
+        """Count the message that is being handled as `count` messages of this turn, because its handler did the work of that many."""
         self._turn_budget -= count - 1
 
     @property
@@ -365,8 +365,9 @@ class Router:
         return [peer for peer in self._peers.values() if peer.hello is not None and not peer.gone]
 
     def _read(self) -> bool:
-        """Read messages until the bound of this turn is reached; return True in that case. The loop has just found that the socket has
-        input.
+        """Read messages until none is left, or until the bound of this turn is reached; return True in the second case.
+
+        The loop calls this when it has just found that the socket has input.
         """
         has_input, recv, peers = self._watched.has_input, self._recv, self._peers
         self._turn_budget = MESSAGES_PER_WAKE_MAX
@@ -396,7 +397,7 @@ class Router:
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """Add the peer of a new connection, whose first message has arrived."""
         role, key = (ADMIN, b"") if self._security.mechanism == NONE else role_and_key(property_of(frame, "User-Id"))
-        if key and role != JOINING:  # the key may have been revoked since the handshake
+        if key and role != JOINING:  # since the handshake, an admin may have revoked the key
             role = self._security.policy.role(key) or REVOKED
         fd = fd_of(frame)
         peer = Peer(routing_id, fd, role, f"at {property_of(frame, 'Peer-Address') or 'an unknown address'}", key)
@@ -473,11 +474,12 @@ class Router:
             self.on_hello(peer)
 
     def _hello_for(self, peer: Peer, hello: Hello) -> bytes:
-        """Return the server's hello, with the offer of its shared memory if the peer has offered its own.
+        """Return the server's hello to a peer. The hello offers this process's shared memory if the peer has offered its own and is
+        trusted.
 
-        A peer may offer the memory of any process whose memory this process can open, even this process's own. So the server accepts an
-        offer only from a peer that could read that memory anyway, because the peer has shown the user's token, or because its role may run
-        code on this host. The arrays of a peer whose role permits only calls travel by the socket.
+        A dishonest peer could offer the memory of another process, and this server would open that memory for it. So a peer is trusted only
+        if it could read the memory of this user's processes anyway: it has shown the user's token, its role may run code on this host, or
+        the server has no security. If a peer is not trusted, large arrays travel through the socket.
         """
         trusted = self._security.mechanism != CURVE or peer.role in LISTENING_ROLES
         pool = this_pool() if trusted and hello.memory is not None else None
@@ -516,7 +518,7 @@ class Router:
         return True
 
     def _suspect(self, peer: Peer, step_s: float) -> None:
-        """Send a Ping to find out whether the peer has gone. If this does not prove that the peer has gone, repeat it after `step_s`."""
+        """Send a Ping to find out whether the peer has gone. If the Ping does not prove this, send the next one after `step_s`."""
         if not peer.gone and self._reported_ends[peer.fd] > 0 and not self._is_gone(peer):
             self._suspect_later(peer, step_s)
 
@@ -525,7 +527,7 @@ class Router:
         self._loop.set_timer((self, peer), self._loop.now() + step_s, then)
 
     def _is_gone(self, peer: Peer) -> bool:
-        self._watched.has_input()  # this query makes the socket notice connections that have ended
+        self._watched.has_input()  # querying EVENTS makes the socket notice connections that have ended
         self._send_raw(peer, _PING)
         return peer.gone
 
@@ -546,7 +548,7 @@ class Router:
             return
         self._watched.dirty = True
         if self._watched.has_input() and self._read():
-            # more input is left; the other callbacks of the loop have their turn first
+            # `_read` stopped at its bound, so the other callbacks of the loop run before the rest is read
             self._loop.call_soon(self._forget_gone)
             return
         going, self._gone_unread = self._gone_unread, []

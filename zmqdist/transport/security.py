@@ -1,9 +1,9 @@
 """The security mechanism of a socket, and the secrets for it.
 
 Rules
-    A server has one mechanism, which the address that it binds decides: on loopback the user's token (ZeroMQ's PLAIN, whose user name is
-    the role), elsewhere CURVE. If keys are given, CURVE is used on loopback, too. Without keys, a server may not bind another address,
-    unless `insecure` is set; then each start logs a warning.
+    A server has one mechanism. If keys are given, this is CURVE. Without keys, a server binds only loopback, where it checks the user's
+    token (ZeroMQ's PLAIN, with the token as the password and the role as the user name). If `insecure` is set, a server without keys binds
+    any address and checks nothing, and each start logs a warning.
 
     A connecting side uses CURVE if keys are given, else the token. It shows the token only on loopback, and only to a socket on which this
     user listens, because on a shared host a stranger can take over a freed port, and would learn the token. ZeroMQ's own reconnecting
@@ -274,7 +274,7 @@ def client_security(
     Args:
       peer: the public key that came with the address of a worker or a program; empty for a server.
       curve: as in `server_security`.
-      insecure: if there are no keys, show no secret, which only a server that was started with `insecure` accepts.
+      insecure: if there are no keys, connect without a secret. Only a server that was started with `insecure` accepts this.
 
     Raises:
       FailedPreconditionError: there are no keys for an address that is not loopback, or the secrets cannot be read.
@@ -333,8 +333,8 @@ def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: st
 
 def _needs_keys(host: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"other machines can reach {host}, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
-        f"{keys.ENVIRONMENT}=DIR on every machine, or stay on 127.0.0.1 (insecure=True or --insecure goes without)",
+        f"other hosts can reach {host}, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
+        f"{keys.ENVIRONMENT}=DIR on every host, or stay on 127.0.0.1 (insecure=True or --insecure goes without)",
     )
 
 

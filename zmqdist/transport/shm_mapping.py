@@ -1,5 +1,5 @@
-"""Shared memory as the kernel offers it: memfds, mappings, seals and locks. This module works on Linux only, and decides nothing about
-their use.
+"""Shared memory as the kernel offers it: memfds, mappings, seals and locks. This module works on Linux only, and does not decide
+how the memory is used.
 
 A memfd is a file without a name. It vanishes when every process that had it open or mapped has ended, even if a signal killed the process.
 The size of /dev/shm does not bound it. Other processes of the same user open it through its owner's entry in /proc.
@@ -113,8 +113,8 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses the file or the mapping. ENOMEM also means that the memory is not available: the kernel would grant it,
-        and kill a process later.
+      OSError: the kernel refuses the file or the mapping. The error is ENOMEM also if the kernel would grant memory that it does
+        not have, and would kill a process later.
     """
     try:
         check_room(nbytes, "it")

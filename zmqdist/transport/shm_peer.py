@@ -5,10 +5,9 @@ Rules
     handle, because mapping any other file could end this process. In the owner's table, this process writes only the cells of leases to
     this process.
     When an array and all arrays made from it were collected, this process gives the memory back to its owner. If the memory was lent to
-    this process alone, it does so by writing the cell of the lease; if the memory was published, by closing the descriptor that holds the
-    lock.
-    Right before a fork, arrays that are lent to this process alone become private mappings. They are never given back, because the child
-    may go on reading them.
+    this process alone, this process writes the cell of the lease. If the memory was published, it closes the descriptor that holds the
+    lock. Right before a fork, arrays that are lent to this process alone become private mappings. They are never given back, because the
+    child may go on reading them.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ class PeerPool:
     def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
         """Claim a handle for a caller that lends its bytes to another process, without mapping the bytes. Return the segment and the lease.
 
-        Raises as `attach`.
+        Raises the errors of `attach`.
         """
         fd, inode, nbytes, _, _, cell, serial, mode = handle
         if mode != EXCLUSIVE:
@@ -307,8 +306,8 @@ class _CopyOnWriteMemory(Exporter):
 def lendable_block(array: NDArray[Any]) -> Block | None:
     """Return a block with the bytes of the array, so that the array can be lent without a copy; None if there is no such block.
 
-    There is such a block if the array is a whole block of this process, or begins where a block begins that another process has lent to
-    this process alone. Use this for an array that no code changes any more.
+    There is such a block if the array is a whole block of this process, or if the array begins at the beginning of a block that another
+    process has lent to this process alone. Use this for an array that no code changes any more.
     """
     base: Any = array
     while isinstance(base, np.ndarray):
@@ -348,7 +347,7 @@ def _before_fork() -> None:
         try:
             hold.make_private()
         except OSError:
-            # for instance because of too many mappings; the loop goes on, so that the other arrays become private
+            # The process may have too many mappings, for instance. The loop goes on, so that the other arrays become private.
             log.exception(
                 "an array in shared memory could not be made private before a fork; the child may see it change"
             )

@@ -3,31 +3,32 @@
 Theory of operation
     The owner copies a large buffer once, into a block of a segment (a memfd), and sends a handle of eight numbers in place of the bytes.
     The receiver opens the segment through the owner's entry in /proc, maps it and can read the bytes (shm_peer.py). When no object of the
-    receiver refers to the bytes any more, the receiver marks the block as free in the table, a memfd that both processes have mapped. The
-    owner then reuses the block, because touching fresh memory is slow.
+    receiver refers to the bytes any more, the receiver marks the block as free in the table, a memfd that both processes have mapped. Then
+    the owner can reuse the block, which is faster than touching fresh memory.
 
-    Each lease has a cell in the table, and the byte of the table's file with the cell's number is the cell's lock. The cell contains
-        0          if no process has the block
-        serial     if the block is lent; no other lease of this table ever has this number
-        -serial    if the receiver has claimed the block; the receiver holds the lock until it gives the block back
+    Each lease has a serial, a number that no other lease of the table ever has, and a cell in the table. A file lock on byte N of the table
+    is the lock of cell N. The cell contains
+        0          while the cell is free, and after the receiver has given the block back
+        serial     from the lending until the receiver claims the block
+        -serial    while the receiver has the block; the receiver holds the cell's lock for as long
     A receiver locks the cell, checks that the cell contains the serial of its handle, and only then maps the block. The owner voids a lease
     only while it holds the same lock. So a receiver with a late handle finds another number, and never maps reused memory. The kernel
-    releases the locks of a process that ends in any way, so a claimed cell whose lock is free belongs to a receiver that was killed.
-
-    A published block has one cell for any number of receivers. Their mappings are private (copy-on-write), and they share the lock for
-    reading. The owner reuses the block when no receiver holds the lock.
+    releases the locks of a process that ends in any way. So if a cell contains -serial and its lock is free, the receiver was killed.
+    A published block has one cell for any number of receivers. Each receiver maps the block privately (copy-on-write) and holds a read lock
+    on the cell, which contains the serial until the owner takes the lease back. No process writes to such a block.
 
 Rules
-    R1  The owner writes to a block until it lends the block. Then only the receiver writes, or no process if it is published or frozen.
+    R1  The owner writes to a block until it lends the block. Then only the receiver writes, unless the block is published or frozen.
     R2  The owner reuses a block only when no lease of it is left and no object in this process refers to it.
-    R3  Finalizers take no lock: they append to a queue, or write one cell.
+    R3  A finalizer takes no lock of a thread, because the garbage collector may run it in a thread that holds this lock, in the middle of a
+        change to the pool. A finalizer only appends to a queue, which the next use of the pool processes, or writes the cell of its lease.
     R4  A forked child would see changes through each mapping that it shares with its parent. So right before a fork the mappings become
         private (copy-on-write), and their blocks are not reused while the child may see them.
-    R5  A frozen segment is sealed, so that no process can ever write to it. A frozen segment is not reused, and ends with its last user.
+    R5  A frozen segment is sealed, so that no process can ever write to it. It is never reused, and it ends with its last user.
 
-ZMQDIST_ARENA=off switches the pool off; a number is its bound in MiB. The default is a quarter of the memory that this process may use.
+ZMQDIST_ARENA=off switches the pool off. A number is the pool's bound in MiB; the default is a quarter of the memory for this process.
 
-Not here: whether a peer can open this process's segments (hello), the content of blocks (rpc, dispatch).
+Not here: whether a peer can open this process's segments (transfers.py), and the content of blocks (rpc, worker).
 """
 
 from __future__ import annotations
@@ -57,21 +58,21 @@ log = logging.getLogger("zmqdist.transport")
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-# How receivers map a block: one shared and writable; any number privately; one, or any number, read-only, because it is frozen.
+# Modes of a lease: one receiver maps the block shared and writable; many receivers map it privately; one or many map it read-only.
 EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""(descriptor, inode, size of the segment; offset, size of the block; cell, serial, mode of the lease), to be used with an Offer."""
+"""(descriptor, inode, size of the segment; offset, size of the block; cell, serial, mode of the lease). The Offer names the owner."""
 Offer: TypeAlias = tuple[int, int, int]
 """(pid of the owner, descriptor of its table, inode of the table)."""
 
 NONCE_CELL: Final = 0
 SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
-"""Least number of seconds between two searches for killed receivers when the pool needs more memory, and when it is full."""
+"""Least seconds between two searches for killed receivers: SWEEP_S while the pool can still grow, SWEEP_FULL_S when it is full."""
 
 
 class Segment:
-    """One memfd of this process, or of another process whose memfd this one keeps open.
+    """One memfd, which this process has made, or which another process has made and this process keeps open.
 
     Attributes:
       capacity: bytes of each block of the segment.
@@ -115,14 +116,14 @@ class Block:
         self.nbytes = nbytes
         self.mode = mode
         self.base = base
-        """An object that must live as long as the block: the lease of another process's block, or the memory of a frozen array."""
+        """An object that must live as long as the block: the lease by which another process lends the bytes, or a frozen array's memory."""
 
     def lend(self) -> Handle | None:
-        """Return a lease for one receiver, which then owns the bytes, unless they are frozen. Return None if too many leases exist."""
+        """Lend the block to one receiver, which may write to it unless it is frozen. Return None if too many leases exist."""
         return self._pool.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
-        """Return a lease for any number of receivers; None if too many leases exist. After this no process may write to the block."""
+        """Lend the block, which no process may write to any more, to any number of receivers. Return None if too many leases exist."""
         return self._pool.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
@@ -159,7 +160,7 @@ class _BlockMemory(Exporter):
 
 
 class FrozenSegment(Exporter, FrozenMemory):
-    """The memory of a frozen array, of this or of another process."""
+    """The memory of an array that this or another process has frozen."""
 
     __slots__ = ("mapping", "segment")
 
@@ -207,9 +208,10 @@ class ShmPool:
     """The shared-memory pool of this process. Any thread may use it.
 
     Attributes:
-      offer, nonce: the numbers by which other processes find the table, and the secret in it by which they prove that they can read it.
+      offer: the numbers by which another process finds the table of this pool.
+      nonce: a random number in the table. A process that sends it to this one proves that it can read the table.
       bytes_max: bound on the bytes of all segments.
-      dropped_blocks: queue to which finalizers add blocks that no object refers to any more (R3).
+      dropped_blocks: queue to which finalizers, which take no lock (R3), append unused blocks. The next use of the pool makes them free.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -241,7 +243,7 @@ class ShmPool:
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Block | None:
-        """Return a block to fill; None if the pool is full or the system refuses memory. The caller then sends the bytes another way."""
+        """Return a block to fill. Return None if the pool is full or the system refuses memory; then the bytes travel by sockets."""
         with self._lock:
             size = _block_size(nbytes)
             self._reclaim()
@@ -254,7 +256,7 @@ class ShmPool:
             return Block(self, segment, offset, nbytes)
 
     def copy_in(self, view: Any) -> Block | None:
-        """Copy a contiguous buffer into a new block, and return the block. Return None as `allocate` does."""
+        """Copy a contiguous buffer into a new block, and return the block. Return None if `allocate` finds no block."""
         source = np.frombuffer(view, np.uint8)
         block = self.allocate(source.nbytes)
         if block is not None:
@@ -273,18 +275,18 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of another process's bytes, to lend even after that process has ended. `base` holds the lease of the bytes."""
+        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` is their lease."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return a segment as memory for one array of the program, so that it can be frozen. Return None as `allocate` does."""
+        """Return a whole segment for one array of the program, so that `freeze` can seal it. Return None if there is no room."""
         with self._lock:
             self._reclaim()
             size = -(-nbytes // shm_mapping.PAGE_BYTES) * shm_mapping.PAGE_BYTES
             segment = self._new_segment(size, size)
             if segment is None:
                 return None
-            segment.single_use = True  # the segment ends with its array
+            segment.single_use = True  # no other array uses the segment, because a frozen segment cannot be reused
             segment.used = 1
             kept = _BlockMemory(Block(self, segment, 0, nbytes))
             self._user_arrays.add(kept)
@@ -293,7 +295,7 @@ class ShmPool:
     # -- leases -------------------------------------------------------------------------------------------------------
 
     def lend(self, block: Block, mode: int) -> Handle | None:
-        """Make a lease, as Block.lend describes. Return None if too many leases exist."""
+        """Make a lease of a block in one of the four modes, and return its handle. Return None if too many leases exist."""
         with self._lock:
             self._reclaim()
             if not self._free_cells:
@@ -309,11 +311,11 @@ class ShmPool:
         return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
 
     def is_unclaimed(self, handle: Handle) -> bool:
-        """Return whether no receiver has claimed the lease yet. Do not use this for the lease of a published block."""
+        """Return whether a lease still waits for its receiver to claim it. The cell of a published block does not tell this."""
         return bool(self._cells[handle[5]] == handle[6])
 
     def take_back(self, handle: Handle) -> None:
-        """End a lease that no receiver should claim any more. If a receiver has claimed it, this receiver keeps the bytes."""
+        """End a lease, so that no receiver can claim it any more. A receiver that has claimed it already keeps the bytes."""
         cell, serial, mode = handle[5:]
         with self._lock:
             known, block = self._lent.get(cell, (0, None))
@@ -361,7 +363,7 @@ class ShmPool:
             self.take_back(self._to_take_back.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            # A receiver writes 0 to its cell, then unlocks it. If the owner lent it in between, the next lease would lose its lock.
+            # A receiver writes 0 to its cell and then unlocks it. A new lease of the cell must not begin between these two steps.
             if shm_mapping.try_lock(self._table_fd, cell):
                 self._end_lease(cell)
                 shm_mapping.unlock(self._table_fd, cell)
@@ -381,14 +383,14 @@ class ShmPool:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Process dropped blocks and returned leases. With many leases, only some uses of the pool read the cells of all leases."""
+        """Make dropped blocks free, and end returned leases. With many leases, only some uses of the pool read the cells of all leases."""
         self._uses_until_collect -= 1
         if self._uses_until_collect <= 0:
             self._end_returned()
             self._uses_until_collect = len(self._lent) // 16
         while self.dropped_blocks:
             segment, offset = self.dropped_blocks.popleft()
-            if segment not in self._segments:  # a segment of another process
+            if segment not in self._segments:  # the segment belongs to another process, which reuses the block itself
                 continue
             segment.used -= 1
             if segment.single_use:
@@ -403,7 +405,7 @@ class ShmPool:
             self._close_idle()
 
     def _pop_free(self, size: int) -> tuple[Segment, int] | None:
-        """Return the free block of this size that was used last, because its pages have been touched; None if no block is free."""
+        """Return a free block of this size; None if there is no such block. The block that was in use last is returned first."""
         free = self._free.get(size)
         while free:
             segment, offset = free.pop()
@@ -412,9 +414,9 @@ class ShmPool:
         return None
 
     def _pop_after_sweep(self, size: int) -> tuple[Segment, int] | None:
-        """Search for killed receivers, and return a block that has become free; None if no block has.
+        """Search for killed receivers, and return a block of this size that has become free; None if there is no such block.
 
-        The search makes one system call for each lease, so this returns None within SWEEP_S (if full, SWEEP_FULL_S) of the last search.
+        The search costs a system call for each lease, so it is made at most once in SWEEP_S or, if the pool is full, in SWEEP_FULL_S.
         """
         now = time.monotonic()
         full = self.nbytes + size > self.bytes_max
@@ -465,7 +467,7 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Return the longest unused segment to the system. Its memory pages are freed first, because other processes may have it mapped."""
+        """Return the longest unused segment to the system. Free its pages first, because other processes may still have it mapped."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
@@ -479,9 +481,9 @@ class ShmPool:
     # -- freezing -----------------------------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal the segment of a program's array in place. Return None if the bytes are not a whole segment that only this process maps.
+        """Seal the segment of an array that `user_array` has made. Return None if it has not made it, or if the segment cannot be sealed.
 
-        The array's own mapping becomes private first, so that older views write to pages that no other process sees.
+        Before that, the array's own mapping becomes private, so that later writes through the array stay in this process.
         """
         with self._lock:
             for kept in self._user_arrays:

@@ -14,11 +14,11 @@ Roles
     worker   may run functions
     admin    may do everything
 
-Two more roles are for connections on which the server sends one reply and nothing else (router.py), because ZeroMQ cannot report why it
-    refuses a peer: joining a key that is not known yet, while a dispatcher has open join tokens: the peer may join
-    revoked a key that has lost its role: the reply to the peer's hello is the reason
+    joining  may only join: the role of an unknown key while a dispatcher has open join tokens
+    revoked  may do nothing: the role of a key that has lost its former role
+With the last two roles, a peer gets one reply and nothing else (router.py). ZeroMQ itself could not report why it refuses the peer.
 
-Where a dispatcher vouches for keys, a reply of this handler may be late. ZeroMQ waits for it until the handshake of the connecting side
+Where a dispatcher vouches for keys, the ZapHandler may reply late. ZeroMQ waits for the reply until the handshake of the connecting side
 times out.
 
 Not here: reading the keys and the token (keys.py, token.py), choosing a mechanism (security.py).

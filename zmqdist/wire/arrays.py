@@ -179,7 +179,7 @@ def _named_dtype(name: str) -> np.dtype[Any]:
         code, _, bits = name.partition("/")
         dtype = np.dtype(code[0] + ("g" if code[1] == "f" else "G"))
         if dtype.str != code or int(bits) != _long_bits():
-            raise BadArray(f"a long double {name}, which this machine does not have (it has {dtype_to_json(dtype)})")
+            raise BadArray(f"a long double {name}, which this host does not have (it has {dtype_to_json(dtype)})")
         return dtype
     if _ML.fullmatch(name):
         return _ml_dtype(name)

@@ -29,7 +29,7 @@ from zmqdist.limits import DEPTH_MAX
 SAME_HASH_MAX: Final = 64
 """Largest number of keys of one dict that may have the same hash."""
 FEW_KEYS: Final = 8192
-"""Number of keys. A dict of at most so many keys, of which few share a hash, takes at most a quarter of a microsecond for each byte."""
+"""Number of keys. A dict with at most this many keys, few of which share a hash, is made in a quarter of a microsecond for each byte."""
 PROBES_MAX: Final = 64
 """Largest number of places of a dict that may be probed for each key, on average."""
 
@@ -68,8 +68,8 @@ def unpack(body: bytes | memoryview) -> Any:
 def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     """Return the value of a part of a body, as `unpack` does.
 
-    If the part has at most `typed_below` / 2 bytes, try to decode it with types. This has failed for the part of `typed_below` bytes that
-    contains this part.
+    If the part has at most `typed_below` / 2 bytes, try to decode it with types. Decoding with types has failed for the part of
+    `typed_below` bytes that contains this part.
     """
     if depth_left == 0:
         raise ValueError(f"a large part is nested deeper than {2 * DEPTH_MAX}")
@@ -151,7 +151,9 @@ def dict_of(keys: list[Any], values: list[Any], kinds: set[type]) -> dict[Any, A
 
 def _check(keys: list[Any], kinds: set[type]) -> None:
     count = len(keys)
-    few_alike = kinds == _INT and min(keys) >= -(2**63) and max(keys) < 2**64  # at most a dozen such keys share a hash
+    few_alike = (
+        kinds == _INT and min(keys) >= -(2**63) and max(keys) < 2**64
+    )  # at most a dozen 64-bit ints share a hash
     if few_alike and count <= FEW_KEYS:
         return
     hashes = np.fromiter(map(hash, keys), np.int64, count)
@@ -173,8 +175,8 @@ def _check(keys: list[Any], kinds: set[type]) -> None:
 def probe_count(hashes: NDArray[np.int64], bits: int) -> int:
     """Return how many places CPython probes while it puts keys of these different hashes, in this order, into a dict of 2**bits places.
 
-    NumPy counts the probes of all keys at once. In each round every key without a place probes one place. A place belongs to the earliest
-    key that has probed it. A key that does not get the place, or loses it, probes its next place in the next round. As in the college
+    NumPy counts the probes of all keys at once. In each step every key without a place probes one place. A place belongs to the earliest
+    key that has probed it. A key that does not get the place, or loses it, probes its next place in the next step. As in the college
     admissions of Gale and Shapley, the result does not depend on the order of probing, so the number of probes is the same as if CPython
     put one key after the other into the dict. If there are more than PROBES_MAX probes for each key, or if counting takes too long, the
     function stops early and returns a number above that bound.

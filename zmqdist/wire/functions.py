@@ -5,9 +5,9 @@ Rule (promises.md, Memory)
     modules and classes, and constant functions. It captures every object that cloudpickle adds to the pickle: closure cells, the globals
     that the code names, defaults, attributes, the `self` of a method, the parts of a partial. A constant function is pickled again if a
     captured name was bound to another object. To notice this, the key of the cache consists of the ids of all captured objects, and the
-    cache refers to these objects, so that no id is used for another object. Any object that this module does not know counts as mutable. So
-    does a function that binds captured names itself (`global`, `nonlocal`), because its next run must see the values that the last run has
-    left.
+    cache refers to these objects, so that no id is used for another object. Any object that this module does not know counts as mutable. A
+    function that binds captured names itself (`global`, `nonlocal`) is not constant, because its next run must see the values that its
+    last run has left.
 
 A cache hit takes a few microseconds, because only ids are compared, and no value is compared or hashed.
 
@@ -61,7 +61,7 @@ class FunctionCache:
         """Return the pickle of a function that is not constant, with the large arrays that it captures beside the pickle.
 
         Raises:
-          InvalidArgumentError: as `pack_function`.
+          InvalidArgumentError: `pack_function` cannot pack the function.
         """
         return self._counted(pack_function_parts, fn)
 
@@ -70,7 +70,7 @@ class FunctionCache:
         is bound to another object.
 
         Raises:
-          InvalidArgumentError: as `pack_function`; the cache is then unchanged.
+          InvalidArgumentError: `pack_function` cannot pack the function. The cache is unchanged.
         """
         named = self._kept.get((id(fn),))  # a key of one id belongs to a function that is pickled by its name
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
@@ -154,8 +154,8 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
 
 
 def _reduces_to_name(value: Any) -> bool:
-    """Return whether the value's own rule for pickling returns a name. This applies to other kinds of functions, such as NumPy's and cached
-    functions.
+    """Return whether the value's own rule for pickling returns a name. Functions of other types, such as NumPy's
+    and cached functions, have such a rule.
     """
     reduce = copyreg.dispatch_table.get(type(value))
     try:
@@ -166,7 +166,7 @@ def _reduces_to_name(value: Any) -> bool:
 
 def _rebinds(code: CodeType) -> bool:
     """Return whether this code, or a function inside it, binds globals or cells of an outer function."""
-    known = _rebinding.get(id(code))  # looked up by id, because comparing code objects is slow, as in `global_names`
+    known = _rebinding.get(id(code))  # by id, because comparing code objects is slow (`global_names`)
     if known is None:
         found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
         if len(_rebinding) >= 4 * FUNCTIONS_KEPT_MAX:

@@ -59,7 +59,7 @@ def our_hello(kind: str, incarnation: int, name: str = "") -> Hello:
 
 
 def pickles_differ(ours: Hello, theirs: Hello) -> list[tuple[str, str, str]]:
-    """Return the versions because of which one of two processes may be unable to read the other's pickles, each as (name, theirs, ours).
+    """Return the differences of versions that may keep a process from reading pickles of the other process, each as (name, theirs, ours).
 
     Pickled functions contain byte code, which each minor version of Python changes, and names inside zmqdist, which each minor version of
     zmqdist may change. A version that the hello `theirs` does not contain counts as equal to ours.

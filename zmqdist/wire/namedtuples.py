@@ -57,7 +57,7 @@ def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _reduce_kind(self: Any) -> tuple[Any, ...]:
-    """Return the parts of a call that makes an equal object. pickle uses it, because it could not find the class by its name."""
+    """Return a function and arguments that make an equal object. pickle needs them, because it could not find the class by its name."""
     return _make_kind, (type(self).__name__, self._fields, tuple(self))
 
 

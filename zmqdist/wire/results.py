@@ -1,8 +1,8 @@
 """Results and errors of scheduled functions as bytes, in two forms: pickled (trusted.py), or with a closed set of types (safe.py).
 
 A program with `results: safe` marks each payload that it sends, and the worker then replies in the safe form. The program refuses results
-that are pickles, and so does each worker that uses such a result as an input. So if a worker sends a pickle in order to run code elsewhere,
-the pickle causes an error instead.
+that are pickles, and so does each worker that uses a result of this program as an input. So if a worker sends a pickle in order to run code
+elsewhere, the pickle causes an error instead.
 
     value   SAFE, then the body of the safe codec; the frames of the value follow as further parts
     error   SAFE, then MessagePack: code (-1 for a class of Python), class, text, traceback, whether the function had not begun
@@ -68,7 +68,7 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
     Raises:
       FailedPreconditionError: the result is a pickle, and `safe_only` refuses it.
       WireError: the bytes are damaged.
-      Exception: as `trusted.unpack`.
+      Exception: any error of `trusted.unpack`.
     """
     head, frames = (packed[0], packed[1:]) if isinstance(packed, list) else (packed, [])
     if head[:1] == SAFE:

@@ -105,7 +105,7 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
 
 
 def unpack_parts(parts: Sequence[Any]) -> Any:
-    """Return the value of a list of buffers, which must be in the order in which `pack` returned them. Raises as `unpack`.
+    """Return the value of a list of buffers, which must be in the order in which `pack` returned them. Raises the errors of `unpack`.
 
     A writable buffer becomes the memory of its array without a copy, and so does a read-only NumPy array, which is the memory of a frozen
     array. So pass only buffers to which no other code writes. Any other read-only buffer is copied.
@@ -118,8 +118,8 @@ def unpack_parts(parts: Sequence[Any]) -> Any:
 
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
-    """Return the pair (args, kwargs) of a function call, packed for `unpack` or `unpack_parts`. Raises as `pack`. Errors name the arguments
-    as `args[0]` and `kwargs['x']`.
+    """Return the pair (args, kwargs) of a function call, packed for `unpack` or `unpack_parts`. Raises the errors of `pack`. Errors name
+    the arguments as `args[0]` and `kwargs['x']`.
     """
     if not args and not kwargs:
         return _NO_ARGUMENTS
@@ -381,7 +381,7 @@ def pack_function(fn: Callable[..., Any]) -> bytes:
 def pack_function_parts(fn: Callable[..., Any]) -> Packed:
     """Return a function as `pack_function` does, but with the large arrays that the function captures beside the pickle, as `pack` does.
 
-    Raises as `pack_function`; also raises ResourceExhaustedError if there is no memory for the pickle.
+    Raises the errors of `pack_function`; also raises ResourceExhaustedError if there is no memory for the pickle.
     """
     parts: list[Any] = []
     try:

@@ -101,8 +101,8 @@ def _examine_probed(
 
 
 def _loopback_name(address: str, seen: ProbeResult) -> list[Finding]:
-    """Return a finding if this host resolves a name to a loopback address. Some systems write such a line for their own name into
-    /etc/hosts.
+    """Return a finding if this host resolves a name to a loopback address. Some systems write their own name with such an
+    address into /etc/hosts.
     """
     host, _ = split(address)
     if not is_name(host) or not is_loopback(seen.ip_address):
