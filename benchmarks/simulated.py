@@ -36,7 +36,7 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker, Event
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.wire.headers import decode, encode
 
 REPORT_S = 0.002
@@ -68,7 +68,7 @@ class Cluster:
     """
 
     def __init__(self, workers: int, task_s: float) -> None:
-        self.broker = Broker(BrokerRules())
+        self.broker = Broker(BrokerSettings())
         self.machine_s = self.codec_s = 0.0
         self.events = self.done = 0
         self.now = 0.0

@@ -57,7 +57,7 @@ BESIDE_MACHINES = {
         "membership",
         "placement",
         "records",
-        "machine_settings",
+        "broker_settings",
         "stagger",
     ),
     "zmqdist/scheduling/worker": ("dispatcher_contact", "slot", "waiting_work", "worker_events"),

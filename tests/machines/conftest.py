@@ -1,4 +1,4 @@
-"""Fixtures of this folder: a dispatcher with round numbers for its rules, and registered workers."""
+"""Fixtures of this folder: a dispatcher with round numbers for its settings, and registered workers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 from tests.machines.dispatched import BACK_S, CUT_S, LEASE_S
 from tests.machines.worked import ready
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import WorkerMachine
 
 
 @pytest.fixture
 def broker() -> Broker:
-    rules = BrokerRules(lease_s=LEASE_S, reconnect_grace_s=BACK_S, cancel_grace_s=CUT_S, attempts_max=3)
-    return Broker(rules)
+    settings = BrokerSettings(lease_s=LEASE_S, reconnect_grace_s=BACK_S, cancel_grace_s=CUT_S, attempts_max=3)
+    return Broker(settings)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_p2_an_outcome_of_a_lost_incarnation_is_dropped_and_what_it_runs_is_cut_
 
 
 def test_lease_numbers_begin_where_the_runtime_says(broker: Broker) -> None:
-    later = Broker(broker.rules, first_lease=1000)
+    later = Broker(broker.settings, first_lease=1000)
     coordinator(later)
     worker(later)
     assert given(submit(later, 41, 42)) == [("w", 1000, 41, 0), ("w", 1001, 42, 0)]

@@ -43,13 +43,13 @@ from zmqdist.messages import (
     Submit,
 )
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 
 
 @pytest.fixture
 def broker() -> Broker:
     """A dispatcher with coordinator 1 at "c", and no worker."""
-    broker = Broker(BrokerRules(lease_s=LEASE_S))
+    broker = Broker(BrokerSettings(lease_s=LEASE_S))
     coordinator(broker)
     return broker
 

@@ -16,7 +16,7 @@ from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import DispatcherUp, FunctionsDefined, FunctionsDropped
 from zmqdist.scheduling.coordinator.effects import Resolve
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, ForgetFunctions, Give, SlotFinished, SlotReady
@@ -36,7 +36,7 @@ class Wired:
         self.functions: Counter[str] = Counter()
         self.resolved: Counter[int] = Counter()
         self._mail: deque[tuple[str, Any]] = deque()
-        self.broker = Broker(BrokerRules())
+        self.broker = Broker(BrokerSettings())
         self.closures = Closures(coordinator=5, queue_max=10**6, cancel_grace_s=1.0, lost_limit_s=60.0, now=0.0)
         self.workers = {
             name: WorkerMachine(

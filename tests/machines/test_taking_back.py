@@ -37,7 +37,7 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 
 # -- the coordinator -------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ def test_p14_work_that_no_dispatcher_can_decide_about_is_cancelled_and_not_submi
 @pytest.fixture
 def broker() -> Broker:
     """A dispatcher with a coordinator that hears which work has begun, and two work items at worker 0, under leases 1 and 2."""
-    made = Broker(BrokerRules(lease_s=LEASE_S, reconnect_grace_s=1.0))
+    made = Broker(BrokerSettings(lease_s=LEASE_S, reconnect_grace_s=1.0))
     hear(made, "c", RegisterCoordinator(1, 1000, 1, False, report_starts=True))
     hear(made, "c", Define([(7, b"f")]))
     worker(made, slots=2)

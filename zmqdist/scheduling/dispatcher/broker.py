@@ -31,8 +31,8 @@ from zmqdist.messages import (
     SlotsLost,
     Submit,
 )
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.machine import Dispatch
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
 from zmqdist.scheduling.dispatcher.membership import (
     Change,
     Member,
@@ -127,10 +127,10 @@ class BrokerSnapshot:
 class Broker:
     """Membership and dispatch as one machine; the module's docstring has the rules."""
 
-    def __init__(self, rules: BrokerRules, *, first_lease: int = 1) -> None:
-        self.rules = rules
-        self.membership = Membership(rules.lease_s, rules.reconnect_grace_s, rules.cancel_grace_s)
-        self.dispatch = Dispatch(attempts_max=rules.attempts_max, lease_s=rules.lease_s, first_lease=first_lease)
+    def __init__(self, settings: BrokerSettings, *, first_lease: int = 1) -> None:
+        self.settings = settings
+        self.membership = Membership(settings.lease_s, settings.reconnect_grace_s, settings.cancel_grace_s)
+        self.dispatch = Dispatch(attempts_max=settings.attempts_max, lease_s=settings.lease_s, first_lease=first_lease)
         self.changes: list[MemberJoined | MemberLost] = []
         """The members that have joined and the members that were lost, in order, until the runtime takes them for the data service."""
 

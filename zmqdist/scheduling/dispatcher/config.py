@@ -17,7 +17,7 @@ from typing import Any, Final
 from zmqdist import errors, limits
 from zmqdist.addresses import advertised_address, check_advertised
 from zmqdist.blas_threads import thread_variables
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import BOUND_PORT, DTS_PORT
 
@@ -33,7 +33,7 @@ START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
 
 
 @dataclass(frozen=True)
-class DispatcherConfig(BrokerRules):
+class DispatcherConfig(BrokerSettings):
     """The address of a dispatcher, the state that it keeps, and its time limits for workers and readers.
 
     Attributes:

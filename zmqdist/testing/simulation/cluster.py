@@ -23,7 +23,7 @@ from zmqdist.scheduling.coordinator.affinity import PLAIN
 from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.membership import Member
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
@@ -67,7 +67,7 @@ class SimCluster:
         self.seed = seed
         self.random = Random(seed)
         self.clock = SimClock()
-        self.rules = BrokerRules(lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3)
+        self.settings = BrokerSettings(lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3)
         self.oracle = Oracle()
         self.trace: list[str] = []
         self.quiet_since = 0.0
@@ -110,7 +110,7 @@ class SimCluster:
 
     def start_dispatcher(self) -> None:
         self.incarnation = next(self._incarnations)
-        self.broker = Broker(self.rules, first_lease=self.incarnation << 40)
+        self.broker = Broker(self.settings, first_lease=self.incarnation << 40)
         self.dispatcher_up = True
         self.log("dispatcher starts")
 
@@ -191,7 +191,7 @@ class SimCluster:
         connection.end()
         self.quiet_since = self.clock.now
         self._connections.pop(connection, None)
-        late_s = self.rules.lease_s * 0.2
+        late_s = self.settings.lease_s * 0.2
         if noticed_by_server:
             incarnation = self.incarnation
             self.clock.after(

@@ -46,7 +46,7 @@ from zmqdist.scheduling.coordinator.effects import (
     WorkBegun,
 )
 from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, RECOMPUTATIONS_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection
@@ -68,7 +68,7 @@ class CoordinatorSurroundings(Protocol):
 
     clock: SimClock
     random: Random
-    rules: BrokerRules
+    settings: BrokerSettings
     oracle: Oracle
     dispatcher_up: bool
     quiet_since: float
@@ -132,7 +132,7 @@ class SimCoordinator:
         closures = Closures(
             coordinator=number,
             queue_max=queue_max,
-            cancel_grace_s=cluster.rules.cancel_grace_s,
+            cancel_grace_s=cluster.settings.cancel_grace_s,
             lost_limit_s=60.0,
             recovery_limit_s=15.0,
             now=cluster.clock.now,
@@ -387,7 +387,7 @@ class SimCoordinator:
             f"closures P14: work {work} has begun, as was reported to the user, and is cancelled"
         )
         self.outcomes[work] = kind
-        assert kind != LOST or len(payload) == self.cluster.rules.attempts_max, (
+        assert kind != LOST or len(payload) == self.cluster.settings.attempts_max, (
             "closures P5: fails after attempts_max lost starts"
         )
         assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"

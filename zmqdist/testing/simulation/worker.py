@@ -14,7 +14,7 @@ from typing import Protocol
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, LeasesReturned, Message, SlotsLost
-from zmqdist.scheduling.dispatcher.machine_settings import BrokerRules
+from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
@@ -95,7 +95,7 @@ class WorkerSurroundings(Protocol):
 
     clock: SimClock
     random: Random
-    rules: BrokerRules
+    settings: BrokerSettings
     oracle: Oracle
     dispatcher_up: bool
     incarnation: int
@@ -216,7 +216,7 @@ class SimWorker:
         self.slots_frozen = self.thawed_unheard = slots_too
         since = self.cluster.clock.now
         if not slots_too:
-            self.cluster.clock.after(self.cluster.rules.lease_s / 2, lambda: self._watch(since))
+            self.cluster.clock.after(self.cluster.settings.lease_s / 2, lambda: self._watch(since))
 
     def thaw(self) -> None:
         self.slots_frozen = False
@@ -243,7 +243,7 @@ class SimWorker:
         if (
             self.process.alive
             and self.process.frozen
-            and self.cluster.clock.now - since >= self.cluster.rules.lease_s / 2 - 1e-9
+            and self.cluster.clock.now - since >= self.cluster.settings.lease_s / 2 - 1e-9
         ):
             for slot in self._slots:
                 if slot is not None and slot.alive and self.machine.can_kill:

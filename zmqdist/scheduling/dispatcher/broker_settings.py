@@ -8,7 +8,7 @@ from zmqdist import limits
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrokerRules:
+class BrokerSettings:
     """The settings of the dispatcher's machine. DispatcherConfig describes each of them; zmqdist.limits has the reason for each default."""
 
     lease_s: float = limits.LEASE_S
