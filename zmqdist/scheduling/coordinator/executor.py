@@ -141,7 +141,8 @@ class Executor(futures.Executor):
         with self._idle:
             self._check_open()
         snapshot: Callable[..., T] = fn
-        with contextlib.suppress(trusted.NotPicklableError):  # `submit` then makes this the error of each Future
+        # If this fails, `submit` pickles `fn` again and puts the error into each Future.
+        with contextlib.suppress(trusted.NotPicklableError):
             snapshot = self._coordinator.pickled_now(fn)
         items = zip(*iterables, strict=False)
         submitted = [self.submit(snapshot, *args) for args in itertools.islice(items, buffersize)]
@@ -271,7 +272,8 @@ class Executor(futures.Executor):
     def _mark_begun(self, works: list[int]) -> None:
         """Note that workers have begun these functions. The loop calls this method, so it must not wait."""
         for work in works:
-            # First this, then the look-up, because `_register` first adds the Future and then checks this set.
+            # Add to this set before the look-up. `_register` adds the Future before it checks this set, so at least one of the two threads
+            # finds the other thread's entry.
             self._begun_early.add(work)
             future = self._futures.get(work)
             if future is not None:
@@ -294,7 +296,7 @@ class Executor(futures.Executor):
             if isinstance(error, errors.ClosureInputError):
                 error = self._initializer_failed(error)
             future.end(result, error)
-        finally:  # even if a callback of the Future raises SystemExit, because `shutdown` waits for each Future in `_futures`
+        finally:  # `shutdown` waits for each Future in `_futures`, so forget this Future even if one of its callbacks raises SystemExit
             future.value = None
             self._begun_early.discard(work)
             self._forget(work)
@@ -342,11 +344,11 @@ class _Coordinator(ClusterCoordinator):
         return self._runtime.pid != os.getpid()
 
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
-        """Have the loop call `fn(works)` whenever workers have begun work items. `works` has the numbers of these."""
+        """Have the loop call `fn(works)` whenever workers have begun work items. `works` is a list of work numbers."""
         self._runtime.on_begun = fn
 
     def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a pickled form of the function that `schedule` accepts any number of times. Raises the errors of `schedule`."""
+        """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
         return self._snapshot_of(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
@@ -386,7 +388,8 @@ class _Future(futures.Future[T]):
         self._replies: list[_CancelReply] = []
 
     def cancel(self) -> bool:
-        """Cancel the function unless a worker has begun it. Waits for the worker's reply, two round trips through the dispatcher.
+        """Cancel the function unless a worker has begun it. Waits for the worker's reply, which takes two round trips through the
+        dispatcher.
 
         Returns:
           Whether the Future is cancelled, now or earlier.

@@ -135,7 +135,7 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """Return a number that no function has, for an object that slots know by such a number without being a function."""
+        """Return a new number for an object, such as a resource, that slots know by a number from the same range as those of functions."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:

@@ -34,7 +34,7 @@ THREADS = 2
 AGAIN_S = 0.5
 """Seconds before a failed fetch is tried again."""
 PATIENCE_S = 3 * limits.LEASE_S
-"""Seconds after which a fetch is given up, which is longer than the dispatcher needs to notice that a holder is lost."""
+"""Seconds after which a fetch is given up. This is longer than the dispatcher needs to notice that a holder is lost."""
 TRY_S = STALLED_S
 """The largest part of PATIENCE_S that one try uses up. If a try takes longer, data arrived or this process was stopped meanwhile."""
 
@@ -97,7 +97,7 @@ class ResultFetcher:
         job = _Job(work, attempt, reference)
         try:
             self._ensure_threads()
-        except RuntimeError as error:  # the process cannot start more threads
+        except RuntimeError as error:  # the process cannot start a thread
             self._fail(job, error)
         else:
             self._put(job, 0.0)
@@ -133,7 +133,8 @@ class ResultFetcher:
             try:
                 thread.start()
             except RuntimeError:
-                if self._threads:  # one thread is enough, and the next result tries to start another thread
+                if self._threads:
+                    # Another thread runs, which fetches this result. The next result tries again to start the missing thread.
                     return
                 raise
             self._threads.append(thread)

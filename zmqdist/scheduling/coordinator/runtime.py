@@ -80,7 +80,8 @@ from zmqdist.wire.hello import Hello, our_hello
 log = logging.getLogger("zmqdist.coordinator")
 
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
-"""A function for the workers that joined, each (name, incarnation, pid, host), and those that left, each (name, incarnation, reason)."""
+"""A function that the loop calls with the workers that joined, each (name, incarnation, pid, host), and the workers that left, each (name,
+incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
 
@@ -91,8 +92,8 @@ opened: WeakSet[CoordinatorRuntime] = WeakSet()
 def _forked() -> None:
     """Prepare a forked child, so that no `schedule` or `join` uses the parent's coordinator or blocks on its locks.
 
-    The locks are replaced, because the child has none of the parent's threads, so that a lock which such a thread held would never be
-    released. `room` becomes 0, so that the next `schedule` checks the process id; to check it in each `schedule` would be too slow.
+    The locks are replaced, because the child has none of the parent's threads, and a lock that such a thread held would never be released.
+    `room` becomes 0, so that the next `schedule` checks the process id; to check it in each `schedule` would be too slow.
     """
     for runtime in opened:
         runtime.room = 0
@@ -199,12 +200,13 @@ class CoordinatorRuntime:
     # -- for the program's threads ----------------------------------------------------------------------------------
 
     def hold(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
-        """Put a copy of data that is too large for a message into the store. Return a reference, and numbers for `enqueue` or `drop`."""
+        """Put a copy of data that is too large for a message into the store. Return a reference, and the numbers to pass to `enqueue` or
+        `drop`."""
         reference = self.store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
-        """Release the data that `hold` returned these numbers for, if its work was not enqueued."""
+        """Release the data for which `hold` returned these numbers. Call this if the work that needs the data was not enqueued."""
         self.store.free(bulks)
 
     def enqueue(
@@ -262,7 +264,8 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # first, so that a Ctrl-C cannot leave the flag set without this call
+            # Before the flag is set, so that a Ctrl-C cannot leave the flag set without this call.
+            self._loop.call_soon(self._drain)
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -308,7 +311,8 @@ class CoordinatorRuntime:
         self._cancels.put(work)
 
     def take_back(self, work: int) -> None:
-        """Cancel a work item unless a worker has begun it. If so, the loop calls `on_begun` with it. Only for work without options."""
+        """Cancel a work item unless a worker has begun it. If a worker has begun the item, the loop calls `on_begun` with its number. Only
+        for work without options."""
         self._take_backs.put(work)
 
     def keep(self, value: RemoteValue) -> None:
@@ -478,7 +482,9 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # lost while disconnected, but then all work is submitted again
+                    self._dealer.send(
+                        message
+                    )  # a message is lost while disconnected, but on a new connection all work is submitted again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

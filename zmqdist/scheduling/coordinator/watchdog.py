@@ -60,7 +60,7 @@ def _repeat(stopped: threading.Event, interval: float, function: Callable[..., o
 
 
 class WatchDog:
-    """When no work has ended for `timeout` seconds: logs a warning, calls `on_triggered`, and writes the stacks of all threads.
+    """Logs a warning, calls `on_triggered` and writes the stacks of all threads when no work has ended for `timeout` seconds.
 
     Args:
       timeout: seconds; 0 or less switches the watchdog off. The environment variable ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.
