@@ -482,9 +482,8 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(
-                        message
-                    )  # a message is lost while disconnected, but on a new connection all work is submitted again
+                    # A message is lost while disconnected, but on a new connection all work is submitted again.
+                    self._dealer.send(message)
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

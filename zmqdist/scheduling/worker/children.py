@@ -17,6 +17,7 @@ MODULES = (SLOT, TASK, STREAM)
 
 
 def import_modules() -> None:
-    """Import the modules. The zygote calls this, so that all child processes share the modules' memory. The worker needs no such module."""
+    """Import the modules. The zygote calls this, so that all child processes share the modules' memory. The worker itself needs none of
+    these modules."""
     for module in MODULES:
         importlib.import_module(module)

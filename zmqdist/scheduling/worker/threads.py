@@ -80,7 +80,8 @@ class ThreadSlots:
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
-            task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023  a slot has one item at a time
+            # The lambda may refer to the loop variable, because a slot has one item at a time.
+            task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023
             try:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
