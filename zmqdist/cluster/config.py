@@ -218,7 +218,8 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-_COUNT_OR_TASKS = [  # the types are needed, because a key with null counts as absent
+# `required` accepts a key whose value is null. The types refuse null, because the cluster file treats such a key as absent.
+_COUNT_OR_TASKS = [
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
 ]

@@ -236,7 +236,7 @@ def job_state(number: int) -> JobState:
     if done.returncode != 0:
         if "Invalid job id" in done.stderr:
             raise errors.NotFoundError(
-                f"Slurm knows no job {number}: some minutes after its end it forgets a job, and `sacct -j {number}` may still list it"
+                f"Slurm knows no job {number}. Slurm forgets a job some minutes after its end, but `sacct -j {number}` may still list it"
             )
         raise errors.UnavailableError(
             f"Slurm's controller does not answer ({_last_line(done.stderr)}): see whether `sinfo` works here"

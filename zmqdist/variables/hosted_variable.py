@@ -236,7 +236,7 @@ class HostedVariable:
         new_value = value if returned is None else self._checked_result(name, returned)
         new_slots = {str(slot): np.array(array) for slot, array in slots.items()}
         if any(array.dtype.hasobject for array in new_slots.values()):
-            raise self.wrong(f"update function {name} left a slot that is not an array of numbers or text")
+            raise self.wrong(f"update function {name} put a value into `slots` that is not an array of numbers or text")
 
         def commit() -> bool:
             self.storage.value = new_value

@@ -6,10 +6,10 @@ Theory of operation
     with room in their window (credit.py) get a share of the waiting work. Coordinators take turns. While no work waits and a worker is
     idle, the dispatcher requests from overloaded workers the work that they have not begun.
     A lease ends when the worker reports an outcome or returns the lease, or when its slot process or its worker is lost. If a process dies
-    while it runs the function, the lost start is charged to the work item. The item then goes to the end of its queue, so that an item
-    that kills its process does not delay the other items. An item that had not started returns to the front of the queue uncharged, and
-    so does an item that may have started without a report. From then on a worker must report the start of such an item, and of each item
-    that has lost a start, before it starts the item (`report_before_start`).
+    while it runs the function, the lost start is charged to the work item. The item then goes to the end of its queue, so that an item that
+    kills its process does not delay the other items. An item that had not started returns to the front of the queue uncharged. An item that
+    may have started without a report returns to the front as well. From then on a worker must report the start of this item, and of each
+    item that has lost a start, before the worker starts the item (`report_before_start`).
 
 Promises, checked by tests/sim
     P1   each submitted work item ends at its session exactly once: by a result, by a final StartsLost, or together with its round or
@@ -29,11 +29,11 @@ Promises, checked by tests/sim
          is not requested back
     P13  in a queue, which is the work of one session that waits for one worker or for any worker, the highest priority is handed out
          first, and within one priority the oldest item
-    P14  the end of a round does not end detached work, and no round waits for detached work; it ends with its session
+    P14  the end of a round does not end detached work, and no round waits for detached work; detached work ends with its session
     P15  a session that watches members is told of the present workers, then of each worker that joins or is lost, in the order of these
          events; it is told of a loss before the effects of the loss on its work
-    P16  all slots forget a number when its coordinator has it forgotten everywhere; they forget all numbers of a coordinator that had
-         detached work when the coordinator has said goodbye, or has been away for a lease
+    P16  all slots forget a number when its coordinator sends a Forget with `everywhere`; if a coordinator had detached work, all slots
+         forget all its numbers when the coordinator has said goodbye, or has been away for the duration of a lease
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
 
 Not here: which workers are alive (membership.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads, which
@@ -116,7 +116,7 @@ class Dispatch:
         self._ending_sessions: dict[CoordinatorSession, None] = {}
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
-        """The times at which all workers forget a coordinator's numbers (P16): of coordinators with detached work that are away."""
+        """The time at which all workers forget a coordinator's numbers (P16), for each coordinator that had detached work and is away."""
         self.loads: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
@@ -150,7 +150,8 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.coordinator_gone(other.peer, now)
-            # Another program reads this Refused. A coordinator that has reconnected does not, because its old connection has ended.
+            # If another program has this number, it reads this Refused. If the coordinator itself has reconnected, the Refused is not read,
+            # because the old connection has ended.
             if other.peer != peer:
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
@@ -185,7 +186,8 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:  # sent before the coordinator requested the end of this round
+        elif message.round <= session.round_ended:
+            # The coordinator sent this work before it requested the end of the round.
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
@@ -213,7 +215,8 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. If the result is lost before, it is not computed again.
+                    # The coordinator may still receive this result. But if the result is lost before that, the cancelled work does not run
+                    # again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
@@ -261,7 +264,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
-        """End the session of this connection. `left`: whether the coordinator has said Goodbye, so that it will not reconnect."""
+        """End the session of this connection. `left` says whether the coordinator has said Goodbye, so that it will not reconnect."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
@@ -343,7 +346,8 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # First, because P15 has a coordinator learn of the loss before its effects: lost work may still execute unseen.
+        # This is sent first, because a coordinator must learn of the loss before the loss affects its work (P15): lost work may still
+        # execute unseen.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -502,7 +506,8 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for a lease (P16)."""
+        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for the duration of a lease
+        (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:

@@ -9,7 +9,8 @@ Theory of operation
 
     A worker that is expelled because its key was revoked is lost at once. Its slots may run until its lease ends.
 
-    A lost incarnation never returns: if it registers again, it joins as a new member, and the functions that it still runs are aborted.
+    A lost incarnation never returns. If it registers again, it joins as a new member, and the dispatcher aborts the functions that it still
+    runs.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
@@ -44,7 +45,7 @@ class Member:
     """One worker of the cluster.
 
     Attributes:
-      joined_at, heard_at: when the worker first registered, and when its last message arrived.
+      joined_at, heard_at: when the worker first registered; when its last message arrived.
       watched: whether the runtime will notice the end of the worker's connection.
       peer: the worker's connection; None while the worker is away.
       away_until: the end of the worker's grace, while it is away.

@@ -125,7 +125,8 @@ class WorkerSurroundings(Protocol):
         """Raise AssertionError if the message by which a worker registers breaks a promise."""
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
-        """Raise AssertionError if work whose start has to be reported first begins before the dispatcher has the report."""
+        """Raise AssertionError if the worker begins this lease before the dispatcher knows of its start, although the lease has
+        `report_before_start`."""
 
 
 class SimWorker:
