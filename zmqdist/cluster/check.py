@@ -28,7 +28,7 @@ _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
 _KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 """The pattern of cluster names for Kubernetes. Names of Services begin with a letter. Names of pods, which may have 63 characters, begin
-with the name of the cluster, so 40 characters are left for it.
+with the name of the cluster, so 40 characters are left for the cluster's name.
 """
 
 

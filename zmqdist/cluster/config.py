@@ -193,9 +193,9 @@ def yaml_documents(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """Return a JSON Schema of the cluster file, for editors. The schema and `load` accept equal keys, types and ranges.
+    """Return a JSON Schema of the cluster file, for editors. The schema accepts the keys, types and ranges that `load` accepts.
 
-    Only `load` checks addresses and the rules that involve several keys, such as that no address is listed twice.
+    Only `load` checks addresses, and the rules that involve several keys, such as the rule that no address is listed twice.
     """
     made = msgspec.json.schema(ClusterConfig)
     defs = made["$defs"]
@@ -279,8 +279,8 @@ def _read(path: str) -> str:
 
 
 def _compose(text: str, path: str) -> yaml.Node:
-    """Return the node tree of a YAML text. The depth is first checked on the flat sequence of YAML's events, because composing the tree
-    recurses, also in libyaml.
+    """Return the node tree of a YAML text. This first checks the depth on the flat sequence of YAML's events, because composing the tree is
+    recursive, also in libyaml, so a deep text could overflow the stack.
     """
     try:
         depth = 0

@@ -174,7 +174,7 @@ class SingleJob(Job, frozen=True):
 
 
 class EvaluatorJob(SingleJob, frozen=True):
-    """A program that runs beside the other tasks, without a connection to them: it evaluates checkpoints."""
+    """A program that evaluates checkpoints. It runs beside the other tasks, without a connection to them."""
 
     program: Annotated[
         str | list[str] | None,
@@ -293,7 +293,7 @@ class JobsConfig(Section, frozen=True):
 
 
 class SecurityConfig(Section, frozen=True):
-    """Which peers may connect. On loopback the user's token decides, on other addresses CURVE keys."""
+    """The rules that decide which peers may connect. On loopback the user's token decides. On other addresses CURVE keys decide."""
 
     curve: Annotated[
         bool | Literal["auto"],

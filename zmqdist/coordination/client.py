@@ -199,7 +199,7 @@ class CoordinationClient:
         self._link.ready(_due(timeout))
 
     def beat(self) -> None:
-        """Send a sign of life now. This is not necessary, because the client sends signs of life in the background.
+        """Send a sign of life now. No program has to call this, because the client sends signs of life in the background.
 
         Raises:
           OpError: this task is in error, and this is its error.

@@ -51,7 +51,7 @@ REGISTER_AGAIN_S: Final = 0.1
 """Seconds between two attempts to register with a keeper that is about to end."""
 
 LEAVE_S: Final = 1.0
-"""Seconds for which a task that leaves without waiting for other tasks waits for the keeper's reply."""
+"""Seconds for which a task waits for the keeper's reply when it leaves without waiting for other tasks."""
 
 LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
 """The states of a link: keeper not found yet; registered; keeper gone; refused for good; about to register anew; closed."""
@@ -110,7 +110,7 @@ class KeeperLink:
         self._closed = False
         self._waits: set[LoggedWait] = set()
         self._requests: set[StatusOrResult] = set()
-        """The requests that wait for a reply, without the requests that `_cancel_unsent` has ended."""
+        """The requests that wait for a reply. Requests that `_cancel_unsent` has ended are not among them."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()

@@ -333,7 +333,8 @@ class Coordination:
     def waited_for_all(
         self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
     ) -> list[Effect]:
-        """Note that a task waits until all tasks of the cluster wait here. The reply has the devices of all tasks, in the tasks' order."""
+        """Note that a task has called `wait_for_all`. When all tasks of the cluster have, the reply has their devices, in the order of the
+        tasks."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -552,7 +553,7 @@ class Coordination:
         return effects + self._reply_alive()
 
     def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
-        """Return `effects` with the outcomes of SHUTDOWN and ALL_TASKS replaced by the replies for which the callers wait."""
+        """Return `effects`, but replace the outcomes of SHUTDOWN and ALL_TASKS by the replies for which the callers wait."""
         outgoing: list[Effect] = []
         leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
@@ -571,10 +572,11 @@ class Coordination:
         return outgoing + self._end_shutdown(leaving, now)
 
     def _end_shutdown(self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
-        """Let the tasks leave that waited at SHUTDOWN. If the round has failed, put the tasks that are still up into error."""
+        """Let the tasks that waited at SHUTDOWN leave. If the round has failed, put the tasks that are still up into error."""
         effects: list[Effect] = []
         for place, outcome in leaving:
-            if outcome.code != CANCELLED:  # else the task has repeated its request, and the second ticket waits
+            # CANCELLED means that the task has repeated its request, so its second ticket still waits.
+            if outcome.code != CANCELLED:
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
             effects.append(ReplyValue(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))

@@ -4,8 +4,8 @@ The agent reads orders from its standard input and writes events to its standard
 processes (`Children`). They have lifelines, so that the roles end even if the agent is killed with SIGKILL.
 
 Promises
-  A1  When its standard input ends, a signal ends the agent, or no order has arrived for the silence limit, the agent kills its roles and
-      removes its folder, because no process is left that needs the results of the roles.
+  A1  When its standard input ends, a signal arrives, or no order has arrived for the silence limit, the agent kills its roles, removes its
+      folder and ends.
   A2  For each StartRole the agent sends exactly one RoleEnded or OrderRefused, after the role's last line.
   A3  Only events are written to the agent's standard output. Output that modules print is redirected to standard error.
 

@@ -205,8 +205,8 @@ class OrderRefused(AgentMessage, frozen=True):
 
 
 class AgentClosing(AgentMessage, frozen=True):
-    """The agent has begun to stop its roles. If a launcher does not get this event soon after CloseAgent, it takes the host for cut off,
-    and does not wait for the ends of the roles.
+    """The agent has begun to stop its roles. If a launcher does not get this event soon after CloseAgent, it treats the host as
+    unreachable, and does not wait for the ends of the roles.
     """
 
 

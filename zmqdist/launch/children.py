@@ -119,7 +119,8 @@ class Child:
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        # This thread closes the pipe, not `finish`: processes that the child has started may write to the pipe after `finish` has returned.
+        # This thread closes the pipe, and `finish` does not, because processes that the child has started may write to the pipe after
+        # `finish` has returned.
         with self.process.stdout as output:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip("\n")
@@ -245,7 +246,7 @@ class Children:
             return [child for child in self._children if not child.ended.is_set()]
 
     def stranded(self, name: str) -> str:
-        """As `Launcher.stranded`: this host can always run the role."""
+        """Return "", because this host can always run the role (`Launcher.stranded`)."""
         return ""
 
     def release(self, name: str) -> None:

@@ -167,8 +167,7 @@ class AgentPool:
 
     def lost_port_host(self, role: str) -> str:
         """Return the lost host on which a port was reserved for this role, because the role can run nowhere else. "" means that the role
-        can
-        still run: its host is not lost, or no port was reserved for it.
+        can still run, because its host is not lost or no port was reserved for it.
         """
         host = self._reserved.get(role, "")
         return "" if host in self.slots.hosts else host
@@ -278,7 +277,8 @@ class Hosts:
         return role
 
     def stranded(self, name: str) -> str:
-        """As `Launcher.stranded`: a role with a reserved port can run on the host of that port only."""
+        """Return why no host can run this role any more (`Launcher.stranded`). A role with a reserved port can run on the host of that port
+        only."""
         lost = self._pool.lost_port_host(name)
         if not lost:
             return ""

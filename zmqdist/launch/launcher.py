@@ -66,7 +66,7 @@ Say = Callable[[str], object]
 
 LOOPBACK = "127.0.0.1"
 DISPATCHER: Final = "zmqdist.scheduling.dispatcher.runtime"
-"""Its import takes a quarter of a second."""
+"""The module of the dispatcher. It is imported late, because its import takes a quarter of a second."""
 
 
 class Launch:
@@ -108,8 +108,9 @@ class Launch:
         self.check()
         hosts = agent_hosts(self._config)
         if hosts is None and self._workers.host is not None:
-            bindable(self._workers.host)  # a worker that could not bind its host would be started again and again
-        if hosts is None:  # start the zygote first: its imports run while this process starts the dispatcher
+            # Raises now, because a worker that could not bind its host would be restarted again and again.
+            bindable(self._workers.host)
+        if hosts is None:  # start the zygote first, so that its imports run while this process starts the dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
             zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
@@ -219,7 +220,8 @@ class Launch:
         )
 
     def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
-        from zmqdist.scheduling.dispatcher.runtime import DispatchServer  # after zygote or agents were started
+        # Imported here, after the zygote or the agents were started.
+        from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
         return DispatchServer(self._dispatcher_config(credentials))
 
@@ -288,7 +290,8 @@ class Launch:
         others.
         """
         tf_config = {TF_CONFIG_ENV: self._tf_config(job, index)}
-        threads = self._thread_variables() if self._pool is None else {}  # an agent adds them for its own host
+        # An agent adds these variables for its own host.
+        threads = self._thread_variables() if self._pool is None else {}
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
 
@@ -470,7 +473,7 @@ class Launch:
 
     def _report_room(self) -> None:
         """Tell the machine of the workers how many workers there is room for. The thread of a link calls this when its host was lost."""
-        with self._lock:  # so that the machine gets the latest number last
+        with self._lock:  # the lock keeps the order, so that the machine gets the latest number last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())
 

@@ -2,7 +2,7 @@
 
 Rules
     A change has two parts: `prepare` makes all checks and runs all code that may raise, and `commit` cannot fail. So a refused change has
-    changed nothing, and an update of several variables changes either all of them or no variable.
+    changed nothing, and an update of several variables changes either all these variables or none.
     Each commit that changes the value adds 1 to the version, which starts at 1.
     A user's update function works on copies, which replace the value and the slots only after the function has returned.
     A caller of any method holds the variable's lock.
@@ -251,7 +251,7 @@ class HostedVariable:
         if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
             text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
             raise self.wrong(text)
-        # copied, because the user's function may have kept a reference to `returned`
+        # copy the array, because the user's function may have kept a reference to `returned`
         return np.array(array, self.storage.dtype, order="C")
 
     def _restore(self, value: Any, saved: Any) -> Commit:

@@ -2,7 +2,7 @@
 
 Rules
     The value is always changed in place, because its pages are mapped already, and because the update of a large value then needs no second
-      array. So a reader of the whole value sends or copies it before it releases the lock.
+    array. So a reader of the whole value sends or copies it before the reader releases the lock.
     When a large value is read repeatedly without a change, the Storage makes a frozen copy, which readers share without copying it again.
     A Storage has no lock. Its owner makes sure that only one thread at a time uses it.
 

@@ -3,7 +3,7 @@ sessions.
 
 An update has an id: the number of its client and a sequence number of that client. A request also carries `settled`, the sequence number up
 to which the client has all replies and will repeat no request. So the log needs only one entry for each update that the client has in
-flight. When a request is repeated because its reply was lost, the ps finds the result in the log.
+flight. When a client repeats a request because the reply was lost, the ps finds the result in the log.
 
 A *key* identifies an update within a session when another process repeats it: a function that runs again in another process sends the
 same key, so that the update takes effect once.
@@ -14,8 +14,8 @@ gradients once, and replies to all `k` updates.
 Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
     U1  An update is executed at most once by its id, and at most once by its key within its session, even if messages are lost, repeated
         or late.
-    U2  If a request is repeated while its update is being executed, it gets the outcome of that execution. If it is repeated later, it gets
-        the same result again.
+    U2  A request that is repeated while its update is being executed gets the outcome of that execution. A request that is repeated later
+        gets the earlier result again.
     U3  An update that failed has changed nothing, and may be requested again.
     U4  A client has at most one entry for each update that is not settled. There are at most `clients_max` clients and `keys_max` keys. An
         update that is being executed is never forgotten.
@@ -82,9 +82,8 @@ class UpdateLog:
         return len(self._clients)
 
     def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and the
-        result if the update is DONE.
-        """
+        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and
+        the result if the update is DONE."""
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client()
@@ -132,7 +131,7 @@ class UpdateKeys:
         return len(self._results)
 
     def begin(self, key: str) -> tuple[str, Any]:
-        """As `UpdateLog.begin`."""
+        """Decide whether the update with this key has to be executed, as `UpdateLog.begin` does for an id."""
         result = self._results.get(key, None)
         if result is _RUNNING:
             return RUNNING, None
@@ -146,11 +145,11 @@ class UpdateKeys:
         return NEW, None
 
     def end(self, key: str, result: Any) -> None:
-        """As `UpdateLog.end`."""
+        """Note the result of an update for which `begin` returned NEW."""
         self._results[key] = result
 
     def fail(self, key: str) -> None:
-        """As `UpdateLog.fail`."""
+        """Note that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
         self._results.pop(key, None)
 
 
@@ -164,7 +163,7 @@ class Update:
     Attributes:
       id: number of the client, and sequence number.
       key: identifies the update in its session; "" if the update has no key.
-      keys: the updates with a key of the session.
+      keys: the record of the session's updates that have a key.
       tickets: the requests that get the outcome, in order of arrival.
       over: whether the update has ended.
     """
@@ -178,9 +177,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The decision that the update was executed before, so that the host replies with `result`, or with None
-    if the client no longer waits.
-    """
+    """The decision that the update was executed before, so that the host replies with `result`, or with
+    None if the client no longer waits."""
 
     result: Any
 
@@ -304,7 +302,7 @@ class Steps:
             raise ResourceExhaustedError(text)
 
     def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
-        """Add a gradient to a step. Raises as `check`."""
+        """Add a gradient to a step. Raises the errors of `check`."""
         self.check(step, wanted)
         if step <= self.applied:
             return Pushed(LATE)

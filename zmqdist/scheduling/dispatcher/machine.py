@@ -346,8 +346,8 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # This is sent first, because a coordinator must learn of the loss before the loss affects its work (P15): lost work may still
-        # execute unseen.
+        # Send Members first (P15): before a coordinator gets results of the lost work, it must know that this work may still execute
+        # unseen.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)

@@ -79,8 +79,7 @@ class MultiProcessPoolRunner:
 
         Raises:
           Exception: the function has raised it in a task. `run` raises it after all tasks have finished. If several tasks raised errors,
-              `run`
-            raises the error of the first task in their order. The pool can be used again.
+              `run` raises the error of the first task in their order. The pool can be used again.
           UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the next `run` starts new ones.
           SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all processes; the next `run` starts new ones.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
@@ -90,7 +89,7 @@ class MultiProcessPoolRunner:
             if not self._processes:
                 self._start()
             for task in self._processes:
-                self._crew.gate.started(task)  # before any task can arrive at the barrier
+                self._crew.gate.started(task)  # set before any task can arrive at the barrier
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # the process has ended: `on_exit` reports it
                     work.send(process.pipe, last=False)
@@ -171,7 +170,7 @@ class MultiProcessPoolRunner:
 
     def _late(self, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
         late = [process for task, process in self._processes.items() if task not in outcomes]
-        self._crew.signal(late, SIGTERM)  # on which a process writes its stacks
+        self._crew.signal(late, SIGTERM)  # on SIGTERM a process writes its stacks
         until = time.monotonic() + TERM_GRACE_S
         for process in late:
             process.child.ended.wait(max(0.0, until - time.monotonic()))

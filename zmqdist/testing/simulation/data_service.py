@@ -9,7 +9,8 @@ Writing the journal fails. A worker's reply to a reader is lost. After FAULTS_S 
 end of its iteration.
 
 At the end of a run, `check` compares the elements of all readers with the table of docs/delivery.md. For each way of reading, the table
-states which elements may be missing because of the faults: elements that a lost incarnation held, elements in a lost reply, and no others.
+states which elements may be missing because of the faults. These are at most the elements that a lost incarnation held and the elements in
+a lost reply.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class DataSim:
         self._begun: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
         """(state, iteration) -> (task, address of the worker) of each task that a worker has begun."""
         self._named = self.random.random() < 0.5
-        """Whether workers register with an index; False: the dispatcher assigns the indexes."""
+        """Whether workers register with an index. If False, the dispatcher assigns the indices."""
         self.disk_full_until = 0.0
         self._portions = self.random.random() < 0.4
         self.faults_until = FAULTS_S if faults else 0.0
