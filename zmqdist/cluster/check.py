@@ -119,7 +119,7 @@ def _section_in(hint: Any) -> type[Section] | None:
 
 
 def _nearest(key: Any, known: dict[str, Any]) -> str:
-    names = [name for name in known if name != "runtime"]  # users cannot write `runtime`
+    names = [name for name in known if name != "runtime"]  # never suggest `runtime`, which users cannot write
     close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 

@@ -202,7 +202,7 @@ def schema() -> dict[str, Any]:
     top = defs["ClusterConfig"]["properties"]
     del defs["RuntimeConfig"], top["runtime"]
     for each in (key for section in defs.values() for key in section["properties"].values()):
-        if "$ref" in each:  # the key has a section, and null means the defaults of the section
+        if "$ref" in each:  # the value of the key is a section, and null means the defaults of the section
             each["anyOf"] = [{"$ref": each.pop("$ref")}, {"type": "null"}]
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
@@ -315,7 +315,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
         return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
-    if "nesting depth" in str(error.problem):  # libyaml, which reads ahead, may reach its own limit first
+    if "nesting depth" in str(error.problem):  # libyaml has a limit of its own, and reaches it first if it reads ahead
         return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
 

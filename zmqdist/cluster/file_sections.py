@@ -15,7 +15,7 @@ from msgspec import Meta
 from zmqdist import blas_threads, limits
 from zmqdist.addresses import advertised_address
 
-_SECONDS_MAX = 1e9  # thirty years, because a larger number is a mistake
+_SECONDS_MAX = 1e9  # thirty years: a larger number is surely a mistake
 
 
 def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:

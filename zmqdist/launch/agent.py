@@ -283,7 +283,7 @@ def main() -> int:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher decides what ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C, because the launcher decides which processes end
     try:
         folder = _folder()
     except OSError as error:

@@ -79,8 +79,9 @@ class ReceivedCode:
     def _ready(self, order_id: int, root: Path) -> CodeReady:
         assert self._offer is not None
         working = root / self._offer.working
-        working.mkdir(parents=True, exist_ok=True)  # the archive may have no file in it
-        os.chdir(working)  # the agent's roles inherit this working directory
+        # The archive may have no file in this folder, and then it does not exist.
+        working.mkdir(parents=True, exist_ok=True)
+        os.chdir(working)  # for the roles, which inherit the agent's working directory
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]
         return CodeReady(order_id, str(root))
 

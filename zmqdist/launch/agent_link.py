@@ -237,7 +237,7 @@ class AgentLink:
                 return
             try:
                 self._stream.send(encode(order))
-            except OSError:  # the reader thread reports the end of the connection
+            except OSError:  # the connection has ended, which the reader thread reports
                 return
 
     def _read(self) -> None:

@@ -196,17 +196,14 @@ class Children:
             module, *arguments = command(child_end)
             inherited_fds = [child_end, *pass_fds]
             forked = _fork(name, module, arguments, environment, on_line is not None, inherited_fds)
-            process = (
-                forked
-                or subprocess.Popen(
-                    child_command(module, *arguments),
-                    pass_fds=inherited_fds,
-                    stdin=subprocess.DEVNULL,
-                    stdout=None if on_line is None else subprocess.PIPE,
-                    stderr=None if on_line is None else subprocess.STDOUT,
-                    env=dict(environment),
-                    start_new_session=True,  # so that Ctrl-C signals this process only, which then stops its children in order
-                )
+            process = forked or subprocess.Popen(
+                child_command(module, *arguments),
+                pass_fds=inherited_fds,
+                stdin=subprocess.DEVNULL,
+                stdout=None if on_line is None else subprocess.PIPE,
+                stderr=None if on_line is None else subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,  # a child gets no Ctrl-C, because this process stops its children in order
             )
         except BaseException:
             os.close(own_end)

@@ -128,7 +128,7 @@ def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(found):
             data = found[name].read_bytes()
-            entry = tarfile.TarInfo(name)  # no time and no owner, so that equal files make equal archives
+            entry = tarfile.TarInfo(name)  # the entry has no time and no owner, so that equal files make equal archives
             entry.size = len(data)
             entry.mode = found[name].stat().st_mode & 0o755
             archive.addfile(entry, io.BytesIO(data))

@@ -98,7 +98,8 @@ class Launch:
         self._pool: AgentPool | None = None
         """The host agents. None means that the roles are child processes of this process."""
         self._elastic: ElasticWorkers | None = None
-        self._lock = threading.RLock()  # reentrant, because a signal handler may run in the thread that has the lock
+        # The lock is reentrant, because a signal handler may run in the thread that has the lock.
+        self._lock = threading.RLock()
 
     def run(self) -> int:
         """Start all jobs, run the program to its end, and stop all jobs.
@@ -179,7 +180,7 @@ class Launch:
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
         check_paths(self._config.code or ())
-        if self._config.launcher != "slurm":  # Slurm tells the hosts only inside a job
+        if self._config.launcher != "slurm":  # outside of a job the hosts of Slurm are not known
             agent_hosts(self._config)
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
@@ -277,7 +278,8 @@ class Launch:
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
-        for index in self._workers.indices():  # workers get places before ps, so that they spread evenly
+        # Workers get places before ps, so that the workers spread evenly over the hosts.
+        for index in self._workers.indices():
             pool.place(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {

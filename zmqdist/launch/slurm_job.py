@@ -125,7 +125,7 @@ def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int
     done = _run(_sbatch(config, grace_s), input=script)
     if done.returncode != 0:
         raise _refused(done.stderr)
-    number = done.stdout.strip().partition(";")[0]  # sbatch prints "17;cluster" if Slurm has several clusters
+    number = done.stdout.strip().partition(";")[0]  # the output is "17;cluster" if Slurm has several clusters
     return int(number)
 
 

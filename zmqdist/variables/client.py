@@ -490,7 +490,7 @@ class PsClient:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
                 send.get_value()
                 if len(self._sent) >= PS_FUNCTIONS_MAX:
-                    # the ps stores no more functions than this, so it may have dropped any of them
+                    # the ps stores at most PS_FUNCTIONS_MAX functions, so it may have dropped any function that was sent before
                     self._sent.clear()
                 self._sent.add(fn.digest)
         return internal_client.start_packed(
@@ -503,7 +503,7 @@ class PsClient:
         Raises:
           UnavailableError: no process listens at the address, or no reply arrives before `until`.
         """
-        # Measured before the lock, because the wait for another thread's attempt is part of the wait for the ps.
+        # Take the time before the lock, because the wait for another thread's attempt is part of the wait for the ps.
         began = time.monotonic()
         with self._reaching:
             if self.reached:
@@ -565,7 +565,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
                 known = credentials or _credentials.get(address)
-                if known is None:  # a Ref was unpickled in this process, which has opened no session at this ps
+                if known is None:  # this process has unpickled a Ref, and has opened no session at this ps
                     role = "worker" if task_context.scheduled() else "submit"
                     client = _clients[address] = PsClient(address, Credentials.from_environment(), role)
                 else:

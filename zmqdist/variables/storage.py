@@ -154,7 +154,7 @@ def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
     """Compute target = ufunc(target, rows) in place. Quotients of integers are rounded towards zero, as in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":
-        quotient = np.floor_divide(target, rows)  # integer division, because floats cannot hold all 64-bit integers
+        quotient = np.floor_divide(target, rows)  # divide as integers, because floats cannot hold all 64-bit integers
         quotient += ((target < 0) != (rows < 0)) & (quotient * rows != target)
         np.copyto(target, quotient)
     else:

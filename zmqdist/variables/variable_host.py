@@ -299,7 +299,8 @@ class VariableHost:
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
-                "answers": len(self._updates),  # results that the ps keeps until their clients have received them
+                # The number of results that the ps keeps until their clients have received them.
+                "answers": len(self._updates),
                 "variables": variables,
             }
         )

@@ -386,7 +386,8 @@ class Closures:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                # At the end of the round the dispatcher releases this value, so the work ends as cancelled with its round.
+                # The dispatcher releases this kept value when the round ends. So do not resolve the work here: it ends as cancelled with
+                # its round.
                 if self.ending and work not in affinity.detached:
                     continue
                 kind = KEPT
@@ -416,7 +417,7 @@ class Closures:
         if kept:
             effects.append(Send(DISPATCHER, ResultReceived(kept, keep=True)))
         if not works:
-            self._works, self._unsent = {}, {}  # new dicts free memory, because a dict never shrinks
+            self._works, self._unsent = {}, {}  # new dicts take less memory, because a dict never shrinks
             self._take_backs.clear()
         if resolved:
             effects.append(Resolve(resolved, (), detached_ended))
@@ -424,7 +425,7 @@ class Closures:
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
         item = self._works.get(work)
-        if item is None:  # the work was resolved meanwhile, so this receipt has the worker free the value
+        if item is None:  # the work was resolved meanwhile, so this receipt only tells the worker to free the value
             return Send(DISPATCHER, ResultReceived([(work, attempt)]))
         self._works[work] = (work, attempt, *item[2:])
         return Fetch(work, attempt, reference)
@@ -456,7 +457,7 @@ class Closures:
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
-            return []  # this is an earlier attempt, whose worker was lost, and the work runs again
+            return []  # the problem concerns an earlier attempt, and the work runs again
         return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
     def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:

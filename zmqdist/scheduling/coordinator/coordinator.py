@@ -460,7 +460,9 @@ class ClusterCoordinator:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a ClusterCoordinator stays in its process: scheduled functions cannot use the program's")
+        raise TypeError(
+            "a ClusterCoordinator stays in its process: a scheduled function cannot use the coordinator of the program"
+        )
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
@@ -544,7 +546,8 @@ class _Alive:
     __slots__ = ("__weakref__", "_target")
 
     def __init__(self, target: Any) -> None:
-        self._target = target  # keeps a DispatchServer alive, which would stop when it is garbage-collected
+        # This reference keeps a DispatchServer alive, which would stop when it is garbage-collected.
+        self._target = target
 
 
 def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:

@@ -456,7 +456,7 @@ class Dependencies:
                 self._end(plan, INPUT_FAILED, effects, work)
                 continue
             plan.missing.discard(work)
-            if work not in self._plans:  # the input's value is available for good
+            if work not in self._plans:  # the input's value is available for good, so it is no longer tracked
                 plan.inputs = tuple(other for other in plan.inputs if other != work)
             if plan.missing:
                 continue

@@ -421,7 +421,7 @@ class _Future(futures.Future[T]):
         cancelled = super().cancel()
         with self._condition:
             if self._state == "CANCELLED":
-                self.set_running_or_notify_cancel()  # wakes `wait` and `as_completed`
+                self.set_running_or_notify_cancel()  # this call wakes the threads in `wait` and `as_completed`
         return cancelled
 
     def _request_cancel(self) -> _CancelReply | None:

@@ -109,7 +109,7 @@ class ResourceValue(RemoteValue):
         self.add_done_callback(lambda _: waiter.release())
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # slow to import, and most programs do not await values
+        import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
 
         return (yield from asyncio.get_running_loop().run_in_executor(None, self.get))
 
@@ -314,7 +314,7 @@ def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWor
 def _check_needs_nothing(fn: Callable[..., Any]) -> None:
     try:
         inspect.signature(fn).bind()
-    except ValueError:  # a builtin without a signature
+    except ValueError:  # the function is a builtin without a signature
         return
     except TypeError as error:
         raise TypeError(

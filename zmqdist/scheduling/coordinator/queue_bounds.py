@@ -112,7 +112,7 @@ class QueueBytes:
                 del self._parts[part]
                 self.held -= size
         if not self.works:
-            self.works = {}  # a new dict frees memory, because a dict never shrinks
+            self.works = {}  # a new dict takes less memory, because a dict never shrinks
 
     def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
         """Log once, if `idle` > 0 workers have no work, that `schedule` waits because of this bound."""

@@ -106,7 +106,7 @@ class RemoteValue:
 
     def __init__(self, owner: ValueOwner, work: int, name: str, alive: object = None) -> None:
         self._owner = owner
-        self._alive = alive  # keeps the coordinator open while this value is pending
+        self._alive = alive  # this reference keeps the coordinator open while this value is pending
         self.work = work
         self.name = name
         self._kind: int | None = None
@@ -270,7 +270,7 @@ class RemoteValue:
         self._owner.callbacks.put([(fn, self)])
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # slow to import, and most programs do not await values
+        import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
 
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()

@@ -170,7 +170,7 @@ class ResultFetcher:
                     self._put(job, time.monotonic() + AGAIN_S)
                 else:
                     self._fail(job, error)
-            except BaseException as error:  # for example a MemoryError
+            except BaseException as error:  # any other error, such as a MemoryError, ends this work item only
                 self._fail(job, error)
             else:
                 self._deliver(job, parts)

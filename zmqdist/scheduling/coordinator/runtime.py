@@ -264,7 +264,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            # Before the flag is set, so that a Ctrl-C cannot leave the flag set without this call.
+            # Set the flag after this call, so that a Ctrl-C cannot leave the flag set without the call.
             self._loop.call_soon(self._drain)
             self._draining = True
 
@@ -398,7 +398,7 @@ class CoordinatorRuntime:
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
-            self.room = 0  # all unfinished work will be in the queue of the new dispatcher again
+            self.room = 0  # count the room anew, because all unfinished work goes into the queue of the new dispatcher
         self._handle(DispatcherUp())
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
@@ -407,7 +407,8 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
-            # A final Refused after the registration: another connection has the session, so the dispatcher ignores this connection.
+            # A final Refused after the registration means that another connection has the session, so the dispatcher ignores this
+            # connection.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())
@@ -433,7 +434,7 @@ class CoordinatorRuntime:
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
-        if detached:  # first, so that a resource is built before the functions that use the resource begin
+        if detached:  # pass detached work first, so that a resource is built before the functions that use it begin
             self._handle(Scheduled(detached, (), options))
         if planned:
             position = 0
@@ -453,7 +454,7 @@ class CoordinatorRuntime:
         self._handle(CancelRequested(works))
 
     def _take_back(self, works: list[int]) -> None:
-        self._drain()  # the work may still be in the outbox
+        self._drain()  # the work may still be in the outbox, which the machine does not know
         self._handle(TakeBackRequested(works))
 
     def _release_kept(self, works: list[int]) -> None:
@@ -556,7 +557,7 @@ class CoordinatorRuntime:
                     self.with_callbacks.discard(value)
             self.resolved += before - len(values) - detached_count
             if not values:
-                self.values = {}  # a new dict, because a dict never shrinks
+                self.values = {}  # a new dict takes less memory, because a dict never shrinks
             if self.waiting and (self.resolved == self.scheduled or self.failures or self.waiting_for_room):
                 self.changed.notify_all()
         self._executions.end(items)

@@ -230,7 +230,8 @@ class WorkerConfig:
         )
         if isinstance(self.worker_tags, str):
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
-        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a config from JSON has a list
+        # Convert a list, as a config from JSON has it.
+        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError("Worker tags cannot be empty.")
 

@@ -158,7 +158,7 @@ class Dispatch:
         session = CoordinatorSession(message.coordinator, peer, message.queue_max, round_ended=message.round - 1)
         session.watches_members, session.reports_starts = message.watch_members, message.report_starts
         if message.previous_dispatcher and message.coordinator not in self._closed_sessions:
-            # P5: workers of the previous dispatcher may still execute work of this coordinator, and may not have connected here yet.
+            # Workers that have not connected here yet may still execute work that they got from the previous dispatcher (P5).
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
         effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
@@ -235,7 +235,7 @@ class Dispatch:
                 if lease.cancelled_unless_begun:
                     steal.append(number)
                 else:
-                    # The coordinator may have sent the request before it knew of the start, so tell it again.
+                    # The coordinator may have sent the request before it knew that the work has begun, so report the start again.
                     begun.append(lease)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
@@ -406,7 +406,8 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        load.steal_requested.clear()  # the worker replies to each StealRequest with one LeasesReturned, perhaps an empty one
+        # The worker replies to each StealRequest with one LeasesReturned, which may be empty.
+        load.steal_requested.clear()
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)

@@ -221,7 +221,7 @@ class Membership:
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
             changes = [Send(peer, self._registered(old, register)), MemberBack(old, register)]
-            if old.leave_grace_s is not None:  # the Leave may have been lost with the old connection
+            if old.leave_grace_s is not None:  # repeat the Leave, which may have been lost with the old connection
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
         if old is not None:

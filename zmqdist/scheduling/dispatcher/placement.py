@@ -101,7 +101,7 @@ class Placement:
         """
         queue = lease.session.queue_for(lease.band.session_queue.worker)
         band = queue.band(lease.band.priority)
-        if lease.lost:  # to the end, because this work may crash its next process as well
+        if lease.lost:  # this work goes to the end, because it may crash its next process as well
             band.items.append(lease.next_item())
         else:
             (band.report_before_start if report_before_start else band.items).appendleft(lease.next_item())

@@ -164,7 +164,7 @@ class Contact:
         """Note a refusal by the dispatcher. Return whether the worker will register again. If so, `register_due` says when."""
         self.registered = False
         if code in RETRIED_REFUSALS and self._register_at is not None:
-            # One registration already waits: the dispatcher refuses each message that was on its way, but this counts once.
+            # A registration is already planned. The dispatcher refuses each message that was on its way, but these refusals count as one.
             return True
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)

@@ -87,7 +87,7 @@ class LocalMemories:
         if reference.store not in self._peer_pools:
             for store, peer_pool in list(self._peer_pools.items()):
                 if peer_pool is not None and not peer_pool.alive:
-                    # The memory is unmapped when the last array over it is garbage-collected.
+                    # Arrays over this memory stay valid: the memory is unmapped when the last array over it is garbage-collected.
                     self._peer_pools.pop(store, None)
             self._peer_pools[reference.store] = self._open(reference)
             if len(self._peer_pools) > PEER_POOLS_KEPT:
@@ -164,7 +164,8 @@ class HolderClients:
             if holder is None:
                 security = self._credentials.client(address, self._role, key)
                 holder = Holder(ZmqClient(address, security=security))
-            self._holders[endpoint] = holder  # at the end, so that the least recently used connections are first
+            # Insert it at the end, so that the least recently used connections are first.
+            self._holders[endpoint] = holder
             holder.users += 1
         try:
             self._reach(holder, address)

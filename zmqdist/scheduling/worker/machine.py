@@ -467,7 +467,7 @@ class WorkerMachine:
                 stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            # The dispatcher ignores the result of an aborted lease, so it would never free the result.
+            # The dispatcher ignores the result of an aborted lease and would never free it, so this worker frees it.
             if aborted and kind == BULK and not self.leaving:
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""

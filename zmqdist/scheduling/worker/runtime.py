@@ -468,7 +468,7 @@ class _Runtime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    # While disconnected the message is lost. After a reconnect the machine registers again, with all leases.
+                    # A message that is sent while disconnected is lost. After a reconnect the machine registers again, with all leases.
                     self._dealer.send(message)
                 case Give():
                     self._slots.give(effect)

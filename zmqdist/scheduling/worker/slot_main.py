@@ -80,7 +80,7 @@ class _Reporter:
             outcomes = self.outcomes[:]
             if outcomes:
                 self._pipe.send(SlotReport(outcomes))
-                # Only after `send`, because if `send` fails for lack of memory, the outcomes must be sent later.
+                # Drop the outcomes only after `send`. If `send` fails for lack of memory, they must be sent later.
                 del self.outcomes[: len(outcomes)]
 
     @property
@@ -120,7 +120,7 @@ class _Reporter:
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # read after `clear`, because a batch that begins in between sets `_busy` again
+            if self._in_batch:  # read only after `clear`: a batch that begins between the two sets `_busy` again itself
                 self._busy.set()
             try:
                 self.flush()

@@ -238,7 +238,7 @@ class BulkStore:
             entry = None if bulk is None else self._entries.get(bulk)
             if bulk is None or entry is None:
                 return None
-            entry.uses += 1  # so that no thread frees the part during the comparison
+            entry.uses += 1  # this reference keeps other threads from freeing the part during the comparison
         if frozen is None:
             same = shm_mapping.same_bytes(address, shm_mapping.address_of(entry.view()), entry.nbytes)
         else:

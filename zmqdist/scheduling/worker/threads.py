@@ -86,7 +86,7 @@ class ThreadSlots:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
                     kind, result = BULK, self._hold(kind, result)
-            except BaseException as error:  # for example a MemoryError: only this item fails
+            except BaseException as error:  # an error such as a MemoryError fails this item only
                 kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False

@@ -91,7 +91,7 @@ class MultiProcessPoolRunner:
             for task in self._processes:
                 self._crew.gate.started(task)  # set before any task can arrive at the barrier
             for process in self._processes.values():
-                with contextlib.suppress(OSError):  # the process has ended: `on_exit` reports it
+                with contextlib.suppress(OSError):  # the process has ended, which `on_exit` reports
                     work.send(process.pipe, last=False)
             outcomes = self._collect()
         for task in self._crew.tasks:
@@ -156,7 +156,7 @@ class MultiProcessPoolRunner:
                 self._crew.gate.gone(process.task, outcome.why)
         except Empty:
             self._late(outcomes)
-        except BaseException:  # for example after Ctrl-C, when no caller waits for the functions any more
+        except BaseException:  # for example Ctrl-C, after which no caller waits for the functions
             self.shutdown()
             raise
         return outcomes

@@ -111,7 +111,7 @@ class MultiProcessRunner:
         self._processes: dict[Task, TaskProcess] = {}  # the last process of each task
         self._running: set[TaskProcess] = set()
         self._works: dict[Task, tuple[PoolWork, Any]] = {}
-        self._outcomes: dict[Task, PoolOutcome] = {}  # in order of arrival
+        self._outcomes: dict[Task, PoolOutcome] = {}  # the outcomes in their order of arrival
         self._terminated: set[TaskProcess] = set()
         self._overran: list[Task] = []
         self._timers: list[threading.Timer] = []
@@ -399,7 +399,8 @@ class MultiProcessRunner:
                 log.info("%s has ended and is restarted: %s", named(task), describe_exit(code or 0))
                 try:
                     self._start_task(task, *self._works[task])
-                except Exception as error:  # no process or descriptor is left, for example; `join` raises the error
+                except Exception as error:
+                    # For example, the host has no process or descriptor left; `join` raises the error.
                     self._outcomes[task] = PoolOutcome(error=error)
             else:
                 may_come = process in self._terminated

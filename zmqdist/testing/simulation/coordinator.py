@@ -448,7 +448,7 @@ class SimCoordinator:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         if not self.machine.closures.wants(work, attempt):
-            return  # the work has ended, or was submitted again
+            return  # no result of this attempt is wanted, because the work has ended or was submitted again
         holder = self.cluster.holder(reference)
         if holder is None:
             if not self.resolved[work]:

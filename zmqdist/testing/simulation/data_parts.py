@@ -450,7 +450,7 @@ class SimDataWorker:
             task.dropped = True
         for tell in self.died:
             tell()
-        if self.sim.random.random() < 0.5:  # the worker was a child on the dispatcher's host
+        if self.sim.random.random() < 0.5:  # simulate a worker that was a child process on the dispatcher's host
             self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.incarnation))
 
     def ask_work(self) -> None:

@@ -319,7 +319,7 @@ class DataSim:
     def _check_shares(self, reader: SimReader, got: Counter[int]) -> None:
         """Check an OFF iteration: every live worker whose address has a task of the iteration must have delivered the whole dataset."""
         there = {worker.address for worker in self.workers if worker.alive}
-        # The last address of a task, which may move to another worker.
+        # The last address of each task, because a task may move to another worker.
         last = dict(self._begun[reader.state, reader.iteration])
         shares = len(there & set(last.values()))
         least = min((got[element] for element in range(self.count)), default=shares)
