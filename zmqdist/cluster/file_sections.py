@@ -47,7 +47,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class DispatcherJob(Section, frozen=True):
-    """The dispatcher, which queues the work and knows the workers. A cluster has one; without this section the coordinator hosts it."""
+    """The dispatcher, which queues the work and knows the workers. Without this section the launcher starts a dispatcher with the default
+    settings."""
 
     address: Annotated[
         str,

@@ -66,7 +66,7 @@ READ_BYTES: Final = 65536
 LINES_UNSENT_MAX: Final = 1000
 """The most lines of roles' output that the agent holds while the launcher does not read."""
 LAST_EVENTS_S: Final = 2.0
-"""Seconds that the agent spends on writing its last events before it ends. If the launcher does not read, the pipe stays full."""
+"""Seconds that the agent spends at most on writing its last events before it ends. If the launcher does not read, the pipe stays full."""
 
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 

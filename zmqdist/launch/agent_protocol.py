@@ -165,7 +165,7 @@ class RoleEnded(AgentMessage, frozen=True):
     """A role has ended. This is the last event about the role.
 
     Attributes:
-      exit_code: as in `subprocess`: -9 means that SIGKILL ended the role.
+      exit_code: the exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the role.
       tail: the last lines of the role's output.
     """
 

@@ -76,7 +76,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, as in `subprocess`: -9 means that SIGKILL ended the process. None means that the process runs."""
+        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the process. None means that the process runs."""
         return self.process.returncode
 
     @property
@@ -96,8 +96,8 @@ class Child:
         self._reader.start()
 
     def signal(self, number: int, group: bool = False) -> None:
-        """Send a signal to the child. With `group=True` the signal is sent to its whole process group: also to the processes that the child
-        has started, except those in a session of their own.
+        """Send a signal to the child. With `group=True` the signal is also sent to the other processes of the child's process group. These
+        are the processes that the child has started, except those in a session of their own.
         """
         # While this thread has the lock, `finish` cannot reap the child, so the kernel gives its pid to no other process.
         with self._lock:

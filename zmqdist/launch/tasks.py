@@ -79,7 +79,8 @@ class Tasks:
 
     Args:
       on_worker_exit: a function that is called when a worker has ended, before the worker is restarted.
-      say: a function that is called with each line of output of a task, after a prefix, and with a line for each end of a task.
+      say: a function that is called with each line of output of a task, in front of which is a prefix, and with a line for each end of a
+        task.
       launcher: makes the launcher that starts the tasks. By default the tasks are child processes of this process.
     """
 

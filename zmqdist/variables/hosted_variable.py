@@ -377,7 +377,7 @@ class Sum:
         return self._dense is None if isinstance(gradient, tuple) else not self._sparse
 
     def add(self, gradient: Gradient) -> None:
-        """Add a gradient. This object refers to the gradient's array and never changes it, because the sender may need its memory to repeat
+        """Add a gradient. This object refers to the gradient's array and never changes the array, because the sender may need it to repeat
         the request.
         """
         if isinstance(gradient, tuple):

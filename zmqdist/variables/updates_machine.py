@@ -67,7 +67,7 @@ class _Client:
 
 
 class UpdateLog:
-    """The updates that were executed, by id (U1 to U4)."""
+    """The updates that were executed, by id. This class keeps the promises U1 to U4 for ids."""
 
     def __init__(self, clients_max: int) -> None:
         self._clients_max = clients_max
@@ -121,7 +121,7 @@ class UpdateLog:
 
 
 class UpdateKeys:
-    """The updates with a key that were executed in one session (U1 to U4)."""
+    """The updates with a key that were executed in one session. This class keeps the promises U1 to U4 for keys."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -184,7 +184,8 @@ class Repeated:
 
 
 class Updates:
-    """The updates that are being executed. This class decides for each request whether its update has to be executed (U1 to U4)."""
+    """The updates that are being executed. This class decides for each request whether its update has to be executed (promises U1 to
+    U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._log = UpdateLog(clients_max)
@@ -277,7 +278,7 @@ class Pushed:
 
 
 class Steps:
-    """The synchronous steps of one variable (U5, U6).
+    """The synchronous steps of one variable (promises U5 and U6).
 
     Attributes:
       applied: the highest number of a step that was applied; -1 before the first step.
@@ -332,7 +333,7 @@ class _Session:
 
 
 class KeptSessions:
-    """The sessions whose variables the ps keeps (U7).
+    """The sessions whose variables the ps keeps (promise U7).
 
     A program is identified by a random number of its process. The holder of a session is the client that opened it for its program. The
     holder is identified by the incarnation in its hello, which stays the same when the client reconnects.

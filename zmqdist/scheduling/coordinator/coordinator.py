@@ -356,8 +356,8 @@ class ClusterCoordinator:
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker.
 
-        Other workers run the functions that it has not begun. With `force`, functions that are pinned to this worker wait for another
-        worker of the same name.
+        Other workers run the functions that this worker has not begun. With `force`, functions that are pinned to this worker wait for
+        another worker of the same name.
 
         Raises:
           DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False. The error has the names of the losses.

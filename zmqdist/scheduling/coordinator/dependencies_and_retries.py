@@ -75,7 +75,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt, or a work item that plans wait for, has ended. `lost`: the input that the worker could not fetch, or 0."""
+    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that the worker could not fetch; 0 means that no input
+    was lost."""
 
     number: int
     kind: int
@@ -167,7 +168,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """The value of a plan is available again. `new`: whether the attempt that has just ended computed the value."""
+    """The value of a plan is available again. `new` says whether the attempt that has just ended computed it."""
 
     work: int
     new: bool

@@ -56,7 +56,7 @@ class KeepInput:
 
 @dataclass(frozen=True, slots=True)
 class RoundRefused:
-    """The dispatcher refuses this coordinator, so the round fails. `for_good`: whether the coordinator will never register again."""
+    """The dispatcher refuses this coordinator, so the round fails. `for_good` says whether the coordinator will never register again."""
 
     error: bytes
     for_good: bool

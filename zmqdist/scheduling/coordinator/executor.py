@@ -45,7 +45,7 @@ class Executor(futures.Executor):
     """Runs submitted functions on the workers of a dispatcher.
 
     Args:
-      target, and other keyword arguments: as for ClusterCoordinator.
+      target, and other keyword arguments: the arguments of ClusterCoordinator.
       max_workers: the largest number of functions that the executor hands to the cluster at a time. None means no bound, so that the
         workers' slots are the limit.
       initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first function.
@@ -96,7 +96,7 @@ class Executor(futures.Executor):
         Raises:
           RuntimeError: `shutdown` was called, the program is ending, or no thread can be started to settle the Futures.
           BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed or its initializer failed.
-          TypeError, ValueError: as for `ClusterCoordinator.schedule`.
+          TypeError, ValueError: `ClusterCoordinator.schedule` raises them.
         """
         with self._idle:
             self._check_open()

@@ -104,7 +104,7 @@ class Dispatch:
     Attributes:
       placement, sessions: the waiting work, and the sessions of registered coordinators by connection.
       loads: the load of each member; members that are away are included, lost members are not.
-      slot_deaths, last_slot_death: the number of slot processes that have crashed, and the last one as (worker, exit code, when).
+      slot_deaths, last_slot_death: the number of slot processes that have crashed; the last crash as (worker, exit code, when).
     """
 
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:

@@ -37,7 +37,8 @@ SAID_GOODBYE = "said goodbye"
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
-"""The interval between a worker's heartbeats grows by this for each worker, so that all workers send at most 100 heartbeats a second."""
+"""Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker, so that all workers together send at
+most 100 heartbeats a second."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +99,7 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is lost. `settled`: whether its process is known to have ended, so that none of its work can be executing (P5)."""
+    """A member is lost. `settled` says whether its process is known to have ended, so that none of its work can be executing (P5)."""
 
     member: Member
     reason: str

@@ -83,7 +83,7 @@ class WorkerServer:
     Args:
       config: a WorkerConfig.
       start: whether the constructor starts the worker. If False, call `start()` later.
-      zygote: the process from which slot processes are forked. None has the worker start such a process if it needs one.
+      zygote: the process from which slot processes are forked. With None, the worker starts a zygote if it needs one.
 
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.

@@ -1,7 +1,7 @@
 """Slots as threads of the worker's own process, for a `WorkerServer` inside a program.
 
-A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`), and its slot waits until it ends. A slot
-that is a thread has one item at a time, so the worker never takes items back from the slot.
+A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`), and the slot waits until the function ends. A
+slot that is a thread has one item at a time, so the worker never takes items back from the slot.
 """
 
 from __future__ import annotations

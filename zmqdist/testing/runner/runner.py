@@ -364,8 +364,8 @@ class MultiProcessRunner:
         return None if process is None else process.child.pid
 
     def get_process_exit_code(self, task_type: str, task_id: int) -> int | None:
-        """Return the exit code of the task's last process, in the form of `subprocess`: -9 for SIGKILL. None if the process still runs, or
-        if the task had no process.
+        """Return the exit code of the task's last process in the form of `subprocess`, in which -9 stands for SIGKILL. None means that the
+        process still runs, or that the task had no process.
         """
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.exit_code
@@ -433,7 +433,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
 ) -> MultiProcessRunnerResult:
     """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. The arguments are those of
-    MultiProcessRunner; the errors are those of MultiProcessRunner and of its `join`.
+    MultiProcessRunner. The errors are those of MultiProcessRunner and of its `join`.
     """
     with MultiProcessRunner(
         fn,
