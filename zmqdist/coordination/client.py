@@ -281,7 +281,7 @@ class KeyValues:
         """Return the value of a key. If the key has no value, wait until a task sets it.
 
         Args:
-          timeout: seconds to wait. With None the wait has no limit, and the log reports it at intervals.
+          timeout: seconds to wait. With None the wait has no limit, and the client logs at intervals that it waits.
 
         Raises:
           DeadlineExceededError: no task set the key in time.

@@ -306,7 +306,8 @@ class Launch:
         return config.tf_config(job, index)
 
     def _room(self) -> tuple[int | None, str]:
-        """Return how many workers the hosts that are not lost have room for, and why no more, as `SizeBounds`."""
+        """Return how many workers the hosts that are not lost have room for, and why there is no more room (`room` and `room_reason` of
+        SizeBounds)."""
         section, pool = self._workers, self._pool
         count, ps = len(section.indices()), self._config.jobs.ps
         if section.tasks is not None:

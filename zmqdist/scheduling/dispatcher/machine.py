@@ -23,8 +23,8 @@ Promises, checked by tests/sim
     P8   a function is sent to a worker once after its registration, before the first work item that uses it
     P9   a bulk result keeps its work item alive until the coordinator has received it
     P10  coordinators with waiting work are served in turn
-    P11  a bulk result that the coordinator received with `keep` is not computed again; its worker holds it until the coordinator reports
-         it received without `keep`, or the session ends
+    P11  a bulk result that the coordinator received with `keep` is not computed again; its worker holds it until the coordinator sends a
+         ResultReceived without `keep`, or the session ends
     P12  work pinned to a worker is handed out only to a member of that name, waits while no such member exists (an exception to P7), and
          is not requested back
     P13  in a queue, which is the work of one session that waits for one worker or for any worker, the highest priority is handed out

@@ -3,9 +3,9 @@
 Theory of operation
     While connected the worker sends a Beat at each interval. The dispatcher echoes each Beat. The echo shows that the dispatcher has
     received all messages that the worker sent before the Beat.
-    When the connection ends, work may go on for half a lease, but not longer than three quarters of a lease after the worker sent the last
-    echoed Beat. This is safe because the dispatcher counts a lease from the last message that it received, and it received this Beat
-    later than the worker sent it. The time when the worker reads the echo does not count, because the echo may have waited in the
+    When the connection ends, work may go on for half of `lease_s`, but not longer than three quarters of `lease_s` after the worker sent
+    the last echoed Beat. This is safe because the dispatcher counts a lease from the last message that it received, and it received this
+    Beat later than the worker sent it. The time when the worker reads the echo does not count, because the echo may have waited in the
     worker's socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.
     The worker repeats a refused registration for a while, because a worker under the same name may have crashed a moment ago. A worker

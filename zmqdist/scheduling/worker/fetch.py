@@ -296,7 +296,7 @@ def read_parts(
     into: Sequence[NDArray[np.uint8]],
     wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Read parts from their holder with one RPC call for each part, whose reply is received into the part's array in `into`.
+    """Read parts from their holder, with one RPC call for each part. The reply for a part is received into the part's array in `into`.
 
     Raises:
       OpError: the error with which a call ended.

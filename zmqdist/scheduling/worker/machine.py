@@ -10,9 +10,9 @@ Theory of operation
     when the dispatcher has echoed the Beat.
     A report contains how long the worker has had work since the last report, and the round-trip time. From these times the dispatcher
     computes how much work to send ahead (credit.py).
-    When the connection to the dispatcher is lost, work goes on for half a lease. Then the worker stops all work, so that no work can be
-    executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker,
-    so the worker stops its work before it registers with another incarnation.
+    When the connection to the dispatcher is lost, work goes on for half of `lease_s`. Then the worker stops all work, so that no work can
+    be executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker, so
+    the worker stops its work before it registers with another incarnation.
 
 Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions

@@ -55,7 +55,7 @@ _forked: list[bool] = []
 FLUSH_S = 0.002
 """Seconds after which an outcome is reported although its batch has not ended."""
 FLUSH_ITEMS = 256
-"""The number of collected outcomes that are reported at once although their batch has not ended."""
+"""When this many outcomes are collected, they are reported at once, even if their batch has not ended."""
 
 
 class _Reporter:
