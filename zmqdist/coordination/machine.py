@@ -333,8 +333,7 @@ class Coordination:
     def waited_for_all(
         self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
     ) -> list[Effect]:
-        """Note that a task has called `wait_for_all`. When all tasks of the cluster have, the reply has their devices, in the order of the
-        tasks."""
+        """Note that a task has called `wait_for_all`. The reply has the devices of all tasks, in order, when all tasks have called."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -575,8 +574,7 @@ class Coordination:
         """Let the tasks that waited at SHUTDOWN leave. If the round has failed, put the tasks that are still up into error."""
         effects: list[Effect] = []
         for place, outcome in leaving:
-            # CANCELLED means that the task has repeated its request, so its second ticket still waits.
-            if outcome.code != CANCELLED:
+            if outcome.code != CANCELLED:  # CANCELLED: the task has repeated its request, so its second ticket waits
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
             effects.append(ReplyValue(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))

@@ -62,8 +62,7 @@ class ClusterCoordinator:
       cancel_grace_s: how long a cancelled function may go on running before its slot is killed; default 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
-      results: the form in which results are accepted, default "any". With "safe", the coordinator accepts only values of the types that RPC
-        accepts, and unpickles no bytes of workers.
+      results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers; default "any".
 
     A default applies where the argument is None and the cluster file has no value. The constructor does not wait for the dispatcher. Close
     the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program holds neither the
@@ -266,10 +265,9 @@ class ClusterCoordinator:
         Raises:
           Exception: a function of this round failed. `join` raises the first error that the program has not seen, or the first error if the
             program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once, and its attribute
-            `failures` has all errors of the round. Before `join` raises it, the waiting functions are dropped, and the running functions
-            are asked to stop. A function that does not stop is killed after `cancel_grace_s`; where slots are threads, `join` waits for the
-            function instead. So no function of the round is executing any more. The RemoteValues of the dropped and stopped functions raise
-            CancelledError. The coordinator can be used again.
+            `failures` has all errors of the round. Before that, waiting functions are dropped, and running functions are asked to stop and
+            killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. So no function of the round
+            is executing any more. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator can be used again.
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
@@ -356,8 +354,7 @@ class ClusterCoordinator:
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker.
 
-        Other workers run the functions that this worker has not begun. With `force`, functions that are pinned to this worker wait for
-        another worker of the same name.
+        Other workers run the functions that it has not begun. With `force`, functions pinned to it wait for a new worker of this name.
 
         Raises:
           DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False. The error has the names of the losses.
@@ -368,8 +365,7 @@ class ClusterCoordinator:
         _remove_workers(self, "drain", job, int(number), float(grace_s), force)
 
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. With `force`, workers leave even if values or
-        work are lost.
+        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force` accepts the loss of values and work.
 
         Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
         of bounds.
@@ -460,15 +456,12 @@ class ClusterCoordinator:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a ClusterCoordinator stays in its process: a scheduled function cannot use the coordinator of the program"
-        )
+        raise TypeError("a ClusterCoordinator stays in its process: a scheduled function cannot use this coordinator")
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def _wait_for_room(self, nbytes: int, bulks: list[int]) -> None:
-        """Wait until the queue has room for these arguments, or raise the round's error if a function fails. The caller must hold
-        `lock`."""
+        """Wait until the queue has room for these arguments, or raise the round's error if a function fails. The caller holds `lock`."""
         runtime = self._runtime
         self._check_open()
         while not runtime.has_room(nbytes, bulks):
@@ -494,8 +487,7 @@ class ClusterCoordinator:
         return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
-        """Wait until `ready()` is True. The caller must hold `lock`. If the cluster is lost, the machine fails all work, which ends the
-        wait."""
+        """Wait until `ready()` is True. The caller must hold `lock`. After the loss of the cluster the machine fails all work."""
         runtime = self._runtime
         runtime.waiting += 1
         try:

@@ -154,8 +154,7 @@ class End:
     """A plan has ended; or, with `had_succeeded`, a plan that ended earlier with success has lost its value for good.
 
     Attributes:
-      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (the value was lost too often). None means the kind of the attempt that has
-        just ended.
+      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often). None means the kind of the attempt that has just ended.
       cause: the failed input, for INPUT_FAILED.
       had_succeeded: whether the plan had ended with success before.
     """
@@ -271,8 +270,7 @@ class Dependencies:
         self._lost: set[int] = set()
         """The plans that have succeeded and whose value is lost, but is not being recomputed yet."""
         self._followups: deque[tuple[int, bool | None]] = deque()
-        """Ends of work whose consequences `handle` has yet to apply: (work, whether it has succeeded). None in the place of the bool means
-        that the value of the work must be recomputed. A queue avoids deep recursion."""
+        """Work whose end `handle` has yet to process: (work, whether it has succeeded). With None, its value must be recomputed."""
         self._due: list[tuple[float, int]] = []
         self._uses: dict[int, int] = {}
         self._unused: set[int] = set()
@@ -462,8 +460,7 @@ class Dependencies:
             if plan.missing:
                 continue
             if self._ending:
-                # Without missing inputs the plan would count as available, although its own value is still lost. This call marks the value
-                # as lost.
+                # Mark the plan's own value as lost again. Otherwise the plan would count as available, because it has no missing inputs.
                 self._suspend_recomputation(plan)
             else:
                 self._begin_again(plan, effects)

@@ -200,8 +200,7 @@ class CoordinatorRuntime:
     # -- for the program's threads ----------------------------------------------------------------------------------
 
     def hold(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
-        """Put a copy of data that is too large for a message into the store. Return a reference, and the numbers to pass to `enqueue` or
-        `drop`."""
+        """Put a copy of data that is too large for a message into the store. Return a reference, and numbers for `enqueue` or `drop`."""
         reference = self.store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
@@ -264,8 +263,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            # Set the flag after this call, so that a Ctrl-C cannot leave the flag set without the call.
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._drain)  # before the flag is set, so that Ctrl-C cannot prevent the call
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -311,8 +309,7 @@ class CoordinatorRuntime:
         self._cancels.put(work)
 
     def take_back(self, work: int) -> None:
-        """Cancel a work item unless a worker has begun it. If a worker has begun the item, the loop calls `on_begun` with its number. Only
-        for work without options."""
+        """Cancel a work item unless it has begun. The loop reports begun work to `on_begun`. Only for work without options."""
         self._take_backs.put(work)
 
     def keep(self, value: RemoteValue) -> None:
@@ -407,8 +404,7 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
-            # A final Refused after the registration means that another connection has the session, so the dispatcher ignores this
-            # connection.
+            # After a final Refused of a registered coordinator, another connection has the session, and the dispatcher ignores this one.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())
@@ -483,8 +479,7 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    # A message is lost while disconnected, but on a new connection all work is submitted again.
-                    self._dealer.send(message)
+                    self._dealer.send(message)  # if this is lost with the connection, all work is submitted again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

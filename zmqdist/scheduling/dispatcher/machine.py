@@ -150,8 +150,7 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.coordinator_gone(other.peer, now)
-            # If another program has this number, it reads this Refused. If the coordinator itself has reconnected, the Refused is not read,
-            # because the old connection has ended.
+            # Another program reads this Refused. A coordinator that has reconnected does not, because its old connection has ended.
             if other.peer != peer:
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
@@ -186,8 +185,7 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:
-            # The coordinator sent this work before it requested the end of the round.
+        elif message.round <= session.round_ended:  # the work was sent before the request for the end of its round
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
@@ -215,8 +213,7 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. But if the result is lost before that, the cancelled work does not run
-                    # again.
+                    # The coordinator may still receive this result. But if the result is lost before that, the work does not run again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
@@ -346,8 +343,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # Send Members first (P15): before a coordinator gets results of the lost work, it must know that this work may still execute
-        # unseen.
+        # Send Members first (P15), because a coordinator must know that lost work may execute unseen before it gets a result of this work.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -406,8 +402,7 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        # The worker replies to each StealRequest with one LeasesReturned, which may be empty.
-        load.steal_requested.clear()
+        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned from the worker, perhaps an empty one
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
@@ -507,8 +502,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for the duration of a lease
-        (P16)."""
+        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for `lease_s` (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:
