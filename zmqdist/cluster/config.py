@@ -2,8 +2,8 @@
 
 Rules
     This is the only module that imports yaml. It converts YAML's node tree, whose nodes know their lines, to plain values. A file can
-    therefore not create objects of other classes. The size of a file, its number of values and its depth are bounded, and each use of an
-    alias counts.
+    therefore not create objects of other classes. The size of a file, its number of values and its depth are bounded. Each use of an alias
+    counts as the values that the alias stands for.
     A program reads its config once, when it starts. The modules that get the config do not read the environment.
 
 A launcher writes a file with its config for its child processes. The config in this file has all addresses and the section `runtime`. The

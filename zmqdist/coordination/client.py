@@ -47,7 +47,7 @@ class CoordinationClient:
     The client registers its task in the background and keeps it registered. The other tasks are notified when this task is lost. Until the
     keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or LEADER_WAIT_S if it has no such argument.
 
-    While the keeper is gone, every request of a task raises UnavailableError. If the client is not a task, the request waits for the next
+    While the keeper is gone, every request of a task raises UnavailableError. A request of a client that is not a task waits for the next
     keeper instead. If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise
     InvalidArgumentError.
 

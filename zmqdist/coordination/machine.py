@@ -3,10 +3,10 @@
 Theory of operation
     A task registers under its name and its incarnation, a number that its process has drawn, and is up from then on. It polls for errors
     all the time, and each poll is a sign of life. A task gets into error when it reports an error itself, is silent for
-    `heartbeat_timeout_s`, does not reconnect as the same incarnation within `reconnect_grace_s`, or registers as another incarnation, or
-    when the runtime sees its process end. The error ends the barriers that wait for the task, and is reported to all tasks, unless the
-    job of the task may recover. The task stays in error until it is `reset`. A lost task may register again without a reset if its job
-    may recover, or if `new_incarnation_may_return` is set.
+    `heartbeat_timeout_s`, does not reconnect as the same incarnation within `reconnect_grace_s`, or registers as another incarnation. It
+    also gets into error when the runtime sees its process end. The error ends the barriers that wait for the task, and is reported to all
+    tasks, unless the job of the task may recover. The task stays in error until it is `reset`. A lost task may register again without a
+    reset if its job may recover, or if `new_incarnation_may_return` is set.
     A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so the machine replies to requests of
     the task for another `heartbeat_timeout_s`.
 

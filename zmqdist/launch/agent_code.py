@@ -1,8 +1,8 @@
 """The code of the program on the host of an agent. If the host does not have the code, the agent receives it, unpacks it, and removes it at
 the end of the run.
 
-The agent unpacks the code into a folder below $TMPDIR. Only secrets are in memory. The agent caches no code for later runs, because a cache
-would need a bound, while sending the code again takes less than a second.
+The agent unpacks the code into a folder below $TMPDIR. Its folder in memory is for secrets only. The agent caches no code for later runs,
+because a cache would need a bound, while sending the code again takes less than a second.
 """
 
 from __future__ import annotations

@@ -292,22 +292,24 @@ class HostedVariable:
     def _indices(self, value: Any) -> Array:
         indices = np.asarray(value)
         if not self.storage.shape:
-            raise self.wrong("it is a scalar and has no rows")
+            raise self.wrong("the variable is a scalar and has no rows")
         if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
             raise self.wrong(f"indices are whole numbers in one dimension, not {indices.dtype} of {indices.shape}")
         if indices.size:
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= self.storage.shape[0]:
                 bad = low if low < 0 else high
-                raise self.wrong(f"index {bad} is out of range: it has rows 0 to {self.storage.shape[0] - 1}")
+                raise self.wrong(f"index {bad} is out of range: the variable has rows 0 to {self.storage.shape[0] - 1}")
         return indices.astype(np.intp, copy=False)
 
     def _range(self, *bounds: Any) -> range:
         if not self.storage.shape:
-            raise self.wrong("it is a scalar and has no rows")
+            raise self.wrong("the variable is a scalar and has no rows")
         start, stop, step = bounds if all(type(bound) is int for bound in bounds) and len(bounds) == 3 else (0, 0, 0)
         if not 0 <= start <= stop <= self.storage.shape[0] or step < 1:
-            raise self.wrong(f"there is no range {bounds} of rows: it has rows 0 to {self.storage.shape[0] - 1}")
+            raise self.wrong(
+                f"there is no range {bounds} of rows: the variable has rows 0 to {self.storage.shape[0] - 1}"
+            )
         return range(start, stop, step)
 
     def _rows(self, indices: Any, rows: Any) -> tuple[Array, Array]:

@@ -270,7 +270,7 @@ class Executor(futures.Executor):
             self._forget(work)
 
     def _mark_begun(self, works: list[int]) -> None:
-        """Note that workers have begun these functions. The loop calls this method, so it must not wait."""
+        """Note that workers have begun these functions. The loop calls this method, so this method must not wait."""
         for work in works:
             # Add to this set before the look-up. `_register` adds the Future before it checks this set, so at least one of the two threads
             # finds the other thread's entry.

@@ -222,7 +222,7 @@ class PerWorkerIterator(PerWorkerValues):
 
     def __next__(self) -> Any:
         raise NotImplementedError(
-            "a per-worker iterator is for scheduled functions: give it to one as an argument, and call next() there"
+            "a per-worker iterator is for scheduled functions: pass it to a function as an argument, and call next() there"
         )
 
     get_next = __next__

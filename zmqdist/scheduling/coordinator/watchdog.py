@@ -25,7 +25,7 @@ CHECKS = 10
 
 
 class RepeatedTimer:
-    """Calls `function(*args)` in a thread of its own every `interval` seconds, the first time after one interval, until `stop`.
+    """Calls `function(*args)` in a thread of its own every `interval` seconds until `stop`. The first call comes after one interval.
 
     An exception of the function is logged and does not stop the timer.
     """

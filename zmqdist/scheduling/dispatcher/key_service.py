@@ -216,7 +216,7 @@ class KeyService:
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
-            raise errors.NotFoundError(f"no key that is in use has this name, or is this key: {name_or_key[:100]!r}")
+            raise errors.NotFoundError(f"no key in use has this name or this text: {name_or_key[:100]!r}")
         if call.peer.key in found and not force:
             ring = self._keyring
             others = (key for key in (*ring.static, *ring.members) if key not in found)

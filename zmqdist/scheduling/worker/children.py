@@ -1,4 +1,5 @@
-"""The modules that a worker's child processes run. The worker's zygote (process/zygote.py) imports these modules before it forks."""
+"""The names of the modules that a worker's child processes run. The worker's zygote (process/zygote.py) imports these modules before it
+forks."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def resource(coordinator: int, number: int, kind: str, definition: bytes, sharer
     resources: SlotResources | None = getattr(_of_thread, "resources", None)
     if resources is None:
         raise RuntimeError(
-            "a per-worker resource exists only inside scheduled functions: give it to one as an argument"
+            "a per-worker resource exists only inside scheduled functions: pass it to a function as an argument"
         )
     return resources.get((coordinator, number), kind, definition, sharers)
 

@@ -58,7 +58,7 @@ SLOT_FDS = 3
 """The number of descriptors of the worker for each slot: pipe, page, standard error."""
 
 OTHER_FDS = 96
-"""The number of other descriptors of the worker: for connections, threads, and slots that are starting."""
+"""The number of descriptors that the worker needs for connections, threads, and slots that are starting."""
 
 LINE_CHARS_MAX = 200
 """The largest number of characters of a dead slot process's last output line that are logged."""

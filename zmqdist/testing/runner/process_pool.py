@@ -27,8 +27,8 @@ from zmqdist.wire import trusted
 PREFIX_CHARS = 14
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 OUTCOME_S = 60.0
-"""Limit for reading and unpickling the last message of an ended process, in seconds. The message may have gigabytes, and the host may be
-busy."""
+"""Seconds that reading and unpickling the last message of an ended process may take. The limit is high, because the message may have
+gigabytes and the host may be busy."""
 
 
 @dataclass(frozen=True)

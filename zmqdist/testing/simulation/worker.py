@@ -435,7 +435,7 @@ class SimWorker:
         self._next(slot)
 
     def _report(self, slot: SimSlot, position: int, kind: int, payload: bytes) -> None:
-        """Report an outcome 1 ms later. If the slot dies before, the outcome is lost."""
+        """Report an outcome 1 ms later. If the slot dies before that, the outcome is lost."""
 
         def leave() -> None:
             if slot.alive:
