@@ -4,9 +4,9 @@ Theory of operation
     The coordinator owns its work; the dispatcher's queue is a copy. On each new connection to a dispatcher the coordinator submits all
     unfinished work again, with attempt numbers that no earlier submission has used, and with the number of starts lost so far. It accepts
     the first result of each unfinished work item and discards later results.
-    When the program waits for the end of a round, the coordinator sends EndRound. Once the dispatcher reports that no work of the round
-    can be executing, the coordinator resolves the remaining work as cancelled. In messages each round has
-    a higher number than the round before.
+    When the program waits for the end of a round, the coordinator sends EndRound. Once the dispatcher reports that no work of the round can
+    be executing, the coordinator resolves the remaining work as cancelled. In messages each round has a higher number than the round
+    before.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
     P1  each scheduled work item is resolved exactly once

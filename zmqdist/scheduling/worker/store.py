@@ -174,7 +174,7 @@ class BulkStore:
                     self._end(entry)
 
     def hold_again(self, bulks: Sequence[int]) -> None:
-        """Add one reference to each of these parts, which `free` drops. Parts that were freed already are ignored."""
+        """Add one reference to each of these parts. A call of `free` drops it again. Parts that were freed already are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)

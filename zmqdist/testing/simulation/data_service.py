@@ -36,7 +36,7 @@ from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
 CALM_S = 16.0
-"""The end of the calm phase, in seconds. By then each time-out of the rules has passed since the last fault."""
+"""The time at which the calm phase ends, in seconds. Each time-out of the rules has passed by then, counted from the last fault."""
 END_S = 40.0
 
 
