@@ -229,8 +229,7 @@ class ProcessCrew:
 
     def _gpus(self, task: Task) -> dict[str, str]:
         """Return the environment variable that names the GPUs of a process; an empty dict if the processes share all GPUs. With n tasks,
-            each
-        process gets every n-th GPU, or one GPU if there are fewer GPUs than tasks.
+        each process gets every n-th GPU, or one GPU if there are fewer GPUs than tasks.
         """
         devices = [] if self._share_gpu else physical_gpus()
         if not devices:
