@@ -396,7 +396,8 @@ def test_the_launcher_waits_for_a_controller_that_restarts(slurm: FakeSlurm, mon
 def test_a_job_that_slurm_does_not_know_is_an_error(slurm: FakeSlurm) -> None:
     slurm.answers("scontrol", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
     with pytest.raises(
-        errors.NotFoundError, match=r"knows no job 17: some minutes after its end it forgets a job, and `sacct -j 17`"
+        errors.NotFoundError,
+        match=r"knows no job 17. Slurm forgets a job some minutes after its end, but `sacct -j 17`",
     ):
         job_state(17)
 

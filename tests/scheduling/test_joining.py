@@ -596,7 +596,7 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     assert run("keys", "revoke", target, "worker:1", *secret).out.startswith("revoked ")
     unknown = run("keys", "revoke", target, "worker:1", *secret)
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)
-    assert "no key that is in use has this name" in unknown.err
+    assert "no key in use has this name or this text" in unknown.err
 
 
 # -- vouching --------------------------------------------------------------------------------------------------------------

@@ -158,7 +158,10 @@ def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(clien
         (lambda ref: ("nothing", 1), "there is no update 'nothing'"),
         (lambda ref: ("assign",), "update 'assign'"),
         (lambda ref: ("scatter", "pow", [0], np.ones(1, "f4")), "no sparse update 'pow'"),
-        (lambda ref: c.scatter(ref, "add", IndexedSlices([1.0], [2])), "index 2 is out of range: it has rows 0 to 1"),
+        (
+            lambda ref: c.scatter(ref, "add", IndexedSlices([1.0], [2])),
+            "index 2 is out of range: the variable has rows 0 to 1",
+        ),
         (lambda ref: c.scatter(ref, "add", IndexedSlices([1.0], [-1])), "index -1 is out of range"),
         (lambda ref: ("scatter", "add", np.zeros((1, 1), int), np.ones(1, "f4")), "in one dimension"),
         (lambda ref: ("scatter", "add", np.array([0]), np.ones((1, 2), "f4")), "1 rows are float32"),

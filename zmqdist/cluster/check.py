@@ -28,7 +28,7 @@ _S = TypeVar("_S", bound=Section)
 _SHOWN_MAX = 40
 _KUBERNETES_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 """The pattern of cluster names for Kubernetes. Names of Services begin with a letter. Names of pods, which may have 63 characters, begin
-with the name of the cluster, so 40 characters are left for it.
+with the name of the cluster, so 40 characters are left for the cluster's name.
 """
 
 
@@ -108,8 +108,8 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section in a type like `Annotated[Section | None, ...]`. None means that this is the type of a plain value or of a list of
-    sections.
+    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that the annotation is that of a plain
+    value or of a list of sections.
     """
     if get_origin(hint) is list:
         return None
@@ -119,7 +119,7 @@ def _section_in(hint: Any) -> type[Section] | None:
 
 
 def _nearest(key: Any, known: dict[str, Any]) -> str:
-    names = [name for name in known if name != "runtime"]  # users cannot write `runtime`
+    names = [name for name in known if name != "runtime"]  # never suggest `runtime`, which users cannot write
     close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 

@@ -2,8 +2,8 @@
 
 Rules
     This is the only module that imports yaml. It converts YAML's node tree, whose nodes know their lines, to plain values. A file can
-    therefore not create objects of other classes. The size of a file, its number of values and its depth are bounded, and each use of an
-    alias counts.
+    therefore not create objects of other classes. The size of a file, its number of values and its depth are bounded. Each use of an alias
+    counts as the values that the alias stands for.
     A program reads its config once, when it starts. The modules that get the config do not read the environment.
 
 A launcher writes a file with its config for its child processes. The config in this file has all addresses and the section `runtime`. The
@@ -193,16 +193,16 @@ def yaml_documents(documents: Iterable[Mapping[str, Any]]) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """Return a JSON Schema of the cluster file, for editors. The schema and `load` accept equal keys, types and ranges.
+    """Return a JSON Schema of the cluster file, for editors. The schema accepts the keys, types and ranges that `load` accepts.
 
-    Only `load` checks addresses and the rules that involve several keys, such as that no address is listed twice.
+    Only `load` checks addresses, and the rules that involve several keys, such as the rule that no address is listed twice.
     """
     made = msgspec.json.schema(ClusterConfig)
     defs = made["$defs"]
     top = defs["ClusterConfig"]["properties"]
     del defs["RuntimeConfig"], top["runtime"]
     for each in (key for section in defs.values() for key in section["properties"].values()):
-        if "$ref" in each:  # the key has a section, and null means the defaults of the section
+        if "$ref" in each:  # the value of the key is a section, and null means the defaults of the section
             each["anyOf"] = [{"$ref": each.pop("$ref")}, {"type": "null"}]
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
@@ -218,7 +218,8 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-_COUNT_OR_TASKS = [  # the types are needed, because a key with null counts as absent
+# `required` accepts a key whose value is null. The types refuse null, because the cluster file treats such a key as absent.
+_COUNT_OR_TASKS = [
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
 ]
@@ -278,8 +279,8 @@ def _read(path: str) -> str:
 
 
 def _compose(text: str, path: str) -> yaml.Node:
-    """Return the node tree of a YAML text. The depth is first checked on the flat sequence of YAML's events, because composing the tree
-    recurses, also in libyaml.
+    """Return the node tree of a YAML text. This first checks the depth on the flat sequence of YAML's events, because composing the tree is
+    recursive, also in libyaml, so a deep text could overflow the stack.
     """
     try:
         depth = 0
@@ -314,7 +315,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
         return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
-    if "nesting depth" in str(error.problem):  # libyaml, which reads ahead, may reach its own limit first
+    if "nesting depth" in str(error.problem):  # libyaml has a limit of its own, and reaches it first if it reads ahead
         return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
 

@@ -64,7 +64,7 @@ class Device:
 
 
 def canonical_device(name: str) -> str:
-    """Return the canonical form of a device's name, which is equal for all names of a device. Raises ValueError as `Device.parse`."""
+    """Return the canonical form of a device's name, which is equal for all names of a device. Raises ValueError as `Device.parse` does."""
     return str(Device.parse(name).canonical())
 
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 from zmqdist import blas_threads, limits
 from zmqdist.addresses import advertised_address
 
-_SECONDS_MAX = 1e9  # thirty years, because a larger number is a mistake
+_SECONDS_MAX = 1e9  # thirty years: a larger number is surely a mistake
 
 
 def documented(description: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
@@ -47,7 +47,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class DispatcherJob(Section, frozen=True):
-    """The dispatcher, which queues the work and knows the workers. A cluster has one; without this section the coordinator hosts it."""
+    """The dispatcher, which queues the work and knows the workers. Without this section the launcher starts a dispatcher with the default
+    settings."""
 
     address: Annotated[
         str,
@@ -174,7 +175,7 @@ class SingleJob(Job, frozen=True):
 
 
 class EvaluatorJob(SingleJob, frozen=True):
-    """A program that runs beside the other tasks, without a connection to them: it evaluates checkpoints."""
+    """A program that evaluates checkpoints. It runs beside the other tasks, without a connection to them."""
 
     program: Annotated[
         str | list[str] | None,
@@ -293,7 +294,7 @@ class JobsConfig(Section, frozen=True):
 
 
 class SecurityConfig(Section, frozen=True):
-    """Which peers may connect. On loopback the user's token decides, on other addresses CURVE keys."""
+    """The rules that decide which peers may connect. On loopback the user's token decides. On other addresses CURVE keys decide."""
 
     curve: Annotated[
         bool | Literal["auto"],

@@ -12,14 +12,15 @@ Theory of operation
     A task that does not know the round of the other tasks names no round (None), and joins the current round. In this way a group of
     collectives continues after an error, and takes in a restarted member (tasks/agreement_machine.py).
 
-    A barrier never blocks: each call has a ticket, which gets a RoundOutcome when the round ends. A caller that disconnects before
-    (`dropped`) no longer counts as arrived. If all callers of a round have disconnected, the round counts as not begun.
+    A barrier never blocks: each call has a ticket, which gets a RoundOutcome when the round ends. A caller that disconnects before the
+    round ends (`dropped`) no longer counts as arrived. If all callers of a round have disconnected, the round counts as not begun.
 
 Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at the same time
     P2  all callers of a round get the same outcome, but if a task calls a round twice, its first call gets CANCELLED
     P3  each ticket gets one outcome or is dropped, and no state of the ticket is kept after that
-    P4  a round ends at the latest at its deadline: the first deadline that a caller has, or the earliest one with `earliest_deadline`
+    P4  a round ends at the latest at its deadline, which is the first deadline that a caller named; with `earliest_deadline` it is the
+        earliest deadline of all callers
     P5  a restarted task never passes a round in the place of its earlier incarnation, unless it names no round
     P6  the table has at most `names_max` names; to make room it forgets the least recently used name at which no caller waits, and the
         rounds of a forgotten name may begin with any number
@@ -177,11 +178,12 @@ class Barriers:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
-                    barrier.late.pop(task, None)  # the outcome below notifies the task of the last round as well
+                    # The outcome in the next line notifies the task of the last round as well.
+                    barrier.late.pop(task, None)
                     return [ReplyValue(ticket, self._past(barrier, counter, task))]
                 # The task is behind, so the next round fails for all tasks (P5). After that all tasks are in step.
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
-            del self._barriers[name]  # and insert the name again, as the most recently used name (P6)
+            del self._barriers[name]  # the next line inserts the name again, as the most recently used name (P6)
             self._barriers[name] = barrier
             barrier.title = title or barrier.title
             counter = counter if last is None else last + 1
@@ -327,11 +329,13 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            return True  # even if no round of the barrier has ended here, because its first caller named a later round
+            # Also if no round of the barrier has ended here: the first caller of the current round has named a later number.
+            return True
         return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Return whether the caller lacks rounds: it names a round before the last one, or the last one after a restart of the task."""
+        """Return whether the caller lacks rounds: it names a round before the last round, or it names the last round and was restarted
+        after it."""
         assert barrier.counter is not None
         return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
 

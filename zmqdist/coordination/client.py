@@ -47,7 +47,7 @@ class CoordinationClient:
     The client registers its task in the background and keeps it registered. The other tasks are notified when this task is lost. Until the
     keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or LEADER_WAIT_S if it has no such argument.
 
-    While the keeper is gone, every request of a task raises UnavailableError. If the client is not a task, the request waits for the next
+    While the keeper is gone, every request of a task raises UnavailableError. A request of a client that is not a task waits for the next
     keeper instead. If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise
     InvalidArgumentError.
 
@@ -199,7 +199,7 @@ class CoordinationClient:
         self._link.ready(_due(timeout))
 
     def beat(self) -> None:
-        """Send a sign of life now. This is not necessary, because the client sends signs of life in the background.
+        """Send a sign of life now. No program has to call this, because the client sends signs of life in the background.
 
         Raises:
           OpError: this task is in error, and this is its error.
@@ -281,7 +281,7 @@ class KeyValues:
         """Return the value of a key. If the key has no value, wait until a task sets it.
 
         Args:
-          timeout: seconds to wait. With None the wait has no limit, and the log reports it at intervals.
+          timeout: seconds to wait. With None the wait has no limit, and the client logs at intervals that it waits.
 
         Raises:
           DeadlineExceededError: no task set the key in time.

@@ -51,7 +51,7 @@ REGISTER_AGAIN_S: Final = 0.1
 """Seconds between two attempts to register with a keeper that is about to end."""
 
 LEAVE_S: Final = 1.0
-"""Seconds for which a task that leaves without waiting for other tasks waits for the keeper's reply."""
+"""Seconds for which a task waits for the keeper's reply when it leaves without waiting for other tasks."""
 
 LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
 """The states of a link: keeper not found yet; registered; keeper gone; refused for good; about to register anew; closed."""
@@ -110,7 +110,7 @@ class KeeperLink:
         self._closed = False
         self._waits: set[LoggedWait] = set()
         self._requests: set[StatusOrResult] = set()
-        """The requests that wait for a reply, without the requests that `_cancel_unsent` has ended."""
+        """The requests that wait for a reply. Requests that `_cancel_unsent` has ended are not among them."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._error_queue: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
@@ -153,7 +153,8 @@ class KeeperLink:
         if wait is not None:
             self._waits.add(wait)
         try:
-            if wait is not None and self.identity is None:  # without a registration no thread logs the wait
+            # A client without a registration has no thread that logs the wait.
+            if wait is not None and self.identity is None:
                 self._wait_and_log(result, wait)
             return result.get_value()
         except UnavailableError as error:
@@ -235,7 +236,8 @@ class KeeperLink:
         """
         try:
             if self._state == UP:
-                self.request("leave", self.identity, True)  # before `close`, so that signs of life are sent meanwhile
+                # `close` comes later, so that signs of life are sent meanwhile.
+                self.request("leave", self.identity, True)
         finally:
             self.close(notify=False)
 
@@ -284,7 +286,7 @@ class KeeperLink:
         with self._changed:
             if self._state == ENDED:
                 raise self._ended_error()
-            if self._state == LOST:  # the next keeper does not know this task, so it knows no error to forget
+            if self._state == LOST:  # the keeper is gone, and the next keeper knows no error of this task
                 raise self._keeper_gone()
             if self._state == RESETTING:
                 raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")

@@ -287,7 +287,7 @@ class CoordinationService:
 
     def _peer_gone(self, peer: Peer) -> None:
         for task, (connection, incarnation, pid) in list(self._connections.items()):
-            if connection is not peer:  # another task's connection, or a newer connection of the task of `peer`
+            if connection is not peer:  # this connection is of another task, or is a newer connection of the same task
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))

@@ -4,8 +4,8 @@ The agent reads orders from its standard input and writes events to its standard
 processes (`Children`). They have lifelines, so that the roles end even if the agent is killed with SIGKILL.
 
 Promises
-  A1  When its standard input ends, a signal ends the agent, or no order has arrived for the silence limit, the agent kills its roles and
-      removes its folder, because no process is left that needs the results of the roles.
+  A1  When its standard input ends, a signal arrives, or no order has arrived for the silence limit, the agent kills its roles, removes its
+      folder and ends.
   A2  For each StartRole the agent sends exactly one RoleEnded or OrderRefused, after the role's last line.
   A3  Only events are written to the agent's standard output. Output that modules print is redirected to standard error.
 
@@ -66,7 +66,7 @@ READ_BYTES: Final = 65536
 LINES_UNSENT_MAX: Final = 1000
 """The most lines of roles' output that the agent holds while the launcher does not read."""
 LAST_EVENTS_S: Final = 2.0
-"""Seconds that the agent spends on writing its last events before it ends. If the launcher does not read, the pipe stays full."""
+"""Seconds that the agent spends at most on writing its last events before it ends. If the launcher does not read, the pipe stays full."""
 
 _ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 
@@ -283,7 +283,7 @@ def main() -> int:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher decides what ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C, because the launcher decides which processes end
     try:
         folder = _folder()
     except OSError as error:

@@ -1,8 +1,8 @@
 """The code of the program on the host of an agent. If the host does not have the code, the agent receives it, unpacks it, and removes it at
 the end of the run.
 
-The agent unpacks the code into a folder below $TMPDIR. Only secrets are in memory. The agent caches no code for later runs, because a cache
-would need a bound, while sending the code again takes less than a second.
+The agent unpacks the code into a folder below $TMPDIR. Its folder in memory is for secrets only. The agent caches no code for later runs,
+because a cache would need a bound, while sending the code again takes less than a second.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ class ReceivedCode:
     def _ready(self, order_id: int, root: Path) -> CodeReady:
         assert self._offer is not None
         working = root / self._offer.working
-        working.mkdir(parents=True, exist_ok=True)  # the archive may have no file in it
-        os.chdir(working)  # the agent's roles inherit this working directory
+        # The archive may have no file in this folder, and then it does not exist.
+        working.mkdir(parents=True, exist_ok=True)
+        os.chdir(working)  # for the roles, which inherit the agent's working directory
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]
         return CodeReady(order_id, str(root))
 

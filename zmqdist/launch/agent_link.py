@@ -1,8 +1,8 @@
 """The launcher's side of the connection to one host agent: the agent's hello, its roles, and the end of the connection.
 
-One thread reads events and one writes orders, so that no caller waits for a host that does not read. A connection that has ended is never
-opened again. The agent then ends its roles, and the launcher reports each of these roles as ended, with the reason why the connection
-ended.
+One thread reads events and another thread writes orders, so that no caller waits for a host that does not read. A connection that has ended
+is never opened again. When the connection ends, the agent ends its roles, and the launcher reports each of these roles as ended, with the
+reason why the connection ended.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class AgentLink:
                 return
             try:
                 self._stream.send(encode(order))
-            except OSError:  # the reader thread reports the end of the connection
+            except OSError:  # the connection has ended, which the reader thread reports
                 return
 
     def _read(self) -> None:

@@ -165,7 +165,7 @@ class RoleEnded(AgentMessage, frozen=True):
     """A role has ended. This is the last event about the role.
 
     Attributes:
-      exit_code: as in `subprocess`: -9 means that SIGKILL ended the role.
+      exit_code: the exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the role.
       tail: the last lines of the role's output.
     """
 
@@ -205,8 +205,8 @@ class OrderRefused(AgentMessage, frozen=True):
 
 
 class AgentClosing(AgentMessage, frozen=True):
-    """The agent has begun to stop its roles. If a launcher does not get this event soon after CloseAgent, it takes the host for cut off,
-    and does not wait for the ends of the roles.
+    """The agent has begun to stop its roles. If a launcher does not get this event soon after CloseAgent, it treats the host as
+    unreachable, and does not wait for the ends of the roles.
     """
 
 

@@ -71,9 +71,10 @@ class ProcessStream:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,  # a buffer has a lock, so `close` would wait for a write that is stuck
+            bufsize=0,  # no buffer, because a buffer has a lock, so that `close` would wait for a write that is stuck
             env=environment,
-            start_new_session=True,  # so that Ctrl-C reaches the launcher only, which then closes its agents in order
+            # With a session of its own, the process gets no Ctrl-C: the launcher closes its agents in order.
+            start_new_session=True,
         )
         assert self._process.stdout is not None
         self._output = os.fdopen(os.dup(self._process.stdout.fileno()), "rb")

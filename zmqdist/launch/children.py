@@ -76,7 +76,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, as in `subprocess`: -9 means that SIGKILL ended the process. None means that the process runs."""
+        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the process. None means that the process runs."""
         return self.process.returncode
 
     @property
@@ -96,8 +96,8 @@ class Child:
         self._reader.start()
 
     def signal(self, number: int, group: bool = False) -> None:
-        """Send a signal to the child. With `group=True` the signal is sent to its whole process group: also to the processes that the child
-        has started, except those in a session of their own.
+        """Send a signal to the child. With `group=True` the signal is also sent to the other processes of the child's process group. These
+        are the processes that the child has started, except those in a session of their own.
         """
         # While this thread has the lock, `finish` cannot reap the child, so the kernel gives its pid to no other process.
         with self._lock:
@@ -119,7 +119,8 @@ class Child:
 
     def _read(self, on_line: LineHandler) -> None:
         assert self.process.stdout is not None
-        # This thread closes the pipe, not `finish`: processes that the child has started may write to the pipe after `finish` has returned.
+        # This thread closes the pipe, and `finish` does not, because processes that the child has started may write to the pipe after
+        # `finish` has returned.
         with self.process.stdout as output:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip("\n")
@@ -195,17 +196,14 @@ class Children:
             module, *arguments = command(child_end)
             inherited_fds = [child_end, *pass_fds]
             forked = _fork(name, module, arguments, environment, on_line is not None, inherited_fds)
-            process = (
-                forked
-                or subprocess.Popen(
-                    child_command(module, *arguments),
-                    pass_fds=inherited_fds,
-                    stdin=subprocess.DEVNULL,
-                    stdout=None if on_line is None else subprocess.PIPE,
-                    stderr=None if on_line is None else subprocess.STDOUT,
-                    env=dict(environment),
-                    start_new_session=True,  # so that Ctrl-C signals this process only, which then stops its children in order
-                )
+            process = forked or subprocess.Popen(
+                child_command(module, *arguments),
+                pass_fds=inherited_fds,
+                stdin=subprocess.DEVNULL,
+                stdout=None if on_line is None else subprocess.PIPE,
+                stderr=None if on_line is None else subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,  # a child gets no Ctrl-C, because this process stops its children in order
             )
         except BaseException:
             os.close(own_end)
@@ -245,7 +243,7 @@ class Children:
             return [child for child in self._children if not child.ended.is_set()]
 
     def stranded(self, name: str) -> str:
-        """As `Launcher.stranded`: this host can always run the role."""
+        """Return "", because this host can always run the role (`Launcher.stranded`)."""
         return ""
 
     def release(self, name: str) -> None:

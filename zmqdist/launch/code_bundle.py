@@ -1,15 +1,17 @@
 """The program's code as one archive, for hosts that do not share the program's file system.
 
 A bundle has the files of some paths below one folder, the root, which also contains the working directory of the launcher. On each host the
-roles have the copy of that working directory as theirs, and the folder of the program's script is on their module path, as under the local
-launcher. Files with equal names, contents and modes make an archive with equal bytes, so the launcher compares digests to find out whether
-a host already has the files.
+roles run in the copy of the launcher's working directory, and the folder of the program's script is on their module path, as under the
+local launcher. Files with equal names, contents and modes make an archive with equal bytes, so the launcher compares digests to find out
+whether a host already has the files.
 
-Left out without a word are names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments and
-links to folders. Left out and named to the user are files above CODE_FILE_BYTES_MAX, which are data rather than code, files that hold a
-secret by their name (`*.key`, `*.pem`, `*.env`), and links to files outside of the root. A file that `code:` names itself is sent.
+A bundle silently leaves out names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments and
+links to folders. It also leaves out three kinds of files that the launcher then names to the user: files above CODE_FILE_BYTES_MAX, which
+are data rather than code; files whose names say that they hold a secret (`*.key`, `*.pem`, `*.env`); and links to files outside of the
+root. A file that `code:` itself names is sent.
 
-Invariant: no secret of the cluster travels with the code, because `zmqdist keygen` and `zmqdist keys join` write secret keys to `*.key`.
+Invariant: no secret of the cluster travels with the code, because `zmqdist keygen` and `zmqdist keys join` write secret keys to files
+`*.key`, which a bundle leaves out.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class CodeBundle:
       imports: the folders of the module path, relative to the root.
       archive: the contents of a tar file.
       files: number of files in the archive.
-      left_out: each file that the user would expect in the archive: the reason, and the name relative to the root.
+      left_out: the files that the user would expect in the archive but that are not in it, each as (reason, name relative to the root).
       working: the working directory of the roles, relative to the root. The archive need not have files in it.
     """
 
@@ -126,7 +128,7 @@ def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name in sorted(found):
             data = found[name].read_bytes()
-            entry = tarfile.TarInfo(name)  # no time and no owner, so that equal files make equal archives
+            entry = tarfile.TarInfo(name)  # the entry has no time and no owner, so that equal files make equal archives
             entry.size = len(data)
             entry.mode = found[name].stat().st_mode & 0o755
             archive.addfile(entry, io.BytesIO(data))

@@ -76,7 +76,7 @@ class ElasticWorkers:
     # -- in any thread ------------------------------------------------------------------------------------------------------
 
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
-        """Change the number of workers, as `Scaler.scale`."""
+        """Change the number of workers and return the decision (`Scaler.scale`)."""
         if job == "ps":
             raise errors.FailedPreconditionError(self._ps_problem())
         if job != WORKER:
@@ -114,11 +114,11 @@ class ElasticWorkers:
         }
 
     def figures(self) -> dict[str, Any]:
-        """Return the wanted size, its bounds, and the workers that start, leave or have failed, as `Scaler.figures`."""
+        """Return the wanted size, its bounds, and the workers that start, leave or have failed (`Scaler.figures`)."""
         return self._figures
 
     def close(self) -> None:
-        """Start and stop no more workers, and refuse later requests, as `Scaler.close`."""
+        """Start and stop no more workers, and refuse later requests (`Scaler.close`)."""
         self._events.put(machine.Closing())
 
     def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:
@@ -126,7 +126,7 @@ class ElasticWorkers:
         self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
 
     def room_changed(self, room: int | None, reason: str) -> None:
-        """Note how many workers the hosts have room for now, as `SizeBounds`."""
+        """Note how many workers the hosts have room for now, and why there is no more room (`room` and `room_reason` of SizeBounds)."""
         self._events.put(machine.RoomChanged(room, reason))
 
     def stop(self) -> None:

@@ -329,7 +329,7 @@ class Elasticity:
                 self._others = indices - self._own
                 for index, held in self._held.items():
                     held.registered = index in indices
-                    if not held.registered:  # it may register again as a new process, whose idle time begins then
+                    if not held.registered:  # when it registers again, its idle time begins anew
                         held.idle_since = None
                 return []
             case WorkerEnded():
@@ -359,7 +359,8 @@ class Elasticity:
             if len(self._held) + len(self._leaving) <= self._room:
                 self._held[index] = _Held()
                 started.append(StartWorker(index))
-            else:  # its host is lost; another worker starts in its place when a worker that leaves has ended
+            else:
+                # There is no room for it now, so another worker starts in its place when a worker that leaves has ended.
                 del self._held[index]
         started += self._fill()
         starts = tuple(each.index for each in started if isinstance(each, StartWorker))

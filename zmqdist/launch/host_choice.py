@@ -36,4 +36,6 @@ def agent_hosts(config: ClusterConfig) -> list[AgentHost] | None:
         from zmqdist.launch.ray import ray_hosts
 
         return ray_hosts(config, silence_limit_s)
-    raise errors.UnimplementedError(f"launcher: {config.launcher} does not run yet; local, ssh, slurm and ray do")
+    raise errors.UnimplementedError(
+        f"`zmqdist launch` cannot run `launcher: {config.launcher}`; it runs local, ssh, slurm and ray"
+    )

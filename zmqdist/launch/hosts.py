@@ -115,18 +115,18 @@ class AgentPool:
         return greeting
 
     def place(self, role: str) -> str | None:
-        """Choose a host for a role and return the host's name, as `HostSlots.place`."""
+        """Choose a host for a role and return the host's name, as `HostSlots.place` does."""
         with self._lock:
             return self.slots.place(role)
 
     def release(self, role: str) -> None:
-        """Free the slot of a role, as `HostSlots.release`."""
+        """Free the place of a role that is not restarted (`HostSlots.release`)."""
         with self._lock:
             self.slots.release(role)
 
     @property
     def room(self) -> int | None:
-        """How many roles the hosts that are not lost may have, as `HostSlots.room`."""
+        """How many roles the hosts that are not lost may have. None means no bound."""
         with self._lock:
             return self.slots.room
 
@@ -167,8 +167,7 @@ class AgentPool:
 
     def lost_port_host(self, role: str) -> str:
         """Return the lost host on which a port was reserved for this role, because the role can run nowhere else. "" means that the role
-        can
-        still run: its host is not lost, or no port was reserved for it.
+        can still run, because its host is not lost or no port was reserved for it.
         """
         host = self._reserved.get(role, "")
         return "" if host in self.slots.hosts else host
@@ -278,7 +277,8 @@ class Hosts:
         return role
 
     def stranded(self, name: str) -> str:
-        """As `Launcher.stranded`: a role with a reserved port can run on the host of that port only."""
+        """Return why no host can run this role any more (`Launcher.stranded`). A role with a reserved port can run on the host of that port
+        only."""
         lost = self._pool.lost_port_host(name)
         if not lost:
             return ""
@@ -288,11 +288,11 @@ class Hosts:
         )
 
     def release(self, name: str) -> None:
-        """Free the slot of a role, as `Launcher.release`."""
+        """Free the place of a role that is not restarted (`Launcher.release`)."""
         self._pool.release(name)
 
     def close(self, grace_s: float) -> None:
-        """Stop all roles, as `Launcher.close`. A role on a host whose agent does not answer is reported as killed."""
+        """Stop all roles (`Launcher.close`). A role on a host whose agent does not answer is reported as killed."""
         self._closing = True
         begun = time.monotonic()
         for link in self._pool.links.values():

@@ -9,8 +9,8 @@ Promises
     K4  Pods do not run as root and have no privileges. They have a token for the API of Kubernetes only if the file names a service
         account.
 
-Two things differ from the local launcher. Kubernetes ignores `restarts`, and restarts workers and parameter servers without a bound. They
-run until the manifests are deleted, even if the program has ended.
+Two things differ from the local launcher. Kubernetes ignores `restarts`, and restarts workers and parameter servers without a bound.
+Workers and parameter servers run until the manifests are deleted, even if the program has ended.
 
 This module does not connect to Kubernetes.
 """

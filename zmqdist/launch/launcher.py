@@ -66,7 +66,7 @@ Say = Callable[[str], object]
 
 LOOPBACK = "127.0.0.1"
 DISPATCHER: Final = "zmqdist.scheduling.dispatcher.runtime"
-"""Its import takes a quarter of a second."""
+"""The module of the dispatcher. It is imported late, because its import takes a quarter of a second."""
 
 
 class Launch:
@@ -75,8 +75,8 @@ class Launch:
     Args:
       config: the loaded cluster file. This class fills in its `runtime`.
       arguments: words to add to the program's command line.
-      say: a function that is called with each line of output of a worker, ps or evaluator, after a prefix, and with a line for each of
-        their ends.
+      say: a function that is called with each line of output of a worker, ps or evaluator, in front of which is a prefix, and with a line
+        for each end of such a process.
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
     Raises:
@@ -98,7 +98,8 @@ class Launch:
         self._pool: AgentPool | None = None
         """The host agents. None means that the roles are child processes of this process."""
         self._elastic: ElasticWorkers | None = None
-        self._lock = threading.RLock()  # reentrant, because a signal handler may run in the thread that has the lock
+        # The lock is reentrant, because a signal handler may run in the thread that has the lock.
+        self._lock = threading.RLock()
 
     def run(self) -> int:
         """Start all jobs, run the program to its end, and stop all jobs.
@@ -108,8 +109,9 @@ class Launch:
         self.check()
         hosts = agent_hosts(self._config)
         if hosts is None and self._workers.host is not None:
-            bindable(self._workers.host)  # a worker that could not bind its host would be started again and again
-        if hosts is None:  # start the zygote first: its imports run while this process starts the dispatcher
+            # Raises now, because a worker that could not bind its host would be restarted again and again.
+            bindable(self._workers.host)
+        if hosts is None:  # start the zygote first, so that its imports run while this process starts the dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
             zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig", environment=environment)
         with contextlib.ExitStack() as stack:
@@ -178,7 +180,7 @@ class Launch:
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
         check_paths(self._config.code or ())
-        if self._config.launcher != "slurm":  # Slurm tells the hosts only inside a job
+        if self._config.launcher != "slurm":  # outside of a job the hosts of Slurm are not known
             agent_hosts(self._config)
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
@@ -219,7 +221,8 @@ class Launch:
         )
 
     def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
-        from zmqdist.scheduling.dispatcher.runtime import DispatchServer  # after zygote or agents were started
+        # Imported here, after the zygote or the agents were started.
+        from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
         return DispatchServer(self._dispatcher_config(credentials))
 
@@ -275,7 +278,8 @@ class Launch:
         return thread_variables(self._workers.threads_per_slot, slots, {**os.environ, **self._workers.env})
 
     def _reserve_there(self, section: ServingJob, pool: AgentPool) -> dict[int, str]:
-        for index in self._workers.indices():  # workers get places before ps, so that they spread evenly
+        # Workers get places before ps, so that the workers spread evenly over the hosts.
+        for index in self._workers.indices():
             pool.place(f"worker:{index}")
         ports = self._config.ports or ""
         reserved = {
@@ -288,7 +292,8 @@ class Launch:
         others.
         """
         tf_config = {TF_CONFIG_ENV: self._tf_config(job, index)}
-        threads = self._thread_variables() if self._pool is None else {}  # an agent adds them for its own host
+        # An agent adds these variables for its own host.
+        threads = self._thread_variables() if self._pool is None else {}
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
 
@@ -301,7 +306,8 @@ class Launch:
         return config.tf_config(job, index)
 
     def _room(self) -> tuple[int | None, str]:
-        """Return how many workers the hosts that are not lost have room for, and why no more, as `SizeBounds`."""
+        """Return how many workers the hosts that are not lost have room for, and why there is no more room (`room` and `room_reason` of
+        SizeBounds)."""
         section, pool = self._workers, self._pool
         count, ps = len(section.indices()), self._config.jobs.ps
         if section.tasks is not None:
@@ -470,7 +476,7 @@ class Launch:
 
     def _report_room(self) -> None:
         """Tell the machine of the workers how many workers there is room for. The thread of a link calls this when its host was lost."""
-        with self._lock:  # so that the machine gets the latest number last
+        with self._lock:  # the lock keeps the order, so that the machine gets the latest number last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())
 

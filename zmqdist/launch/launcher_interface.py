@@ -50,7 +50,7 @@ class RunningRole(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, as in `subprocess`: -9 means that SIGKILL ended the process. None means that the process runs."""
+        """The exit code in the form of `subprocess`, in which -9 means that SIGKILL ended the process. None means that the process runs."""
 
     @property
     def tail(self) -> str:

@@ -1,4 +1,4 @@
-"""The error text that a user gets who asks a launcher for more or fewer parameter servers. It names the variables on each of them."""
+"""The error text for a user who asks a launcher for more or fewer parameter servers. It names the variables on each parameter server."""
 
 from __future__ import annotations
 

@@ -195,7 +195,8 @@ class AgentProcess:
 
     def __init__(self, silence_limit_s: float, launcher_address: str, threads: dict[str, str]) -> None:
         here = _ray().util.get_node_ip_address()
-        # The agent reads the addresses of launcher and host from SSH_CONNECTION, but would prefer the variables of Slurm.
+        # The agent reads the addresses of launcher and host from SSH_CONNECTION. The variables of Slurm are removed, because the agent
+        # would prefer them.
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("SLURM_") and name not in VARIABLES
         }

@@ -33,7 +33,8 @@ Say = Callable[[str], object]
 
 JOB_ENV: Final = "SLURM_JOB_ID"
 COMMAND_S: Final = 60.0
-"""Seconds that a program of Slurm may take. They are many, because the controller is slow under load and the program repeats its requests.
+"""Seconds that a program of Slurm may take. The limit is high, because the controller is slow under load and the program repeats its
+requests.
 """
 LOOK_S: Final = 0.2
 """Seconds between two looks at the job's output."""
@@ -44,8 +45,8 @@ PATIENCE_S: Final = 120.0
 READ_BYTES: Final = 1 << 20
 """Bytes of output that are read at a time. They are bounded, because a job may have written gigabytes before a user follows the job."""
 DRAIN_MARGIN_S: Final = 40
-"""Slurm sends SIGTERM to the job before its time limit, earlier by twice the grace and this many seconds. The margin is needed because
-Slurm checks time limits only every 30 s."""
+"""Slurm sends SIGTERM to the job this many seconds, plus twice the grace, before the job's time limit. The margin is needed because Slurm
+checks time limits only every 30 s."""
 SHORT_JOB_S: Final = 300
 """Slurm sends no signal before the time limit to a job whose limit is below this many seconds, because the signal might arrive at the
 start of the job."""
@@ -111,8 +112,8 @@ def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int
     Args:
       config: the cluster file. Its section `slurm` has the resources that the job requests.
       command: `zmqdist launch` with its arguments. The command runs in the working directory and with the environment of this process.
-      grace_s: the grace of the command, in seconds. Slurm sends SIGTERM to the command before the time limit, earlier by twice the grace
-        and DRAIN_MARGIN_S.
+      grace_s: the grace of the command, in seconds. Slurm sends SIGTERM to the command 2 * `grace_s` + DRAIN_MARGIN_S seconds before the
+        time limit.
 
     Raises:
       NotFoundError: this host has no sbatch.
@@ -124,7 +125,7 @@ def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int
     done = _run(_sbatch(config, grace_s), input=script)
     if done.returncode != 0:
         raise _refused(done.stderr)
-    number = done.stdout.strip().partition(";")[0]  # sbatch prints "17;cluster" if Slurm has several clusters
+    number = done.stdout.strip().partition(";")[0]  # the output is "17;cluster" if Slurm has several clusters
     return int(number)
 
 
@@ -132,7 +133,7 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
     section = config.slurm
     worker = config.jobs.worker
     words = ["sbatch", "--parsable", f"--job-name={config.name}", f"--output={config.name}-%j.out"]
-    # The options make a requeued job append to its output file, and let the job continue without a lost node.
+    # The options make a requeued job append to its output file, and let the job continue when one of its nodes is lost.
     words += [
         "--open-mode=append",
         "--no-kill",
@@ -236,7 +237,7 @@ def job_state(number: int) -> JobState:
     if done.returncode != 0:
         if "Invalid job id" in done.stderr:
             raise errors.NotFoundError(
-                f"Slurm knows no job {number}: some minutes after its end it forgets a job, and `sacct -j {number}` may still list it"
+                f"Slurm knows no job {number}. Slurm forgets a job some minutes after its end, but `sacct -j {number}` may still list it"
             )
         raise errors.UnavailableError(
             f"Slurm's controller does not answer ({_last_line(done.stderr)}): see whether `sinfo` works here"
@@ -301,7 +302,7 @@ class JobFollower:
           submitted: whether this process has submitted the job. If so, this method cancels a job that can never start.
 
         Raises:
-          NotFoundError, UnavailableError: as `job_state`.
+          NotFoundError, UnavailableError: `job_state` raises them.
           InvalidArgumentError: Slurm can never start the submitted job, because of the configuration of its partition.
         """
         self._number = number

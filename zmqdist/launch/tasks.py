@@ -79,7 +79,8 @@ class Tasks:
 
     Args:
       on_worker_exit: a function that is called when a worker has ended, before the worker is restarted.
-      say: a function that is called with each line of output of a task, after a prefix, and with a line for each end of a task.
+      say: a function that is called with each line of output of a task, in front of which is a prefix, and with a line for each end of a
+        task.
       launcher: makes the launcher that starts the tasks. By default the tasks are child processes of this process.
     """
 
@@ -146,7 +147,7 @@ class Tasks:
             self._on_worker_exit(task.config.index or 0, None, False)
 
     def _line(self, task: _Task, line: str) -> None:
-        with self._lock:  # wait until `_start` has stored the role, whose host is in the label
+        with self._lock:  # wait until `_start` has stored the role, because the label needs the host of the role
             role = task.role
         assert role is not None
         self._say(f"[{_label(role)}] {line}")
@@ -167,7 +168,8 @@ class Tasks:
         if task.retired:
             self._say(f"[{_label(role)}] has left")
             return
-        if job == "worker" and role.pid and role.exit_code == 0:  # `zmqdist drain` or a program has ended it
+        # `zmqdist drain` or a program has requested the end of this worker.
+        if job == "worker" and role.pid and role.exit_code == 0:
             self._say(f"[{_label(role)}] has left; {self._workers_left(job)}")
             return
         how = stranded or (errors.describe_exit(role.exit_code or 0) if role.pid else role.tail)

@@ -18,7 +18,7 @@ def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
     that text is never truncated.
 
     Args:
-      subject: name in error texts of the variable for which the value is, such as "variable 'w'".
+      subject: the variable that the value is for, as error texts name it: "variable 'w'".
 
     Raises:
       InvalidArgumentError: the value cannot be converted to this dtype.

@@ -88,7 +88,7 @@ class Ref:
         return array
 
     def cast(self, value: Any) -> NDArray[Any]:
-        """Return a value as an array of the variable's dtype and of any shape. Raises as `fit`."""
+        """Return a value as an array of the variable's dtype and of any shape. Raises InvalidArgumentError as `fit` does."""
         return cast(value, self.dtype, str(self))
 
 
@@ -132,7 +132,8 @@ def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
 
 
 def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
-    """Return the change that sets the value if the old value equals `expected` and has this version, unless these are None."""
+    """Return the change that sets the value if the old value equals `expected` and has this version. A condition that is None is not
+    checked."""
     expected_value = None if expected is None else ref.fit(expected)
     return ("swap", -1 if version is None else version, expected_value, ref.fit(value))
 
@@ -174,7 +175,8 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
 
 
 def rows_wanted(ref: Ref, rows: Any) -> Any:
-    """Return row numbers in the form in which they are sent; a range is sent as its bounds, to save bytes. Raises as `rows_of`."""
+    """Return row numbers in the form in which the client sends them. A range is sent as its bounds, to save bytes. Raises as `rows_of`
+    does."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
@@ -203,7 +205,7 @@ class PsCall:
         )
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Call `fn()` once as soon as `done()` is true, at once in this thread or later in one of the client's. `fn` must not block."""
+        """Call `fn()` once as soon as `done()` is true: at once in this thread, or later in a thread of the client. `fn` must not block."""
         call = self._call
         if self.done() or call is None:
             fn()
@@ -268,7 +270,8 @@ class PsCall:
             self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
-        """Wait AGAIN_S for the recovery of the ps, or raise if the time for the recovery is over. Return when this time will be over."""
+        """Wait AGAIN_S for the recovery of the ps, and return the time at which the wait for the recovery must end. Raise if that time has
+        passed."""
         now = time.monotonic()
         if now >= self._request.due:
             raise DeadlineExceededError(lost.message)
@@ -412,7 +415,7 @@ class PsClient:
           want: whether the outcomes have the new values.
           key: identifies this update in its session: another update with the same key, from any process, changes nothing. "" means the key
             of the running scheduled function, if a scheduled function runs (task_context.py).
-          step: number of a synchronous step, 0 or more: the ps collects the gradients of `workers_per_step` updates for this step, and
+          step: number of a synchronous step, 0 or more. The ps collects the gradients of `workers_per_step` updates for this step, and
             applies their mean. With -1 the ps applies the update at once.
           due: when the caller stops waiting, on the clock of `time.monotonic`. The update may be applied nevertheless.
           still: whether the caller promises not to change the arrays in `changes` before the reply.
@@ -421,7 +424,7 @@ class PsClient:
           A PsCall whose value is a list with an UpdateOutcome for each variable.
         """
         refs = [ref for ref, _ in changes]
-        # The request itself contains only the digests of these functions, so they are kept to be sent before it.
+        # The request itself contains only the digests of these functions, so the client keeps the functions and sends them first.
         functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
         changes_on_wire = [
@@ -472,7 +475,8 @@ class PsClient:
         except BaseException:
             self._ids.settled(sequence, None)
             raise
-        if sources and not still:  # copied, because the request may be repeated after the caller has changed the arrays
+        # Copy the arrays, because the request may be repeated after the caller has changed them.
+        if sources and not still:
             sources = [bytes(each) if isinstance(each, memoryview) else each for each in sources]
         request = _Request(
             subject, PREFIX + method, body, sources, due, recovery_s, read, functions=functions, sequence=sequence
@@ -486,7 +490,7 @@ class PsClient:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
                 send.get_value()
                 if len(self._sent) >= PS_FUNCTIONS_MAX:
-                    # the ps stores no more functions than this, so it may have dropped any of them
+                    # the ps stores at most PS_FUNCTIONS_MAX functions, so it may have dropped any function that was sent before
                     self._sent.clear()
                 self._sent.add(fn.digest)
         return internal_client.start_packed(
@@ -499,7 +503,7 @@ class PsClient:
         Raises:
           UnavailableError: no process listens at the address, or no reply arrives before `until`.
         """
-        # Measured before the lock, because the wait for another thread's attempt is part of the wait for the ps.
+        # Take the time before the lock, because the wait for another thread's attempt is part of the wait for the ps.
         began = time.monotonic()
         with self._reaching:
             if self.reached:
@@ -535,7 +539,8 @@ def _subject(refs: Sequence[Ref]) -> str:
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
-    """Return an initial value for `PsClient.create` that the ps computes by `fn(**named)`, with the shape and dtype of `spec`."""
+    """Return an initial value for `PsClient.create`. The ps computes the value by `fn(**named)`, and it must have the shape and dtype of
+    `spec`."""
     return trusted.pack_function(fn), spec, named
 
 
@@ -560,7 +565,7 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
                 known = credentials or _credentials.get(address)
-                if known is None:  # a Ref was unpickled in this process, which has opened no session at this ps
+                if known is None:  # this process has unpickled a Ref, and has opened no session at this ps
                     role = "worker" if task_context.scheduled() else "submit"
                     client = _clients[address] = PsClient(address, Credentials.from_environment(), role)
                 else:

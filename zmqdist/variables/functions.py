@@ -20,8 +20,8 @@ class PackedFunction:
 
 
 class UpdateFunctions:
-    """A cache of pickled functions. The pickle contains the values that the function had captured at its first use. It is dropped when the
-    function is collected.
+    """A cache of pickled functions. A pickle contains the values that its function had captured at its first use. The cache drops a pickle
+    when its function is garbage-collected.
     """
 
     def __init__(self) -> None:

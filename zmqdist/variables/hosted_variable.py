@@ -2,7 +2,7 @@
 
 Rules
     A change has two parts: `prepare` makes all checks and runs all code that may raise, and `commit` cannot fail. So a refused change has
-    changed nothing, and an update of several variables changes either all of them or no variable.
+    changed nothing, and an update of several variables changes either all these variables or none.
     Each commit that changes the value adds 1 to the version, which starts at 1.
     A user's update function works on copies, which replace the value and the slots only after the function has returned.
     A caller of any method holds the variable's lock.
@@ -236,7 +236,7 @@ class HostedVariable:
         new_value = value if returned is None else self._checked_result(name, returned)
         new_slots = {str(slot): np.array(array) for slot, array in slots.items()}
         if any(array.dtype.hasobject for array in new_slots.values()):
-            raise self.wrong(f"update function {name} left a slot that is not an array of numbers or text")
+            raise self.wrong(f"update function {name} put a value into `slots` that is not an array of numbers or text")
 
         def commit() -> bool:
             self.storage.value = new_value
@@ -251,7 +251,7 @@ class HostedVariable:
         if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
             text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
             raise self.wrong(text)
-        # copied, because the user's function may have kept a reference to `returned`
+        # copy the array, because the user's function may have kept a reference to `returned`
         return np.array(array, self.storage.dtype, order="C")
 
     def _restore(self, value: Any, saved: Any) -> Commit:
@@ -292,22 +292,24 @@ class HostedVariable:
     def _indices(self, value: Any) -> Array:
         indices = np.asarray(value)
         if not self.storage.shape:
-            raise self.wrong("it is a scalar and has no rows")
+            raise self.wrong("the variable is a scalar and has no rows")
         if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
             raise self.wrong(f"indices are whole numbers in one dimension, not {indices.dtype} of {indices.shape}")
         if indices.size:
             low, high = int(indices.min()), int(indices.max())
             if low < 0 or high >= self.storage.shape[0]:
                 bad = low if low < 0 else high
-                raise self.wrong(f"index {bad} is out of range: it has rows 0 to {self.storage.shape[0] - 1}")
+                raise self.wrong(f"index {bad} is out of range: the variable has rows 0 to {self.storage.shape[0] - 1}")
         return indices.astype(np.intp, copy=False)
 
     def _range(self, *bounds: Any) -> range:
         if not self.storage.shape:
-            raise self.wrong("it is a scalar and has no rows")
+            raise self.wrong("the variable is a scalar and has no rows")
         start, stop, step = bounds if all(type(bound) is int for bound in bounds) and len(bounds) == 3 else (0, 0, 0)
         if not 0 <= start <= stop <= self.storage.shape[0] or step < 1:
-            raise self.wrong(f"there is no range {bounds} of rows: it has rows 0 to {self.storage.shape[0] - 1}")
+            raise self.wrong(
+                f"there is no range {bounds} of rows: the variable has rows 0 to {self.storage.shape[0] - 1}"
+            )
         return range(start, stop, step)
 
     def _rows(self, indices: Any, rows: Any) -> tuple[Array, Array]:
@@ -377,7 +379,7 @@ class Sum:
         return self._dense is None if isinstance(gradient, tuple) else not self._sparse
 
     def add(self, gradient: Gradient) -> None:
-        """Add a gradient. This object refers to the gradient's array and never changes it, because the sender may need its memory to repeat
+        """Add a gradient. This object refers to the gradient's array and never changes the array, because the sender may need it to repeat
         the request.
         """
         if isinstance(gradient, tuple):

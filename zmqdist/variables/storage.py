@@ -2,7 +2,7 @@
 
 Rules
     The value is always changed in place, because its pages are mapped already, and because the update of a large value then needs no second
-      array. So a reader of the whole value sends or copies it before it releases the lock.
+    array. So a reader of the whole value sends or copies it before the reader releases the lock.
     When a large value is read repeatedly without a change, the Storage makes a frozen copy, which readers share without copying it again.
     A Storage has no lock. Its owner makes sure that only one thread at a time uses it.
 
@@ -154,7 +154,7 @@ def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
     """Compute target = ufunc(target, rows) in place. Quotients of integers are rounded towards zero, as in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":
-        quotient = np.floor_divide(target, rows)  # integer division, because floats cannot hold all 64-bit integers
+        quotient = np.floor_divide(target, rows)  # divide as integers, because floats cannot hold all 64-bit integers
         quotient += ((target < 0) != (rows < 0)) & (quotient * rows != target)
         np.copyto(target, quotient)
     else:

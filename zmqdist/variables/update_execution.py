@@ -1,4 +1,4 @@
-"""The execution of an update of several variables, whose locks the caller holds, and the computation of initial values."""
+"""The execution of an update of several variables, and the computation of initial values. The caller holds the locks of the variables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
 def apply_changes(
     variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
 ) -> tuple[Any, ...]:
-    """Execute one change of each variable. The caller holds all locks. If this raises as `HostedVariable.prepare`, no variable has changed.
+    """Execute one change of each variable. The caller holds all locks. If this raises an error of `HostedVariable.prepare`, no variable has
+    changed.
 
     Returns:
       The version of each variable, and whether it was changed: (version, changed, version, changed, ...).
@@ -60,8 +61,8 @@ def apply_missing(
 
 
 def with_values(results: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
-    """Add the values of the variables to a result of `apply_changes`: return (version, changed, value, version, ...). The caller holds all
-    locks.
+    """Return a result of `apply_changes` with the values of the variables added: (version, changed, value, version, ...). The caller holds
+    all locks.
     """
     outcomes = zip(results[::2], results[1::2], variables, strict=True)
     return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))

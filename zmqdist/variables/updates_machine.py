@@ -3,7 +3,7 @@ sessions.
 
 An update has an id: the number of its client and a sequence number of that client. A request also carries `settled`, the sequence number up
 to which the client has all replies and will repeat no request. So the log needs only one entry for each update that the client has in
-flight. When a request is repeated because its reply was lost, the ps finds the result in the log.
+flight. When a client repeats a request because the reply was lost, the ps finds the result in the log.
 
 A *key* identifies an update within a session when another process repeats it: a function that runs again in another process sends the
 same key, so that the update takes effect once.
@@ -14,8 +14,8 @@ gradients once, and replies to all `k` updates.
 Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
     U1  An update is executed at most once by its id, and at most once by its key within its session, even if messages are lost, repeated
         or late.
-    U2  If a request is repeated while its update is being executed, it gets the outcome of that execution. If it is repeated later, it gets
-        the same result again.
+    U2  A request that is repeated while its update is being executed gets the outcome of that execution. A request that is repeated later
+        gets the earlier result again.
     U3  An update that failed has changed nothing, and may be requested again.
     U4  A client has at most one entry for each update that is not settled. There are at most `clients_max` clients and `keys_max` keys. An
         update that is being executed is never forgotten.
@@ -67,7 +67,7 @@ class _Client:
 
 
 class UpdateLog:
-    """The updates that were executed, by id (U1 to U4)."""
+    """The updates that were executed, by id. This class keeps the promises U1 to U4 for ids."""
 
     def __init__(self, clients_max: int) -> None:
         self._clients_max = clients_max
@@ -82,9 +82,8 @@ class UpdateLog:
         return len(self._clients)
 
     def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and the
-        result if the update is DONE.
-        """
+        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and
+        the result if the update is DONE."""
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client()
@@ -122,7 +121,7 @@ class UpdateLog:
 
 
 class UpdateKeys:
-    """The updates with a key that were executed in one session (U1 to U4)."""
+    """The updates with a key that were executed in one session. This class keeps the promises U1 to U4 for keys."""
 
     def __init__(self, keys_max: int) -> None:
         self._keys_max = keys_max
@@ -132,7 +131,7 @@ class UpdateKeys:
         return len(self._results)
 
     def begin(self, key: str) -> tuple[str, Any]:
-        """As `UpdateLog.begin`."""
+        """Decide whether the update with this key has to be executed, as `UpdateLog.begin` does for an id."""
         result = self._results.get(key, None)
         if result is _RUNNING:
             return RUNNING, None
@@ -146,11 +145,11 @@ class UpdateKeys:
         return NEW, None
 
     def end(self, key: str, result: Any) -> None:
-        """As `UpdateLog.end`."""
+        """Note the result of an update for which `begin` returned NEW."""
         self._results[key] = result
 
     def fail(self, key: str) -> None:
-        """As `UpdateLog.fail`."""
+        """Note that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
         self._results.pop(key, None)
 
 
@@ -164,7 +163,7 @@ class Update:
     Attributes:
       id: number of the client, and sequence number.
       key: identifies the update in its session; "" if the update has no key.
-      keys: the updates with a key of the session.
+      keys: the record of the session's updates that have a key.
       tickets: the requests that get the outcome, in order of arrival.
       over: whether the update has ended.
     """
@@ -178,15 +177,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The decision that the update was executed before, so that the host replies with `result`, or with None
-    if the client no longer waits.
-    """
+    """The decision that the update was executed before, so that the host replies with `result`, or with
+    None if the client no longer waits."""
 
     result: Any
 
 
 class Updates:
-    """The updates that are being executed. This class decides for each request whether its update has to be executed (U1 to U4)."""
+    """The updates that are being executed. This class decides for each request whether its update has to be executed (promises U1 to
+    U4)."""
 
     def __init__(self, clients_max: int) -> None:
         self._log = UpdateLog(clients_max)
@@ -218,7 +217,7 @@ class Updates:
                 self._log.end(*id, result)
                 return Repeated(result)
             if found == RUNNING:
-                # the id is freed, because the client may request it again if the running update fails (U3)
+                # free the id, because the client may request the update again if the running update fails (U3)
                 self._log.fail(*id)
                 self._running[keys, key].tickets.append(ticket)
                 return None
@@ -279,7 +278,7 @@ class Pushed:
 
 
 class Steps:
-    """The synchronous steps of one variable (U5, U6).
+    """The synchronous steps of one variable (promises U5 and U6).
 
     Attributes:
       applied: the highest number of a step that was applied; -1 before the first step.
@@ -304,7 +303,7 @@ class Steps:
             raise ResourceExhaustedError(text)
 
     def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
-        """Add a gradient to a step. Raises as `check`."""
+        """Add a gradient to a step. Raises the errors of `check`."""
         self.check(step, wanted)
         if step <= self.applied:
             return Pushed(LATE)
@@ -334,7 +333,7 @@ class _Session:
 
 
 class KeptSessions:
-    """The sessions whose variables the ps keeps (U7).
+    """The sessions whose variables the ps keeps (promise U7).
 
     A program is identified by a random number of its process. The holder of a session is the client that opened it for its program. The
     holder is identified by the incarnation in its hello, which stays the same when the client reconnects.

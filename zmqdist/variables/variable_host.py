@@ -4,9 +4,10 @@ Rules
     A program opens a *session* under a random number that it draws, and numbers its variables itself. So every request can be repeated: a
     second `create` finds the variable that the first `create` has made, and an update has an id (updates_machine.py).
     The reply to a request for an unknown session or variable is ABORTED, because this process was restarted, or has dropped the session or
-      variable. The variable host uses ABORTED for no other error.
-    Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests. Each of them
-    holds the locks of the variables meanwhile. An update of several variables holds all their locks, and changes all or none of them.
+    variable. The variable host uses ABORTED for no other error.
+    Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests. The thread or
+    loop that executes a request holds the locks of its variables meanwhile. An update of several variables holds all their locks, and
+    changes all variables or none.
     The variable host replies to an update of a synchronous step when the step is applied. No thread waits for this.
     Pickles are accepted only from roles that may send code.
 
@@ -124,7 +125,7 @@ class VariableHost:
     def _open(self, call: PendingCall, program: int, session: int) -> None:
         """Open a session, and drop the sessions of programs that have been disconnected for PS_PROGRAM_GONE_S.
 
-        Reply with (incarnation of this ps, name of this ps, whether this ps had the session already).
+        The reply is (incarnation of this ps, name of this ps, whether this ps had the session already).
         """
         present = [_holder(peer) for peer in self._router.peers]
         was_there = session in self._known
@@ -135,7 +136,8 @@ class VariableHost:
         call.reply((self._incarnation, self._name, was_there))
 
     def _watch(self, call: PendingCall, session: int) -> None:
-        """Reply when the session is closed. If this process ends first, the client's call ends with an error, which shows the end."""
+        """Reply when the session is closed. If this process ends first, the client's call ends with an error, so the client notices both
+        cases."""
         watching = self._session(session).watching
         watching.add(call)
         call.on_dropped(lambda: watching.discard(call))
@@ -192,8 +194,8 @@ class VariableHost:
         """Create a variable, unless it exists; reply with its spec.
 
         `initial` is the first value: an array, a TensorSpec for zeros, or a pickled function with the spec of its result and its keyword
-        arguments.
-        `earlier` is the state of a lost variable that the new variable continues: its version, and the slots and updates from `saved`.
+        arguments. `earlier` is the state of a lost variable that the new variable continues: its version, and the slots and updates from
+        `saved`.
         """
         found = self._session(session)
         if number in found.variables:
@@ -297,7 +299,8 @@ class VariableHost:
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
-                "answers": len(self._updates),  # results that the ps keeps until their clients have received them
+                # The number of results that the ps keeps until their clients have received them.
+                "answers": len(self._updates),
                 "variables": variables,
             }
         )
@@ -480,7 +483,8 @@ class VariableHost:
         gradients = []
         for each, change in zip(pending.variables, pending.changes, strict=True):
             gradient = each.gradient(change[-1])
-            if change[1] == "call":  # the function runs later with the mean, so this only checks that the ps has it
+            # The function runs later with the mean, so this line only checks that the ps has the function.
+            if change[1] == "call":
                 self._function_of(change[2])
             elif change[1] in _BY_STEP:
                 each.prepare(change[1:], self._function_of)
@@ -526,8 +530,8 @@ class VariableHost:
         ]
 
     def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
-        """Record that a step has ended for one variable of each of these updates. Reply to the updates for all of whose variables the step
-        has ended. This runs in the loop.
+        """Record that a step has ended for one variable of each of these updates. Reply to each update once its step has ended for all its
+        variables. This runs in the loop.
         """
         for pending, index in tickets:
             if error is not None:

@@ -124,7 +124,8 @@ class ClusterResolver(abc.ABC):
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return [str(error.args[0]) if isinstance(error, KeyError) else str(error)]
         problems = []
-        beside = me[0] == "chief" and "chief" not in spec.jobs  # the program, which needs no address there
+        # A chief that is not in the cluster is the program, which needs no address in the cluster.
+        beside = me[0] == "chief" and "chief" not in spec.jobs
         try:
             validate_cluster_spec(spec, *((None, None) if beside else me))
         except ValueError as error:

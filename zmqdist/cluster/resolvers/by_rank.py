@@ -87,5 +87,5 @@ class ResolverByRank(ClusterResolver):
         return None, None
 
     def _places(self) -> list[tuple[str, int]]:
-        """Return for each rank the host of the task and the number of the task among those of the host, from 0."""
+        """Return for each rank the host of the task, and the number of the task among the tasks of this host, from 0."""
         return [(host, index) for host, count in self._per_node.items() for index in range(count)]

@@ -41,6 +41,6 @@ def _listed() -> list[str]:
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("nvidia-smi does not work here, so no GPUs are counted (set %s to name them): %s", CUDA, error)
         return []
-    # The lines for parts of a GPU are indented.
+    # Lines for parts of a GPU are indented, so they do not begin with "GPU ".
     lines = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
     return [str(index) for index in range(len(lines))]

@@ -51,8 +51,9 @@ class KubernetesClusterResolver(ClusterResolver):
       tf_server_port: the port of every task.
       override_client: a client to use in place of a `kubernetes.client.CoreV1Api`. The package `kubernetes` is then not needed.
       executable_location: WITHIN_CLUSTER or OFF_CLUSTER. It has no effect if `override_client` is given.
-      address_type: "host_ip" for the address of the node, which is right for pods with `hostNetwork`. "pod_ip" for the address of the pod.
-        "dns" for the name of the pod, which a pod of a StatefulSet keeps when it is restarted. The headless Service of the pod must exist.
+      address_type: "host_ip" selects the address of the node, which is right for pods with `hostNetwork`. "pod_ip" selects the address of
+        the pod. "dns" selects the name of the pod, which a pod of a StatefulSet keeps when it is restarted; the headless Service of the pod
+        must exist.
       namespace: the pods' namespace. None searches all namespaces, which pods rarely have the right to do.
       wait_timeout: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it does not wait.
       num_tasks: how many pods each job must have, so that a cluster that is still starting is not taken for complete.

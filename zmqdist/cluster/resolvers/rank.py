@@ -4,9 +4,8 @@ Rules
     The rules of by_rank.py hold. Rank 0 is the chief.
 
     Three families of variables are known: those of torchrun, those of Open MPI, and those of PMI, which MPICH, Intel MPI and Cray's
-    launchers
-    set. If all variables of several families are set, the resolver prefers torchrun's, because mpirun or mpiexec often starts torchrun
-    itself.
+    launchers set. If all variables of several families are set, the resolver prefers torchrun's, because mpirun or mpiexec often starts
+    torchrun itself.
 
     None of these systems tells a process the names of all hosts. The resolver takes the names from the argument `hosts`, or else from the
     Slurm job in which the processes run. If all processes are on one host, no names are needed.

@@ -94,7 +94,7 @@ class SlurmClusterResolver(ResolverByRank):
         return (self.task_type, self.task_id) if known else (None, None)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of that task, by default of this process's own task; "" if `get_task_info` does not know that yet."""
+        """Return the URL of a task, by default of the task of this process. "" means that `get_task_info` does not know this task yet."""
         own_type, own_id = self.get_task_info()
         task_type = own_type if task_type is None else task_type
         task_id = own_id if task_id is None else task_id
@@ -103,7 +103,7 @@ class SlurmClusterResolver(ResolverByRank):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return the GPUs of a task; all tasks have the same number."""
+        """Return the number of GPUs of a task, as {"GPU": 2}. All tasks have equally many GPUs."""
         if self._launched is not None:
             return super().num_accelerators(task_type, task_id, config_proto)
         return {"GPU": self._gpus_per_task} if self._gpus_per_task else {}

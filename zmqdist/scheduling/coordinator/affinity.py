@@ -1,4 +1,4 @@
-"""The options of work items, and the workers that pinned work waits for: the part of closures.py that work without options does not use.
+"""The options of work items, and the workers that pinned work waits for. Work without options needs no code of this module.
 
 Theory of operation
     A coordinator that watches the members gets a Members message from the dispatcher for each worker that joins or is lost. The first
@@ -128,7 +128,7 @@ class WorkerAffinity:
         return groups.items()
 
     def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
-        """Return the unsent work to send now: all detached work, and so much other work that the dispatcher has at most `width` items."""
+        """Return the unsent work to send now: all detached work, and other work up to a total of `width` items at the dispatcher."""
         first = dict.fromkeys(sorted(self.detached & unsent.keys()))
         room = width - (unfinished - len(self.detached)) + (len(unsent) - len(first))
         first.update(islice(((work, None) for work in unsent if work not in self.detached), max(0, room)))
@@ -141,7 +141,7 @@ class WorkerAffinity:
     def update_members(self, members: Members, now: float) -> MembersChanged | None:
         """Apply a Members message and return the workers that have joined or left.
 
-        Return None if no worker has joined or left. For the very first message, return a MembersChanged even then.
+        Return None if no worker has joined or left. For the very first message, return a MembersChanged even if it lists no worker.
         """
         before = self.members
         after = {} if self._next_is_complete else dict(before)
@@ -158,7 +158,7 @@ class WorkerAffinity:
                 left.append((name, member[1], reason))
         joined = [m for m in after.values() if m[0] not in before or before[m[0]][1] != m[1]]
         self.members = after
-        if len(after) and not len(before):  # the first present worker, so the times of missed workers start again
+        if len(after) and not len(before):  # a worker is present again, so the times of missed workers start anew
             self._missing_since = dict.fromkeys(self._missing_since, now)
         for name in self._pinned:
             if name in after:
@@ -168,7 +168,8 @@ class WorkerAffinity:
         return MembersChanged(joined, left) if joined or left or not known_before else None
 
     def overdue(self, now: float) -> list[tuple[str, list[int]]]:
-        """Return the workers missed for too long, each with its pinned work, oldest first. The caller must call `ended` for this work."""
+        """Return each worker that was missed for too long, with its pinned work in order of work numbers. The caller must call `ended` for
+        this work."""
         limit_s = self.recovery_limit_s
         if limit_s is None:
             return []

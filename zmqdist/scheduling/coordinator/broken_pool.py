@@ -1,4 +1,5 @@
-"""The errors of an Executor's Futures when the function is not at fault. Each error is a BrokenProcessPool of the standard library.
+"""The errors that an Executor's Future raises when its function is not at fault. Each class is a subclass of BrokenProcessPool of the
+standard library.
 
 This module is imported when the first such error occurs, because the import of BrokenProcessPool imports all of multiprocessing. That
 import fails while the program ends. The base class of the errors is then BrokenExecutor, which is enough, because a program that has not
@@ -26,7 +27,7 @@ class ExecutorWorkerLost(errors.WorkerLost, BrokenProcessPool):
 
 
 class ExecutorUnavailable(errors.UnavailableError, BrokenProcessPool):
-    """There was no cluster, or no worker, for too long; or the cluster was closed."""
+    """There was no dispatcher or no worker for too long, or the cluster was closed."""
 
     of_the_cluster = True
 

@@ -57,7 +57,7 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name="zmqdist-callbacks", daemon=True).start()
-            self._queue = calls  # only now, because callbacks in a queue without a thread would never run
+            self._queue = calls  # set only now, because without a thread the callbacks in this queue would never run
         return self._queue
 
     def _end(self) -> None:
@@ -73,4 +73,4 @@ def _serve(calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None])
             fn(value)
         except BaseException:
             log.exception("a done callback of %r failed", value)
-        del call, fn, value  # so that this thread keeps no value alive while it waits
+        del call, fn, value  # drop the references, so that this thread keeps no value alive while it waits

@@ -4,9 +4,9 @@ Theory of operation
     The coordinator owns its work; the dispatcher's queue is a copy. On each new connection to a dispatcher the coordinator submits all
     unfinished work again, with attempt numbers that no earlier submission has used, and with the number of starts lost so far. It accepts
     the first result of each unfinished work item and discards later results.
-    When the program waits for the end of a round, the coordinator sends EndRound. Once the dispatcher reports that no work of the round
-    can be executing, the coordinator resolves the remaining work as cancelled. In messages each round has
-    a higher number than the round before.
+    When the program waits for the end of a round, the coordinator sends EndRound. Once the dispatcher reports that no work of the round can
+    be executing, the coordinator resolves the remaining work as cancelled. In messages each round has a higher number than the round
+    before.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
     P1  each scheduled work item is resolved exactly once
@@ -17,15 +17,16 @@ Promises, checked by tests/machines/test_closures.py and tests/sim
     P6  without a dispatcher, or without any worker, for `lost_limit_s` all unfinished work is resolved as unavailable
     P7  the coordinator, the dispatcher and the workers drop a function once no unfinished work uses it and the program's cache of
         functions has dropped it
-    P8  if a worker is to keep a bulk result, the work is resolved with a reference; the result is released when the program drops it
+    P8  if a worker is to keep a bulk result, the work is resolved with a reference; when the program drops the reference, the worker
+        releases the result
     P9  work is submitted to each dispatcher with the options with which it was scheduled
     P10 detached work takes no room in the queue, its error does not end a round, and the end of a round does not end detached work
     P11 work pinned to a worker that is absent for `recovery_limit_s`, while others are present, is resolved as unavailable
-    P12 MembersChanged reports exactly once that a worker joined, and then that it left, even if the dispatcher changes; before the first
-        report no worker is present
-    P13 with a `width` the dispatcher has at most `width` work items at a time, the oldest first, not counting detached work
-    P14 work that the program cancels unless it has begun is either resolved as cancelled, or reported in WorkBegun, or resolved by its
-        result; it is resolved as cancelled if the connection to the dispatcher is lost first
+    P12 MembersChanged reports exactly once that a worker joined, and then that it left, even if the dispatcher changes; the first report
+        lists all present workers as joined
+    P13 with a `width` the dispatcher has at most `width` work items at a time, not counting detached work; the oldest are submitted first
+    P14 if the program requests to cancel work unless it has begun, the work is resolved as cancelled, or reported in WorkBegun, or resolved
+        by its result; if the connection to the dispatcher is lost first, the work is resolved as cancelled
     P15 the coordinator does not request the end of a round that is over or has not begun
 
 Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
@@ -143,7 +144,7 @@ class Closures:
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._to_forget: list[int] = []
-        """Numbers that all slots must forget and that were not sent to a dispatcher yet."""
+        """Numbers of objects that all slots must drop. These numbers were not sent to a dispatcher yet."""
         self._registered = False
         self._submitted_before = False
         self._may_run_unseen = False
@@ -251,8 +252,8 @@ class Closures:
                 self._may_run_unseen = lost and not for_good
                 self._kept.clear()
                 self._start_lost_clock(now)
-                # The replies about this work were lost with the connection. It is resolved as cancelled now (P14), because otherwise it
-                # would be submitted again and run.
+                # The replies about this work were lost with the connection. The work is resolved as cancelled now (P14), because otherwise
+                # the coordinator would submit the work again, and it would run.
                 unanswered, self._take_backs = sorted(self._take_backs & self._works.keys()), set()
                 effects = self._resolve(_ended_alike(unanswered, CANCELLED)) if unanswered else []
                 effects += self._round_ended() if for_good and self.ending else []
@@ -366,7 +367,7 @@ class Closures:
         effects += self._define(list(self._functions.items()))
         effects += self._forget_everywhere() if self._to_forget else []
         if self._submitted_before:
-            # New ranges of attempt numbers, so that late results of earlier submissions are not accepted.
+            # Each work item gets a new range of attempt numbers, so that late results of earlier submissions are not accepted.
             for work, attempt, lost, fn, payload in self._works.values():
                 again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
                 self._works[work] = (work, again, lost, fn, payload)
@@ -385,7 +386,8 @@ class Closures:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                # At the end of the round the dispatcher releases this value, so the work ends as cancelled with its round.
+                # The dispatcher releases this kept value when the round ends. So do not resolve the work here: it ends as cancelled with
+                # its round.
                 if self.ending and work not in affinity.detached:
                     continue
                 kind = KEPT
@@ -415,7 +417,7 @@ class Closures:
         if kept:
             effects.append(Send(DISPATCHER, ResultReceived(kept, keep=True)))
         if not works:
-            self._works, self._unsent = {}, {}  # new dicts, because a dict never shrinks
+            self._works, self._unsent = {}, {}  # new dicts take less memory, because a dict never shrinks
             self._take_backs.clear()
         if resolved:
             effects.append(Resolve(resolved, (), detached_ended))
@@ -423,7 +425,7 @@ class Closures:
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
         item = self._works.get(work)
-        if item is None:  # the work was resolved meanwhile, so this receipt has the worker free the value
+        if item is None:  # the work was resolved meanwhile, so this receipt only tells the worker to free the value
             return Send(DISPATCHER, ResultReceived([(work, attempt)]))
         self._works[work] = (work, attempt, *item[2:])
         return Fetch(work, attempt, reference)
@@ -455,11 +457,11 @@ class Closures:
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
-            return []  # this is an earlier attempt, whose worker was lost, and the work runs again
+            return []  # the problem concerns an earlier attempt, and the work runs again
         return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
     def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
-        """Insert the receipt for a bulk result after its Resolve.
+        """Insert the receipt for a bulk result after the Resolve of its work.
 
         The receipt must precede a Forget of the function. Otherwise the dispatcher could assign the work again after it has dropped the
         function.
@@ -477,7 +479,7 @@ class Closures:
         missing = "any worker" if self._registered else "a dispatcher"
         problem = f"the cluster was without {missing} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
-        if self._registered:  # so that the dispatcher does not assign this work to a worker that joins later
+        if self._registered:  # cancel at the dispatcher, too, so that no worker that joins later gets this work
             effects.append(self._end_round())
             effects += self._cancel_at_dispatcher([work for work in self.affinity.detached if work not in self._unsent])
         was_ending = self.ending

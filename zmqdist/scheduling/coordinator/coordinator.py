@@ -62,7 +62,7 @@ class ClusterCoordinator:
       cancel_grace_s: how long a cancelled function may go on running before its slot is killed; default 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
-      results: "safe" to accept only values of the types that RPC accepts and to unpickle no bytes of workers; default "any".
+      results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers; default "any".
 
     A default applies where the argument is None and the cluster file has no value. The constructor does not wait for the dispatcher. Close
     the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program holds neither the
@@ -84,7 +84,7 @@ class ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        coordinator: ClusterCoordinator = allocate(target)  # of the strategy's own class, and the only one
+        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, of a class of its own
         return coordinator
 
     def __init__(
@@ -145,7 +145,7 @@ class ClusterCoordinator:
         Blocks while the queue is full, while another thread is in `join`, and while a failed round ends.
 
         Arguments, and the objects that `fn` captures, are pickled before `schedule` returns, so the program may change them afterwards. If
-        its worker is lost, the function runs again, so it may run more than once. Exactly one result is accepted.
+        the worker that runs `fn` is lost, `fn` runs again, so it may run more than once. The coordinator accepts exactly one result.
 
         RemoteValues of this coordinator may be among the arguments at any depth, or captured. The function then waits until these values
         are available, and gets copies that are private to the run. It fails with ClosureInputError if one of the RemoteValues has no value.
@@ -158,8 +158,8 @@ class ClusterCoordinator:
             may run. If the worker is absent, the function waits for it.
           priority: waiting functions begin in order of priority, highest first; within one priority, oldest first. Functions that a
             worker has already received are not overtaken.
-          keep: whether the return value stays with its worker, from which other functions fetch it. If the worker is lost, they fail
-            with UnavailableError.
+          keep: whether the return value stays with its worker, from which other functions fetch it. If the worker is lost, these functions
+            fail with UnavailableError.
           retries: how often to run the function again with the same arguments after it raised. Crashes of workers are counted separately.
           timeout: seconds from now. A function that has not ended by then is cancelled, and its error is DeadlineExceededError.
           lineage: as `keep`, but a lost value is recomputed when it is needed. Lost inputs that have a lineage are recomputed first.
@@ -253,7 +253,7 @@ class ClusterCoordinator:
         return [self.schedule(snapshot, (item,)) for item in iterable]
 
     def _snapshot_of(self, fn: Callable[..., Any]) -> FunctionSnapshot:
-        """Return a pickled form of the function that `schedule` accepts any number of times. Raises the errors of `schedule`."""
+        """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
         if not callable(fn):
             raise TypeError(f"map() takes a callable, not {type(fn).__name__}")
         self._check_open()
@@ -265,9 +265,9 @@ class ClusterCoordinator:
         Raises:
           Exception: a function of this round failed. `join` raises the first error that the program has not seen, or the first error if the
             program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once, and its attribute
-            `failures` has all errors of the round. Before, waiting functions were dropped, and running functions were asked to stop, and
-            killed after `cancel_grace_s` (where slots are threads, `join` waits for them). So no function of the round is executing any
-            more. The RemoteValues of the dropped and stopped functions raise CancelledError. The coordinator can be used again.
+            `failures` has all errors of the round. Before that, waiting functions are dropped, and running functions are asked to stop and
+            killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. So no function of the round
+            is executing any more. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator can be used again.
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
@@ -354,7 +354,7 @@ class ClusterCoordinator:
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
         """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker.
 
-        Other workers run the functions that it has not begun. With `force`, pinned functions wait for another worker of its name.
+        Other workers run the functions that it has not begun. With `force`, functions pinned to it wait for a new worker of this name.
 
         Raises:
           DrainRefusedError: values or work would be lost (docs/clusters.md), and `force` is False. The error has the names of the losses.
@@ -365,7 +365,7 @@ class ClusterCoordinator:
         _remove_workers(self, "drain", job, int(number), float(grace_s), force)
 
     def scale_workers(self, count: int, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force`: even if values or work are lost.
+        """Set how many workers `zmqdist launch` holds. Returns once the launcher has decided. `force` accepts the loss of values and work.
 
         Raises DrainRefusedError as `remove_worker` does, and FailedPreconditionError if no launcher holds the workers, or `count` is out
         of bounds.
@@ -456,12 +456,12 @@ class ClusterCoordinator:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a ClusterCoordinator stays in its process: scheduled functions cannot use the program's")
+        raise TypeError("a ClusterCoordinator stays in its process: a scheduled function cannot use this coordinator")
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
     def _wait_for_room(self, nbytes: int, bulks: list[int]) -> None:
-        """Wait until the queue has room for such arguments, or raise the round's error if a function fails. The caller must hold `lock`."""
+        """Wait until the queue has room for these arguments, or raise the round's error if a function fails. The caller holds `lock`."""
         runtime = self._runtime
         self._check_open()
         while not runtime.has_room(nbytes, bulks):
@@ -487,7 +487,7 @@ class ClusterCoordinator:
         return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
-        """Wait until `ready()` is True. The caller must hold `lock`. A lost cluster ends the wait, because the machine fails all work."""
+        """Wait until `ready()` is True. The caller must hold `lock`. After the loss of the cluster the machine fails all work."""
         runtime = self._runtime
         runtime.waiting += 1
         try:
@@ -538,7 +538,8 @@ class _Alive:
     __slots__ = ("__weakref__", "_target")
 
     def __init__(self, target: Any) -> None:
-        self._target = target  # keeps a DispatchServer alive, which would stop when it is garbage-collected
+        # This reference keeps a DispatchServer alive, which would stop when it is garbage-collected.
+        self._target = target
 
 
 def _is_over(runtime: CoordinatorRuntime, rounds: int) -> bool:
@@ -567,7 +568,8 @@ def _call_dispatcher(coordinator: ClusterCoordinator, method: str, *args: Any) -
 
 
 def _remove_workers(coordinator: ClusterCoordinator, method: str, *args: Any) -> None:
-    """Call `drain` or `scale` of the dispatcher. Raises DrainRefusedError if it refuses to lose what workers have."""
+    """Call `drain` or `scale` of the dispatcher. Raises DrainRefusedError if the dispatcher refuses because values or work would be
+    lost."""
     reply = _call_dispatcher(coordinator, method, *args)
     if reply["refused"]:
         raise errors.DrainRefusedError(reply["reports"])

@@ -40,7 +40,7 @@ class DispatcherUp:
 class DispatcherDown:
     """The connection to the dispatcher is lost.
 
-    `for_good`: whether the runtime will never connect again, so that a round that is ending must not wait for a dispatcher.
+    `for_good` says whether the runtime will never connect again, so that a round that is ending must not wait for a dispatcher.
     """
 
     for_good: bool = False

@@ -20,7 +20,7 @@ class CoordinatorSnapshot:
     Attributes:
       connected: whether the connection to a dispatcher is up and the dispatcher has registered this coordinator.
       workers: the number of workers that the dispatcher has reported.
-      scheduled: work items that were scheduled since the coordinator was made, without the builds of resources.
+      scheduled: work items that were scheduled since the coordinator was made. Builds of resources are not counted.
       unfinished: those of the scheduled work items that have not ended.
       queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from the dispatcher's latest report.
       queue_bytes: bytes of the arguments of unfinished work, shared data counted once; `queue_bytes_max` bounds it.
@@ -30,12 +30,12 @@ class CoordinatorSnapshot:
       failed: whether the round has failed, but `schedule`, `join` or `done` has not raised the error yet.
       ending: whether the coordinator has requested the end of a round that may still have executing functions.
       rounds_ended: rounds that have ended with an error.
-      planned: work items with inputs, retries, a timeout or a lineage that the coordinator remembers: until they end or, with a lineage,
-        while their value can be used.
+      planned: the work items with inputs, retries, a timeout or a lineage that have not ended, or that have a lineage and a value that can
+        still be used.
       waiting_for_inputs: those of the planned work items that are not handed in because an input is pending.
       attempts: those of the planned work items that are handed in and have not ended.
-      held: large arguments, functions and inputs held for unfinished work.
-      owners: work items that have such held data.
+      held: large arguments, functions and inputs that the coordinator holds for unfinished work.
+      owners: work items for which the coordinator holds such data.
       values: unsettled RemoteValues.
       called_back: those of the unsettled RemoteValues that have callbacks.
       kept: values that workers keep for this coordinator.

@@ -59,7 +59,7 @@ class Planned:
       retries: how often the plan is attempted again after an error of the function.
       until: the time at which the plan ends at the latest, in seconds by the machine's clock; None for no limit.
       lineage: whether the worker keeps the value, and the plan recomputes the value when it is lost.
-      keep, options: as in Scheduled, for each attempt.
+      keep, options: as in Scheduled; they apply to each attempt.
     """
 
     work: int
@@ -75,7 +75,8 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt, or a work item that plans wait for, has ended. `lost`: the input that the worker could not fetch, or 0."""
+    """An attempt, or a work item that plans wait for, has ended. `lost` is the input that the worker could not fetch; 0 means that no input
+    was lost."""
 
     number: int
     kind: int
@@ -123,7 +124,7 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """All plans must be given up. An unfinished plan ends with the outcome that the caller of `handle` has for it."""
+    """All plans must be given up. Each unfinished plan ends; the End effect has no kind, because CoordinatorMachine knows the outcome."""
 
 
 Event: TypeAlias = (
@@ -153,7 +154,7 @@ class End:
     """A plan has ended; or, with `had_succeeded`, a plan that ended earlier with success has lost its value for good.
 
     Attributes:
-      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often). None: the kind of the attempt that has just ended.
+      kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often). None means the kind of the attempt that has just ended.
       cause: the failed input, for INPUT_FAILED.
       had_succeeded: whether the plan had ended with success before.
     """
@@ -166,7 +167,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """The value of a plan is available again. `new`: whether the attempt that has just ended computed the value."""
+    """The value of a plan is available again. `new` says whether the attempt that has just ended computed it."""
 
     work: int
     new: bool
@@ -200,11 +201,11 @@ class _Plan:
     """One plan, from its scheduling until its data is freed.
 
     Attributes:
-      inputs, missing: the inputs from Planned, and those of them for which the plan waits.
+      inputs, missing: the inputs from Planned; the inputs for which the plan waits.
       attempt: the attempt in progress; 0 if no attempt is in progress.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.
-      used: for each input with a lineage, the attempt that computed the value of the input that the present attempt got.
+      used: by input with a lineage, the attempt whose value the present attempt of this plan got.
       wanted: whether the program has requested the lost value, so that the value must be recomputed when the round is over.
       dropped: whether the program and all other work have released the lost value.
     """
@@ -269,7 +270,7 @@ class Dependencies:
         self._lost: set[int] = set()
         """The plans that have succeeded and whose value is lost, but is not being recomputed yet."""
         self._followups: deque[tuple[int, bool | None]] = deque()
-        """Consequences to handle, in a queue to avoid deep recursion: (work, whether it has succeeded, or None to recompute its value)."""
+        """Work whose end `handle` has yet to process: (work, whether it has succeeded). With None, its value must be recomputed."""
         self._due: list[tuple[float, int]] = []
         self._uses: dict[int, int] = {}
         self._unused: set[int] = set()
@@ -454,12 +455,12 @@ class Dependencies:
                 self._end(plan, INPUT_FAILED, effects, work)
                 continue
             plan.missing.discard(work)
-            if work not in self._plans:  # the input's value is available for good
+            if work not in self._plans:  # the input's value is available for good, so it is no longer tracked
                 plan.inputs = tuple(other for other in plan.inputs if other != work)
             if plan.missing:
                 continue
             if self._ending:
-                # The plan's own value is still lost, but without missing inputs the plan would count as available.
+                # Mark the plan's own value as lost again. Otherwise the plan would count as available, because it has no missing inputs.
                 self._suspend_recomputation(plan)
             else:
                 self._begin_again(plan, effects)
@@ -538,7 +539,7 @@ class Dependencies:
             if not self._ending:
                 self._followups.append((work, None))
         else:
-            plan.wanted = True  # `_round_over` begins again if the end of the round stops the computation in progress
+            plan.wanted = True  # if the end of the round stops this recomputation, `_round_over` begins it again
 
     def _value_dropped(self, attempt: int, effects: list[Effect]) -> None:
         plan = self._by_value.get(attempt)

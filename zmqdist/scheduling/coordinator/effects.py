@@ -12,7 +12,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn
 
 
 class KeptAt(NamedTuple):
-    """The value of an attempt, which its worker keeps. With `lineage` the value is recomputed when it is lost."""
+    """The value of an attempt, which the worker of the attempt keeps. With `lineage` a lost value is recomputed."""
 
     attempt: int
     reference: bytes
@@ -56,7 +56,7 @@ class KeepInput:
 
 @dataclass(frozen=True, slots=True)
 class RoundRefused:
-    """The dispatcher refuses this coordinator, so the round fails. `for_good`: whether the coordinator will never register again."""
+    """The dispatcher refuses this coordinator, so the round fails. `for_good` says whether the coordinator will never register again."""
 
     error: bytes
     for_good: bool

@@ -45,7 +45,7 @@ class Executor(futures.Executor):
     """Runs submitted functions on the workers of a dispatcher.
 
     Args:
-      target, and other keyword arguments: as for ClusterCoordinator.
+      target, and other keyword arguments: the arguments of ClusterCoordinator.
       max_workers: the largest number of functions that the executor hands to the cluster at a time. None means no bound, so that the
         workers' slots are the limit.
       initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first function.
@@ -96,7 +96,7 @@ class Executor(futures.Executor):
         Raises:
           RuntimeError: `shutdown` was called, the program is ending, or no thread can be started to settle the Futures.
           BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed or its initializer failed.
-          TypeError, ValueError: as for `ClusterCoordinator.schedule`.
+          TypeError, ValueError: `ClusterCoordinator.schedule` raises them.
         """
         with self._idle:
             self._check_open()
@@ -141,7 +141,8 @@ class Executor(futures.Executor):
         with self._idle:
             self._check_open()
         snapshot: Callable[..., T] = fn
-        with contextlib.suppress(trusted.NotPicklableError):  # `submit` then makes this the error of each Future
+        # If this fails, `submit` pickles `fn` again and puts the error into each Future.
+        with contextlib.suppress(trusted.NotPicklableError):
             snapshot = self._coordinator.pickled_now(fn)
         items = zip(*iterables, strict=False)
         submitted = [self.submit(snapshot, *args) for args in itertools.islice(items, buffersize)]
@@ -269,9 +270,10 @@ class Executor(futures.Executor):
             self._forget(work)
 
     def _mark_begun(self, works: list[int]) -> None:
-        """Note that workers have begun these functions. The loop calls this method, so it must not wait."""
+        """Note that workers have begun these functions. The loop calls this method, so this method must not wait."""
         for work in works:
-            # First this, then the look-up, because `_register` first adds the Future and then checks this set.
+            # Add to this set before the look-up. `_register` adds the Future before it checks this set, so at least one of the two threads
+            # finds the other thread's entry.
             self._begun_early.add(work)
             future = self._futures.get(work)
             if future is not None:
@@ -294,7 +296,7 @@ class Executor(futures.Executor):
             if isinstance(error, errors.ClosureInputError):
                 error = self._initializer_failed(error)
             future.end(result, error)
-        finally:  # even if a callback of the Future raises SystemExit, because `shutdown` waits for each Future in `_futures`
+        finally:  # `shutdown` waits for each Future in `_futures`, so forget this Future even if one of its callbacks raises SystemExit
             future.value = None
             self._begun_early.discard(work)
             self._forget(work)
@@ -342,11 +344,11 @@ class _Coordinator(ClusterCoordinator):
         return self._runtime.pid != os.getpid()
 
     def call_on_begun(self, fn: Callable[[list[int]], object]) -> None:
-        """Have the loop call `fn(works)` whenever workers have begun work items. `works` has the numbers of these."""
+        """Have the loop call `fn(works)` whenever workers have begun work items. `works` is a list of work numbers."""
         self._runtime.on_begun = fn
 
     def pickled_now(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a pickled form of the function that `schedule` accepts any number of times. Raises the errors of `schedule`."""
+        """Pickle the function once, in a form that `schedule` accepts any number of times. Raises the errors of `schedule`."""
         return self._snapshot_of(fn)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
@@ -386,7 +388,8 @@ class _Future(futures.Future[T]):
         self._replies: list[_CancelReply] = []
 
     def cancel(self) -> bool:
-        """Cancel the function unless a worker has begun it. Waits for the worker's reply, two round trips through the dispatcher.
+        """Cancel the function unless a worker has begun it. Waits for the worker's reply, which takes two round trips through the
+        dispatcher.
 
         Returns:
           Whether the Future is cancelled, now or earlier.
@@ -418,7 +421,7 @@ class _Future(futures.Future[T]):
         cancelled = super().cancel()
         with self._condition:
             if self._state == "CANCELLED":
-                self.set_running_or_notify_cancel()  # wakes `wait` and `as_completed`
+                self.set_running_or_notify_cancel()  # this call wakes the threads in `wait` and `as_completed`
         return cancelled
 
     def _request_cancel(self) -> _CancelReply | None:

@@ -83,7 +83,7 @@ class FunctionNumbers:
         name = getattr(fn, "__module__", None)
         module = sys.modules.get(name or "")
         spec = getattr(module, "__spec__", None)
-        # A function of such a module is sent by value, so workers get its present code.
+        # A function of a module that cannot be imported is sent by value, so workers get its present code, and a reload does no harm.
         if module is None or not is_importable_module(module):
             return
         if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
@@ -135,7 +135,7 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """Return a number that no function has, for an object that slots know by such a number without being a function."""
+        """Return a new number for an object, such as a resource, that slots know by a number from the same range as those of functions."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:

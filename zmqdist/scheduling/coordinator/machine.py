@@ -65,7 +65,7 @@ FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends with which a work item fails its round."""
 
 ROUND: Final = 0
-"""Represents the whole round where a work number is expected. No work item has this number."""
+"""Stands for the whole round in a field that otherwise has a work number. No work item has this number."""
 
 
 class CoordinatorMachine:
@@ -77,7 +77,8 @@ class CoordinatorMachine:
       rounds: whether failed work fails its round.
 
     Attributes:
-      failed: the work item that was the first to fail the present round, or ROUND if a refusal was; None while the round has not failed.
+      failed: the work item that was the first to fail the present round, or ROUND if the dispatcher's refusal failed it; None while the
+        round has not failed.
     """
 
     def __init__(
@@ -119,7 +120,8 @@ class CoordinatorMachine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
-        if type(event) is Heard or type(event) is Scheduled:  # nearly all events, and these do not concern the plans
+        # Nearly all events are of these two types, which do not concern the plans.
+        if type(event) is Heard or type(event) is Scheduled:
             self._apply(self.closures.handle(event, now), now, effects)
         else:
             self._route(event, now, effects)
@@ -196,7 +198,7 @@ class CoordinatorMachine:
 
     def _flush(self, effects: list[Effect], detached: Collection[int] = ()) -> None:
         """Resolve the program's work that has ended, and decide which of it fails the round (C2)."""
-        if self._replaced:  # first, because work that has ended may name a lost value as its cause
+        if self._replaced:  # before the Resolve, because work that has ended may name a lost value as its cause
             effects += self._replaced
             self._replaced = []
         if self._ended:
@@ -215,7 +217,7 @@ class CoordinatorMachine:
 
     def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
         """Fail all unfinished work. If the coordinator is not registered, fail all later work as well (C4)."""
-        # Without a registration, the dispatcher has refused to register this coordinator, and would refuse it again.
+        # A coordinator that is not registered was refused when it registered, and the dispatcher would refuse it again.
         for_good = not self.closures.registered
         if self.failed is None:
             self.failed = ROUND
@@ -238,9 +240,10 @@ class CoordinatorMachine:
                 self._ended.append((number, kind, payload))
                 if not self.plans.awaits(number):
                     continue
-            elif not self.plans.awaits(number):  # an attempt whose plan has ended, so it resolves no work (C1)
+            elif not self.plans.awaits(number):
+                # The plan of this attempt has ended, so the attempt resolves no work (C1).
                 if kind == KEPT:
-                    self._events.append(KeptDropped([number]))  # because no RemoteValue will release this value
+                    self._events.append(KeptDropped([number]))  # release the value here, because no RemoteValue does
                 continue
             self._end_of(number, kind, payload, now)
 
@@ -261,7 +264,8 @@ class CoordinatorMachine:
         )
 
     def _decide(self, event: dependencies.Event, now: float, outcome: tuple[int, Any] = (VALUE, b"")) -> None:
-        """Pass an event to the plans and translate their effects. `outcome`: how the attempt in an Ended has ended, as (kind, payload)."""
+        """Pass an event to the plans and translate their effects. If the event is an Ended, `outcome` says how the attempt has ended, as
+        (kind, payload)."""
         for effect in self.plans.handle(event, now):
             match effect:
                 case dependencies.End(work, kind, cause, had_succeeded):

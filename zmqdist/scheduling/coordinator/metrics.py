@@ -8,7 +8,7 @@
                inflight_closures    work items that have left the queue and have not ended
     counter    worker_failures      workers that were lost
 
-TensorFlow's metrics have the same names. While `enable_metrics` is not set, recording costs no more than the test of this variable.
+TensorFlow's metrics have the same names. While `enable_metrics` is not set, a call of `record` or `count` only checks this variable.
 
 Not here: figures of single workers, which the dispatcher counts. `ClusterCoordinator.metrics` returns all figures.
 """
@@ -139,7 +139,7 @@ class Executions:
             self._began[work] = time.perf_counter()
 
     def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """Record how long the work items of these outcomes took, each (work, kind, payload)."""
+        """Record how long each of these work items took. `outcomes` are tuples (work, kind, payload)."""
         if self._began:
             now = time.perf_counter()
             for work, _, _ in items:

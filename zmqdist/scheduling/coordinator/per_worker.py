@@ -66,13 +66,13 @@ class ResourceValue(RemoteValue):
         Raises:
           CancelledError: the worker is lost. The resource is available again when the worker is back.
           DeadlineExceededError: the resource was not available within `timeout` seconds.
-          InvalidArgumentError: the resource cannot be pickled, as for every iterator.
+          InvalidArgumentError: the resource cannot be pickled, which is so for every iterator.
           Exception: the function that builds the resource raised it.
         """
         return self._read(at_worker.read_value, timeout)
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Return the value as `get` does, with each leaf that has a method `numpy()` replaced by the result of that method."""
+        """Return the value as `get` does, but replace each leaf that has a method `numpy()` by the result of that method."""
         return self._read(at_worker.read_numpy, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -109,7 +109,7 @@ class ResourceValue(RemoteValue):
         self.add_done_callback(lambda _: waiter.release())
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # slow to import, and most programs do not await values
+        import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
 
         return (yield from asyncio.get_running_loop().run_in_executor(None, self.get))
 
@@ -128,7 +128,8 @@ class ResourceValue(RemoteValue):
             try:
                 return self._resource.owner.run_at(self._resource, self._index, fn).get(_left(until))
             except errors.CancelledError:
-                # With a new build, the worker was lost during the read, so read again. With the same build, the read itself was cancelled.
+                # If there is a new build, the worker was lost during the read, so read again. If the build is the same, the read itself was
+                # cancelled.
                 if self._state() == (building, None):
                     raise
 
@@ -221,7 +222,7 @@ class PerWorkerIterator(PerWorkerValues):
 
     def __next__(self) -> Any:
         raise NotImplementedError(
-            "a per-worker iterator is for scheduled functions: give it to one as an argument, and call next() there"
+            "a per-worker iterator is for scheduled functions: pass it to a function as an argument, and call next() there"
         )
 
     get_next = __next__
@@ -253,7 +254,7 @@ class PerWorkerDataset:
         if task_context.scheduled():
             raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
         sharers = self._resources.workers() if self._shard else []
-        dense = range(len(sharers))  # a range is short in a message, however large it is
+        dense = range(len(sharers))  # a range is short in a message, however many elements it has
         resource = self._resources.create(ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers))
         iterator: PerWorkerIterator = PerWorkerIterator.of(resource)
         return iterator
@@ -313,7 +314,7 @@ def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWor
 def _check_needs_nothing(fn: Callable[..., Any]) -> None:
     try:
         inspect.signature(fn).bind()
-    except ValueError:  # a builtin without a signature
+    except ValueError:  # the function is a builtin without a signature
         return
     except TypeError as error:
         raise TypeError(

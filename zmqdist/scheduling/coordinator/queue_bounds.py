@@ -21,7 +21,8 @@ from zmqdist.errors import InvalidArgumentError
 from zmqdist.transport.memory_limits import usable_bytes
 
 SMALL_BYTES_MAX: Final = 256
-"""Packed arguments up to this size are not counted, because the record of a work item takes as much memory. `queue_max` bounds these."""
+"""Packed arguments up to this size are not counted, because the record of a work item takes as much memory. `queue_max` bounds the number
+of these records."""
 
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -47,7 +48,8 @@ def check_seconds(**durations: float) -> None:
 
 
 def checked_bytes_max(bytes_max: int | None) -> int:
-    """Return the bound in bytes, or for None a share of the memory of this host or control group. Raises ValueError if it is negative."""
+    """Return the bound in bytes. None means a share of the memory of this host or control group. Raises ValueError if `bytes_max` is
+    negative."""
     if bytes_max is None:
         return usable_bytes() // limits.QUEUE_MEMORY_SHARE
     if bytes_max < 0:
@@ -66,7 +68,7 @@ class QueueBytes:
 
     Attributes:
       held: the bytes counted now. Invariant: the sum of the packed bytes in `works` and of the sizes of all parts, each part once.
-      works: the number of packed bytes, and the parts, of each counted work item, by work number.
+      works: by work number, the number of packed bytes and the parts of each counted work item.
     """
 
     def __init__(self, bytes_max: int, size_of: Callable[[int], int]) -> None:
@@ -110,7 +112,7 @@ class QueueBytes:
                 del self._parts[part]
                 self.held -= size
         if not self.works:
-            self.works = {}  # a new dict, because a dict never shrinks
+            self.works = {}  # a new dict takes less memory, because a dict never shrinks
 
     def warn_if_workers_idle(self, idle: int, nbytes: int, parts: Sequence[int]) -> None:
         """Log once, if `idle` > 0 workers have no work, that `schedule` waits because of this bound."""

@@ -74,7 +74,8 @@ class ValueOwner(Protocol):
 class RemoteValue:
     """The result of a scheduled function, pending until the function has ended. Only a ClusterCoordinator makes RemoteValues.
 
-    A ready value stays ready, because the result is on this host (except for kept values, below). Any thread may call any method.
+    A ready value stays ready, because the result is on this host. Kept values are the exception (see below). Any thread may call any
+    method.
     If the program drops a RemoteValue, its function still runs, and the result is discarded.
 
     A RemoteValue may be an argument of other functions of the same coordinator, at any depth, or captured by them, even before its own
@@ -82,8 +83,8 @@ class RemoteValue:
 
     The value of `schedule(..., keep=True)` is ready once its worker has the value, which the worker holds until the RemoteValue is
     garbage-collected. Other functions fetch the value from this worker, and only `get` fetches it to the program. If the worker or the
-    dispatcher is lost before `get`, or the connection to the dispatcher breaks, the value is lost. With `schedule(..., lineage=True)` a
-    lost value is recomputed.
+    dispatcher is lost, or the connection to the dispatcher breaks, before the first `get`, the value is lost. With `schedule(...,
+    lineage=True)` a lost value is recomputed.
 
     Attributes:
       name: the name of the function.
@@ -105,7 +106,7 @@ class RemoteValue:
 
     def __init__(self, owner: ValueOwner, work: int, name: str, alive: object = None) -> None:
         self._owner = owner
-        self._alive = alive  # keeps the coordinator open while this value is pending
+        self._alive = alive  # this reference keeps the coordinator open while this value is pending
         self.work = work
         self.name = name
         self._kind: int | None = None
@@ -218,7 +219,7 @@ class RemoteValue:
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
-        """Return the result as `get` does, with tensors replaced by arrays.
+        """Return the result as `get` does, but replace tensors by arrays.
 
         Each object that has a method `numpy()`, also in lists, tuples and dicts, is replaced by the result of this method.
         """
@@ -269,7 +270,7 @@ class RemoteValue:
         self._owner.callbacks.put([(fn, self)])
 
     def __await__(self) -> Generator[Any, None, Any]:
-        import asyncio  # slow to import, and most programs do not await values
+        import asyncio  # imported here, because asyncio is slow to import, and most programs do not await values
 
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -330,9 +331,10 @@ class RemoteValue:
         return f"{self.name.rpartition('.')[2]}-{self.work}"
 
     def copied(self, take: Callable[[Any], object]) -> None:
-        """Call `take` with the packed value in its present state, if the value is in this process. `take` runs with `unpacking` held.
+        """Pack the value in its present state and call `take` with the result, if the value is in this process. `take` runs while
+        `unpacking` is held.
 
-        Raises InvalidArgumentError if the program has changed the value so that it cannot be packed any more.
+        Raises InvalidArgumentError if the program has changed the value in such a way that it cannot be packed any more.
         """
         if self._kind == VALUE:
             with self._owner.unpacking:
@@ -407,7 +409,7 @@ class Kept:
 
 
 class RemoteValueNotAllowed(ValueError):
-    """The arguments that are being packed contain a RemoteValue that the unpickling process could not use."""
+    """The arguments that are being packed contain a RemoteValue that the process which unpickles them could not use."""
 
 
 def unwrapped(error: errors.InvalidArgumentError) -> Exception:

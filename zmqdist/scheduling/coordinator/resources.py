@@ -156,7 +156,7 @@ class Resources:
         """Wait until a worker is present, and return the sorted indices of the present workers.
 
         Args:
-          missing: whether to return an empty list at once if all workers known so far are lost.
+          missing: whether to return an empty list at once if all workers that were present before are lost.
 
         Raises:
           UnavailableError: no worker was present for `patience_s`.
@@ -221,7 +221,8 @@ class Resources:
         return resource
 
     def run_at(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
-        """Schedule `fn(value of the resource)` on the worker with this index. If the worker lacks the resource, it builds it first."""
+        """Schedule `fn(value of the resource)` on the worker with this index. If the worker lacks the resource, the worker builds it
+        first."""
         with self.runtime.lock:
             self._check_open()
             state = resource.states[index]

@@ -4,7 +4,7 @@ Rules
     A holder that does not reply may have crashed, and then the dispatcher notices the crash and the work runs again. A failed fetch is
     therefore tried again for a while, during which its thread fetches other results. Only then is the result reported as unreachable.
     A fetch ends early when its work has ended or was submitted again, because the holder may then have released the result (for example
-    after this process was stopped for longer than a lease).
+    after this process was stopped for longer than LEASE_S).
     The patience of a fetch counts the time spent on tries, not clock time, because clock time continues while this process is stopped.
     An exception during a fetch ends the work item of this result and no other work item.
 """
@@ -34,7 +34,7 @@ THREADS = 2
 AGAIN_S = 0.5
 """Seconds before a failed fetch is tried again."""
 PATIENCE_S = 3 * limits.LEASE_S
-"""Seconds after which a fetch is given up, which is longer than the dispatcher needs to notice that a holder is lost."""
+"""Seconds after which a fetch is given up. This is longer than the dispatcher needs to notice that a holder is lost."""
 TRY_S = STALLED_S
 """The largest part of PATIENCE_S that one try uses up. If a try takes longer, data arrived or this process was stopped meanwhile."""
 
@@ -97,7 +97,7 @@ class ResultFetcher:
         job = _Job(work, attempt, reference)
         try:
             self._ensure_threads()
-        except RuntimeError as error:  # the process cannot start more threads
+        except RuntimeError as error:  # the process cannot start a thread
             self._fail(job, error)
         else:
             self._put(job, 0.0)
@@ -133,7 +133,8 @@ class ResultFetcher:
             try:
                 thread.start()
             except RuntimeError:
-                if self._threads:  # one thread is enough, and the next result tries to start another thread
+                if self._threads:
+                    # Another thread runs, which fetches this result. The next result tries again to start the missing thread.
                     return
                 raise
             self._threads.append(thread)
@@ -169,7 +170,7 @@ class ResultFetcher:
                     self._put(job, time.monotonic() + AGAIN_S)
                 else:
                     self._fail(job, error)
-            except BaseException as error:  # for example a MemoryError
+            except BaseException as error:  # any other error, such as a MemoryError, ends this work item only
                 self._fail(job, error)
             else:
                 self._deliver(job, parts)

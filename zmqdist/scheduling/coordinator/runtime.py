@@ -80,7 +80,8 @@ from zmqdist.wire.hello import Hello, our_hello
 log = logging.getLogger("zmqdist.coordinator")
 
 Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
-"""A function for the workers that joined, each (name, incarnation, pid, host), and those that left, each (name, incarnation, reason)."""
+"""A function that the loop calls with the workers that joined, each (name, incarnation, pid, host), and the workers that left, each (name,
+incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
 
@@ -91,8 +92,8 @@ opened: WeakSet[CoordinatorRuntime] = WeakSet()
 def _forked() -> None:
     """Prepare a forked child, so that no `schedule` or `join` uses the parent's coordinator or blocks on its locks.
 
-    The locks are replaced, because the child has none of the parent's threads, so that a lock which such a thread held would never be
-    released. `room` becomes 0, so that the next `schedule` checks the process id; to check it in each `schedule` would be too slow.
+    The locks are replaced, because the child has none of the parent's threads, and a lock that such a thread held would never be released.
+    `room` becomes 0, so that the next `schedule` checks the process id; to check it in each `schedule` would be too slow.
     """
     for runtime in opened:
         runtime.room = 0
@@ -204,7 +205,7 @@ class CoordinatorRuntime:
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
-        """Release the data that `hold` returned these numbers for, if its work was not enqueued."""
+        """Release the data for which `hold` returned these numbers. Call this if the work that needs the data was not enqueued."""
         self.store.free(bulks)
 
     def enqueue(
@@ -262,7 +263,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # first, so that a Ctrl-C cannot leave the flag set without this call
+            self._loop.call_soon(self._drain)  # before the flag is set, so that Ctrl-C cannot prevent the call
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -308,7 +309,7 @@ class CoordinatorRuntime:
         self._cancels.put(work)
 
     def take_back(self, work: int) -> None:
-        """Cancel a work item unless a worker has begun it. If so, the loop calls `on_begun` with it. Only for work without options."""
+        """Cancel a work item unless it has begun. The loop reports begun work to `on_begun`. Only for work without options."""
         self._take_backs.put(work)
 
     def keep(self, value: RemoteValue) -> None:
@@ -394,7 +395,7 @@ class CoordinatorRuntime:
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
-            self.room = 0  # all unfinished work will be in the queue of the new dispatcher again
+            self.room = 0  # count the room anew, because all unfinished work goes into the queue of the new dispatcher
         self._handle(DispatcherUp())
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
@@ -403,7 +404,7 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
-            # A final Refused after the registration: another connection has the session, so the dispatcher ignores this connection.
+            # After a final Refused of a registered coordinator, another connection has the session, and the dispatcher ignores this one.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())
@@ -429,7 +430,7 @@ class CoordinatorRuntime:
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
-        if detached:  # first, so that a resource is built before the functions that use the resource begin
+        if detached:  # pass detached work first, so that a resource is built before the functions that use it begin
             self._handle(Scheduled(detached, (), options))
         if planned:
             position = 0
@@ -449,7 +450,7 @@ class CoordinatorRuntime:
         self._handle(CancelRequested(works))
 
     def _take_back(self, works: list[int]) -> None:
-        self._drain()  # the work may still be in the outbox
+        self._drain()  # the work may still be in the outbox, which the machine does not know
         self._handle(TakeBackRequested(works))
 
     def _release_kept(self, works: list[int]) -> None:
@@ -478,7 +479,7 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # lost while disconnected, but then all work is submitted again
+                    self._dealer.send(message)  # if this is lost with the connection, all work is submitted again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):
@@ -551,7 +552,7 @@ class CoordinatorRuntime:
                     self.with_callbacks.discard(value)
             self.resolved += before - len(values) - detached_count
             if not values:
-                self.values = {}  # a new dict, because a dict never shrinks
+                self.values = {}  # a new dict takes less memory, because a dict never shrinks
             if self.waiting and (self.resolved == self.scheduled or self.failures or self.waiting_for_room):
                 self.changed.notify_all()
         self._executions.end(items)

@@ -34,7 +34,8 @@ Outcome: TypeAlias = "tuple[int, int, Any]"
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options that make a work item a plan even without inputs. `timeout` is in seconds, `until` by the clock of time.monotonic."""
+    """The options that make a work item a plan even without inputs. `timeout` is in seconds; `until` is a time by the clock of
+    time.monotonic."""
 
     retries: int = 0
     timeout: float | None = None
@@ -63,7 +64,7 @@ class Plan:
       inputs: the bytes that represent an input in a message, by work number, for each input whose value is available for good.
       bulks: the numbers under which the store holds data for the plan.
       position: the number of ordinary work items in the outbox that were scheduled before the plan.
-      made_at: the reference to the value of a plan with a lineage.
+      made_at: the reference to the value, if the plan has a lineage and has succeeded.
     """
 
     __slots__ = (
@@ -107,7 +108,7 @@ class Plan:
     def take(self, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """Pack each input whose result is in this process, in its present state.
 
-        Raises InvalidArgumentError if the program has changed a result so that it cannot be pickled any more.
+        Raises InvalidArgumentError if the program has changed a result in such a way that it cannot be pickled any more.
         """
         for work, value in self.input_values.items():
             if work not in self.inputs:
@@ -159,7 +160,7 @@ class Plans:
         return value
 
     def begin(self, plan: Plan) -> Planned | PackingFailed:
-        """Pack the inputs of a scheduled plan, and return the event that tells the machine of the plan, or of the failed packing."""
+        """Pack the inputs of a scheduled plan, and return the event by which the machine learns of the plan or of the failed packing."""
         inputs: list[int] = []
         failed = 0
         try:
@@ -192,7 +193,7 @@ class Plans:
         )
 
     def ended(self, items: list[Outcome]) -> list[Outcome]:
-        """Return these outcomes, in which the outcome of each plan has the payload that its RemoteValue expects."""
+        """Return these outcomes, after giving the outcome of each plan the payload that the plan's RemoteValue expects."""
         roots: dict[int, RemoteValue] = {}
         return [self._end(item, roots) if item[0] in self._plans else item for item in items]
 
@@ -219,7 +220,8 @@ class Plans:
             self._plans[waiting].put(work, payload, self._runtime.hold)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
-        """Settle the RemoteValue of a plan that had succeeded anew, with a recomputed value or with the error that the value is lost."""
+        """Settle the RemoteValue of a plan that had succeeded a second time, with a recomputed value or with the error that the value is
+        lost."""
         plan = self._plans[work]
         _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()
@@ -247,7 +249,7 @@ class Plans:
     def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
         """Translate the machine's outcome of a plan into the outcome of its RemoteValue.
 
-        `roots` has, for each failed plan whose RemoteValue is not settled yet, the input whose own failure is the root of it.
+        `roots` has, for each failed plan whose RemoteValue is not settled yet, the input whose own failure is the root cause.
         """
         work, kind, payload = item
         plan = self._plans[work]

@@ -34,7 +34,8 @@ class UnreachableLog:
         return None if self._machine.workers else f"a worker to register with the dispatcher at {address}"
 
     def watch(self) -> None:
-        """Start or stop the timer that logs every WAIT_LOG_S while unfinished work lacks a cluster. Call this after each event."""
+        """Start or stop the timer that writes a log line every WAIT_LOG_S while unfinished work lacks a dispatcher or a worker. Call this
+        after each event."""
         since = self._machine.without_cluster_since
         if since != self._since:
             self._since = since

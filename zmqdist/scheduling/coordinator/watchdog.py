@@ -25,7 +25,7 @@ CHECKS = 10
 
 
 class RepeatedTimer:
-    """Calls `function(*args)` in a thread of its own every `interval` seconds, the first time after one interval, until `stop`.
+    """Calls `function(*args)` in a thread of its own every `interval` seconds until `stop`. The first call comes after one interval.
 
     An exception of the function is logged and does not stop the timer.
     """
@@ -60,7 +60,7 @@ def _repeat(stopped: threading.Event, interval: float, function: Callable[..., o
 
 
 class WatchDog:
-    """When no work has ended for `timeout` seconds: logs a warning, calls `on_triggered`, and writes the stacks of all threads.
+    """Logs a warning, calls `on_triggered` and writes the stacks of all threads when no work has ended for `timeout` seconds.
 
     Args:
       timeout: seconds; 0 or less switches the watchdog off. The environment variable ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT overrides it.

@@ -1,7 +1,7 @@
 """The dispatcher as one machine, which combines membership and dispatch. No I/O.
 
-Broker passes each message to the part that decides about it: membership (membership.py) or dispatch (machine.py). To a message from a peer
-that has registered neither as a worker nor as a coordinator it returns Refused, and the message changes nothing.
+Broker passes each message to the part that decides about it: membership (membership.py) or dispatch (machine.py). A message from a peer
+that has registered neither as a worker nor as a coordinator changes nothing, and Broker returns a Refused to the peer.
 
 Not here: the decisions of these two parts.
 """
@@ -145,7 +145,7 @@ class Broker:
     def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
         """Apply one event and return the messages to send, in order. No message of a peer makes this method raise.
 
-        A message that its sender may not send changes nothing; a Refused to the sender is returned.
+        A message that its sender may not send changes nothing, and this method returns a Refused to the sender.
 
         Args:
           now: monotonic seconds, never less than for an earlier event.

@@ -1,6 +1,6 @@
 """The settings of a dispatcher and of a worker, checked when a config is made.
 
-Settings of the data service have the names that they have in tf.data service. Their durations are in milliseconds, and None and 0 mean the
+Settings of the data service have the names that they have in tf.data service. Their durations are in milliseconds. None and 0 mean the
 default unless the description of the field says otherwise. All other durations are in seconds.
 
 This module imports little, because every process that starts other processes imports it first.
@@ -22,7 +22,7 @@ from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.endpoint import BOUND_PORT, DTS_PORT
 
 PROTOCOLS: Final = ("zmq", "tcp")
-"""The names of the one protocol: both mean ZeroMQ over TCP."""
+"""The two names of the only protocol, ZeroMQ over TCP."""
 
 DEPLOYMENT_MODES: Final = ("COLOCATED", "REMOTE", "HYBRID")
 
@@ -144,8 +144,8 @@ class WorkerConfig:
       protocol: "zmq" or "tcp", which mean the same; None means "zmq".
       heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send each other changes at once.
       dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply; default 1 hour.
-      data_transfer_protocol: "zmq" or "tcp" has readers fetch elements from a second port, so that a firewall or a network can treat
-        elements differently. None has readers fetch elements from the worker's own port.
+      data_transfer_protocol: with "zmq" or "tcp", readers fetch elements from a second port, so that a firewall or a network can treat
+        elements differently. With None, readers fetch elements from the worker's own port.
       data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the bound port. None means the
         bound address, with "localhost" in place of 127.0.0.1.
       data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`, because each task then has its own port.
@@ -159,17 +159,19 @@ class WorkerConfig:
       job, index: the worker's name. Index None lets the dispatcher choose the lowest free index, perhaps another one after it restarts.
       slots: how many functions the worker runs at a time.
       schedule_start_delay_s: worker i delays the first function of each coordinator by i times this, but by no more than
-        `schedule_start_delay_max_s` (0 means no bound). If either is None, the worker reads it from its environment variables
-        ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY and ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX, which mean 0 if they are missing.
+        `schedule_start_delay_max_s` (0 means no bound). The worker reads a value that is None from its environment variable,
+        ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY or ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX. A missing variable means 0.
       processes: whether slots are child processes, which can be killed and may crash, instead of threads.
       threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None leaves the number to their environment
-        variables. If these are missing, the cores of the host are divided among the slots of `workers_on_host` workers (blas_threads.py).
+        variables. If these variables are missing, the cores of the host are divided among the slots of `workers_on_host` workers
+        (blas_threads.py).
       orphan_limit_s: the time without a dispatcher after which the worker ends itself; by default it never does, as in tf.data service.
         The command `zmqdist worker` and cluster files set a limit, so that they leave no process running.
       token_file, keys_dir: the places of the worker's secrets, if they are not in the default place (SECURITY.md).
       insecure: whether to use neither token nor keys, for a dispatcher that was started insecure.
       ticket_file, ticket_fd: the private file or the descriptor from which `zmqdist worker` and launched workers read a join ticket. The
-        worker then makes a key of its own (SECURITY.md), stores it in `keys_dir` or in a temporary folder, and has the name in the ticket.
+        worker then makes a key of its own (SECURITY.md) and stores it in `keys_dir` or in a temporary folder. The worker gets the name in
+        the ticket.
 
     Raises:
       InvalidArgumentError: a value is out of range; the message names the field.
@@ -230,7 +232,8 @@ class WorkerConfig:
         )
         if isinstance(self.worker_tags, str):
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
-        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a config from JSON has a list
+        # Convert a list, as a config from JSON has it.
+        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError("Worker tags cannot be empty.")
 

@@ -18,7 +18,7 @@ from zmqdist.messages import WorkDescribed
 from zmqdist.scheduling.dispatcher.records import WorkerHoldings
 
 NAMES_SHOWN_MAX: Final = 10
-"""How many names a sentence lists at most; it only counts the others."""
+"""The largest number of names that a sentence lists. It only counts the other names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def report_of(
 ) -> DrainReport:
     """Make the drain report of a worker from the dispatcher's knowledge and the programs' replies.
 
-    A kept value is left out of the report if the dispatcher asked its program about it and the reply does not name it, because the program
-    no longer needs the value then.
+    If the reply of a program does not name a kept value that the dispatcher asked about, the value is left out of the report, because the
+    program no longer needs it.
 
     Args:
       holdings: the values and work items of the worker, by number.

@@ -1,7 +1,7 @@
 """The part of the dispatcher that asks the programs about their values and work at a worker, and makes drain reports (drain_report.py).
 
-The dispatcher knows which values a worker keeps and which work it runs, and for which program, but only by number. Names, lineages and
-per-worker resources are known to the programs alone. The dispatcher waits at most DESCRIBED_S for their replies.
+The dispatcher knows the values that a worker keeps and the work that it runs for each program, but only by number. Only the programs know
+the names, the lineages and the per-worker resources. The dispatcher waits at most DESCRIBED_S for their replies.
 """
 
 from __future__ import annotations

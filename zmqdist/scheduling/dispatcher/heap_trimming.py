@@ -1,7 +1,7 @@
-"""Returning memory to the operating system after a long queue has become empty.
+"""HeapTrimmer, which returns memory to the operating system after a long queue has become empty.
 
 Python and the C library retain freed memory for later use: about 60 MB after a million queued work items, although the process may never
-need that memory again. A call of `trim_heap` after the queue has become empty returns most of it.
+need that memory again. A call of `trim_heap` after the queue has become empty returns most of this memory.
 """
 
 from __future__ import annotations

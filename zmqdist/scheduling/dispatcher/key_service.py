@@ -58,8 +58,8 @@ FILE: Final = "keyring.json"
 VALID_S_MAX: Final = 7 * 86_400.0
 """The longest time in seconds for which a join token may be valid. A secret that is valid for longer is as dangerous as a key."""
 ANSWERED_S: Final = 0.5
-"""Seconds between a reply and the close of its connection, so that the reply is sent first. The reply is that to a Join, or to an admin who
-revokes the key of the connection.
+"""Seconds between a reply and the close of its connection, so that the reply is sent first. Such a reply goes to a process that sent a
+Join, or to an admin who revoked the key of the admin's own connection.
 """
 
 
@@ -79,7 +79,7 @@ class KeyService:
         self._curve = security.mechanism == CURVE
         self._file = Path(work_dir, FILE) if work_dir and self._curve else None
         self._joining: deque[float] = deque()
-        """The times in the last HANDSHAKE_S at which a connection with an unknown key was admitted so that it could join."""
+        """The times, in the last HANDSHAKE_S, at which a connection with an unknown key was admitted so that its process could join."""
         self._wrong = 0
         self._logged_at = 0.0
         self._on_expelled: Callable[[Peer], object] = lambda peer: None
@@ -165,7 +165,7 @@ class KeyService:
         return KeyVerdict(JOINING)
 
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
-        """Handle a Join, and close its connection after the reply, because each connection has one attempt."""
+        """Handle a Join, and close its connection after the reply, because each connection may try to join only once."""
         self._handle_message(peer, message, _frames)
         self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
         wrong, now = self._keyring.wrong, self._loop.now()
@@ -211,12 +211,12 @@ class KeyService:
     def _revoke(self, call: PendingCall, name_or_key: str, force: bool = False) -> None:
         """Revoke all keys of a name, or one key, and reply with the rows of `_list` that these keys had.
 
-        Without `force` the method refuses to revoke the caller's own key, so that an admin key is left.
+        Without `force` the method refuses to revoke the caller's own key, so that at least one admin key remains valid.
         """
         self._need_curve()
         found = self._keyring.find(keys.decode_key(name_or_key) or name_or_key)
         if not found:
-            raise errors.NotFoundError(f"no key that is in use has this name, or is this key: {name_or_key[:100]!r}")
+            raise errors.NotFoundError(f"no key in use has this name or this text: {name_or_key[:100]!r}")
         if call.peer.key in found and not force:
             ring = self._keyring
             others = (key for key in (*ring.static, *ring.members) if key not in found)

@@ -6,10 +6,10 @@ Theory of operation
     with room in their window (credit.py) get a share of the waiting work. Coordinators take turns. While no work waits and a worker is
     idle, the dispatcher requests from overloaded workers the work that they have not begun.
     A lease ends when the worker reports an outcome or returns the lease, or when its slot process or its worker is lost. If a process dies
-    while it runs the function, the lost start is charged to the work item. The item then goes to the end of its queue, so that an item
-    that kills its process does not delay the other items. An item that had not started returns to the front of the queue uncharged, and
-    so does an item that may have started without a report. From then on a worker must report the start of such an item, and of each item
-    that has lost a start, before it starts the item (`report_before_start`).
+    while it runs the function, the lost start is charged to the work item. The item then goes to the end of its queue, so that an item that
+    kills its process does not delay the other items. An item that had not started returns to the front of the queue uncharged. An item that
+    may have started without a report returns to the front as well. From then on a worker must report the start of this item, and of each
+    item that has lost a start, before the worker starts the item (`report_before_start`).
 
 Promises, checked by tests/sim
     P1   each submitted work item ends at its session exactly once: by a result, by a final StartsLost, or together with its round or
@@ -23,17 +23,17 @@ Promises, checked by tests/sim
     P8   a function is sent to a worker once after its registration, before the first work item that uses it
     P9   a bulk result keeps its work item alive until the coordinator has received it
     P10  coordinators with waiting work are served in turn
-    P11  a bulk result that the coordinator received with `keep` is not computed again; its worker holds it until the coordinator reports
-         it received without `keep`, or the session ends
+    P11  a bulk result that the coordinator received with `keep` is not computed again; its worker holds it until the coordinator sends a
+         ResultReceived without `keep`, or the session ends
     P12  work pinned to a worker is handed out only to a member of that name, waits while no such member exists (an exception to P7), and
          is not requested back
     P13  in a queue, which is the work of one session that waits for one worker or for any worker, the highest priority is handed out
          first, and within one priority the oldest item
-    P14  the end of a round does not end detached work, and no round waits for detached work; it ends with its session
+    P14  the end of a round does not end detached work, and no round waits for detached work; detached work ends with its session
     P15  a session that watches members is told of the present workers, then of each worker that joins or is lost, in the order of these
          events; it is told of a loss before the effects of the loss on its work
-    P16  all slots forget a number when its coordinator has it forgotten everywhere; they forget all numbers of a coordinator that had
-         detached work when the coordinator has said goodbye, or has been away for a lease
+    P16  all slots forget a number when its coordinator sends a Forget with `everywhere`; if a coordinator had detached work, all slots
+         forget all its numbers when the coordinator has said goodbye, or has been away for the duration of a lease
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
 
 Not here: which workers are alive (membership.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads, which
@@ -104,7 +104,7 @@ class Dispatch:
     Attributes:
       placement, sessions: the waiting work, and the sessions of registered coordinators by connection.
       loads: the load of each member; members that are away are included, lost members are not.
-      slot_deaths, last_slot_death: the number of slot processes that have crashed, and the last one as (worker, exit code, when).
+      slot_deaths, last_slot_death: the number of slot processes that have crashed; the last crash as (worker, exit code, when).
     """
 
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
@@ -116,7 +116,7 @@ class Dispatch:
         self._ending_sessions: dict[CoordinatorSession, None] = {}
         self._full_sessions: dict[CoordinatorSession, None] = {}
         self._forget_at: dict[int, float] = {}
-        """The times at which all workers forget a coordinator's numbers (P16): of coordinators with detached work that are away."""
+        """The time at which all workers forget a coordinator's numbers (P16), for each coordinator that had detached work and is away."""
         self.loads: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
@@ -157,7 +157,7 @@ class Dispatch:
         session = CoordinatorSession(message.coordinator, peer, message.queue_max, round_ended=message.round - 1)
         session.watches_members, session.reports_starts = message.watch_members, message.report_starts
         if message.previous_dispatcher and message.coordinator not in self._closed_sessions:
-            # P5: workers of the previous dispatcher may still execute work of this coordinator, and may not have connected here yet.
+            # Workers that have not connected here yet may still execute work that they got from the previous dispatcher (P5).
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
         effects.append(Send(peer, CoordinatorRegistered(self.attempts_max, len(self.loads))))
@@ -185,7 +185,7 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:  # sent before the coordinator requested the end of this round
+        elif message.round <= session.round_ended:  # the work was sent before the request for the end of its round
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
@@ -213,7 +213,7 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. If the result is lost before, it is not computed again.
+                    # The coordinator may still receive this result. But if the result is lost before that, the work does not run again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
@@ -232,7 +232,7 @@ class Dispatch:
                 if lease.cancelled_unless_begun:
                     steal.append(number)
                 else:
-                    # The coordinator may have sent the request before it knew of the start, so tell it again.
+                    # The coordinator may have sent the request before it knew that the work has begun, so report the start again.
                     begun.append(lease)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
@@ -261,7 +261,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def coordinator_gone(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
-        """End the session of this connection. `left`: whether the coordinator has said Goodbye, so that it will not reconnect."""
+        """End the session of this connection. `left` says whether the coordinator has said Goodbye, so that it will not reconnect."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
@@ -343,7 +343,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # First, because P15 has a coordinator learn of the loss before its effects: lost work may still execute unseen.
+        # Send Members first (P15), because a coordinator must know that lost work may execute unseen before it gets a result of this work.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -402,7 +402,7 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        load.steal_requested.clear()  # the worker replies to each StealRequest with one LeasesReturned, perhaps an empty one
+        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned from the worker, perhaps an empty one
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
@@ -502,7 +502,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for a lease (P16)."""
+        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for `lease_s` (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:

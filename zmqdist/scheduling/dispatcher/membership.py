@@ -9,7 +9,8 @@ Theory of operation
 
     A worker that is expelled because its key was revoked is lost at once. Its slots may run until its lease ends.
 
-    A lost incarnation never returns: if it registers again, it joins as a new member, and the functions that it still runs are aborted.
+    A lost incarnation never returns. If it registers again, it joins as a new member, and the dispatcher aborts the functions that it still
+    runs.
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
@@ -36,7 +37,8 @@ SAID_GOODBYE = "said goodbye"
 
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
-"""The interval between a worker's heartbeats grows by this for each worker, so that all workers send at most 100 heartbeats a second."""
+"""Seconds that each worker of the cluster adds to the interval between the heartbeats of a worker, so that all workers together send at
+most 100 heartbeats a second."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +46,7 @@ class Member:
     """One worker of the cluster.
 
     Attributes:
-      joined_at, heard_at: when the worker first registered, and when its last message arrived.
+      joined_at, heard_at: when the worker first registered; when its last message arrived.
       watched: whether the runtime will notice the end of the worker's connection.
       peer: the worker's connection; None while the worker is away.
       away_until: the end of the worker's grace, while it is away.
@@ -97,7 +99,7 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is lost. `settled`: whether its process is known to have ended, so that none of its work can be executing (P5)."""
+    """A member is lost. `settled` says whether its process is known to have ended, so that none of its work can be executing (P5)."""
 
     member: Member
     reason: str
@@ -220,7 +222,7 @@ class Membership:
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
             changes = [Send(peer, self._registered(old, register)), MemberBack(old, register)]
-            if old.leave_grace_s is not None:  # the Leave may have been lost with the old connection
+            if old.leave_grace_s is not None:  # repeat the Leave, which may have been lost with the old connection
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
         if old is not None:

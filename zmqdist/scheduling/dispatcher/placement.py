@@ -10,8 +10,8 @@ Rules
     workers and with ten thousand.
     The lists are OrderedDicts, because the machine must be repeatable and a set has no order. A plain dict would be slow, because a
     search for its first key walks over all keys that were deleted before that key.
-    A heap contains the times from which on it is worth requesting work back from overloaded workers. An entry that a later change has made
-    obsolete is dropped when it becomes the first.
+    A heap contains the time from which on it is worth requesting work back from each overloaded worker. An entry that a later change has
+    made obsolete is dropped when it becomes the first entry.
 
 Not here: why work is queued or given back (machine.py).
 """
@@ -93,14 +93,15 @@ class Placement:
         self._add_ready(queue)
 
     def put_back(self, lease: Lease, *, report_before_start: bool) -> None:
-        """Queue the work of a lease again. It goes to the front, or to the end if starts of it were lost, so that other items run first.
+        """Queue the work of a lease again. The work goes to the front of its queue, or to the end if starts of it were lost, so that other
+        items run first.
 
         Args:
           report_before_start: whether the work may have begun without a report, so that its next worker must report the start first.
         """
         queue = lease.session.queue_for(lease.band.session_queue.worker)
         band = queue.band(lease.band.priority)
-        if lease.lost:  # to the end, because this work may crash its next process as well
+        if lease.lost:  # this work goes to the end, because it may crash its next process as well
             band.items.append(lease.next_item())
         else:
             (band.report_before_start if report_before_start else band.items).appendleft(lease.next_item())
@@ -151,7 +152,7 @@ class Placement:
             self.queued_pinned += more
 
     def _add_ready(self, queue: SessionQueue) -> None:
-        """Have a queue that now has work take part in the turns."""
+        """Add a queue that now has work to the turns."""
         if queue.is_ready:
             return
         queue.is_ready = True
@@ -231,7 +232,8 @@ class Placement:
             load = next(iter(self._with_capacity))
             share = max(1, (self.queued - self.queued_pinned) // len(self._with_capacity))
             self._hand_out(load, min(share, load.window.limit - load.outstanding), ready, batches, now)
-            if load in self._with_capacity:  # to the end, so that the workers with room take turns
+            # This worker goes to the end of the list, so that the workers with room take turns.
+            if load in self._with_capacity:
                 self._with_capacity.move_to_end(load)
         effects = [
             Send(load.member.peer, message)
@@ -353,14 +355,14 @@ class Placement:
 
     @staticmethod
     def _is_current(entry: tuple[float, int, WorkerLoad]) -> bool:
-        """Return whether an entry of the heap is current. It is obsolete if the load of its worker has changed since."""
+        """Return whether an entry of the heap is current. An entry is obsolete if the load of its worker has changed since."""
         return entry[2].steal_at == entry[0]
 
 
 def _stealable(load: WorkerLoad) -> list[int]:
-    """Return the leases that a worker may give back, which are neither started nor pinned.
+    """Return the leases that a worker may give back: leases whose work is neither started nor pinned.
 
-    The oldest of them remain at the worker where it would otherwise have less than one lease for each slot.
+    The oldest of these leases are left out as far as the worker needs them to have one lease for each slot.
     """
     spare = [
         number for number, lease in load.leases.items() if not lease.started and not lease.band.session_queue.worker

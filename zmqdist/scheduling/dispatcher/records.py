@@ -82,7 +82,7 @@ class CoordinatorSession:
       reports_starts: whether the coordinator gets Begun.
       detached: the session of the detached work; None until the coordinator submits detached work.
       outstanding: the number of leases that may be executing.
-      round_ended: the last round whose end the coordinator has requested. Work of this round that arrives later is ignored.
+      round_ended: the last round whose end the coordinator has requested. The dispatcher ignores work of this round that arrives later.
       ending_round: the round whose end was requested but not yet reported to the coordinator; None if there is no such round.
       unsettled_until: the time until which a lost process may still execute work of this session.
       submitted, left_queue: how many work items were ever queued, and how many have left the queue. Invariant: left_queue <= submitted.
@@ -139,7 +139,7 @@ class Lease:
       item: the work item as it was queued.
       started: whether a slot has begun the item, as far as the dispatcher knows.
       cancelled: whether the item was cancelled, so that it does not run again, however the lease ends.
-      cancelled_unless_begun: as `cancelled`, but a report that the item has begun resets this.
+      cancelled_unless_begun: as `cancelled`, but a report that the item has begun sets this to False.
       kept: whether the coordinator has received the bulk result and the worker still holds it.
     """
 
@@ -194,9 +194,9 @@ class WorkerLoad:
       undelivered_forgets: the Forgets for all workers that the dispatcher could not send while this worker was away.
       done: the number of leases that ended with an outcome.
       slot_deaths: the number of the worker's slot processes that crashed.
-      free_slots, returning: computed by the placement: the number of slots without work, and of leases that are expected back.
-      steal_at: computed by the placement: the time of the worker's entry in the heap, from which on the dispatcher requests work back;
-        `inf` without an entry.
+      free_slots, returning: the number of slots without work; the number of leases that are expected back. The placement computes both.
+      steal_at: the time of the worker's entry in the heap of the placement, from which on the dispatcher requests work back; `inf` without
+        an entry. The placement computes it.
     """
 
     member: Member

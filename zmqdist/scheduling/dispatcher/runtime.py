@@ -118,8 +118,8 @@ class DispatchServer:
     def stop(self) -> None:
         """Stop the dispatcher at once. Its queues and sessions are lost. Idempotent.
 
-        Workers go on running their functions for half a lease, and wait for another dispatcher at this address. To stop the workers as
-        well, call `shutdown` instead.
+        Workers go on running their functions for half the duration of a lease, and wait for another dispatcher at this address. To stop the
+        workers as well, call `shutdown` instead.
         """
         with self._lock:
             self._runtime.stop()
@@ -165,7 +165,7 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
     def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
-        """Wait until `ready` returns True, which gets the registered workers as (job, index). Return False if `timeout_s` passes first.
+        """Wait until `ready(workers)` returns True, with the registered workers as (job, index). Return False if `timeout_s` passes first.
 
         The loop calls `ready` after each event, so `ready` must not block.
         """
@@ -185,7 +185,7 @@ class DispatchServer:
             runtime.loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
-        """Have the loop call `fn` with the registered workers as (job, index): now, and whenever a worker has joined or is lost.
+        """Have the loop call `fn` with the registered workers as (job, index), once now and again whenever a worker has joined or is lost.
 
         `fn` must not block. It is called until the server stops.
         """
@@ -234,8 +234,8 @@ class DispatchServer:
         Args:
           name: "worker:3" or "ps:0" for these tasks; "submit", "client" or "admin" for a program with this role.
           valid_s: seconds for which the ticket is valid.
-          address: for a ps or another server only, which refuses a ticket without an address: the "host:port" at which programs will
-            connect to the server.
+          address: the "host:port" at which programs will connect to the process, if it is a ps or another server. A server refuses a ticket
+            without an address.
           dispatcher: the "host:port" at which the joining process reaches this dispatcher. "" means the address in `target`.
 
         Raises:
@@ -335,7 +335,7 @@ class _Runtime:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the finalizer of a DispatchServer must stop this runtime: it runs, and in this process.
+        """Whether the finalizer of a DispatchServer must stop this runtime, because the runtime runs in this process.
 
         A forked child has a copy of the runtime, but not the loop's thread.
         """
@@ -424,7 +424,7 @@ class _Runtime:
         The first check may be too early, because a killed process loses its connections a little before it ends.
         """
         if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
-            return  # the member is lost, or has reconnected
+            return  # the member is lost already, or has reconnected
         if not is_alive(member.pid):
             self.handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
             return

@@ -16,7 +16,7 @@ class Scaler(Protocol):
     def scale(self, job: str, count: int, grace_s: float, force: bool) -> dict[str, Any]:
         """Set the wanted size of a job, and return the decision. May wait for a moment.
 
-        If values or work would be lost with the workers that would have to leave, and `force` is False, nothing changes, and `refused` of
+        If values or work would be lost with the workers that would have to leave, and `force` is False, nothing changes. Then `refused` of
         the decision has the names of these workers.
 
         Raises:
@@ -27,4 +27,4 @@ class Scaler(Protocol):
         """Return the wanted size and its bounds, for the RPC method `status`. Does not wait."""
 
     def close(self) -> None:
-        """Have the launcher start and end no more workers, because the cluster shuts down. Does not wait."""
+        """Tell the launcher to start and end no more workers, because the cluster shuts down. Does not wait."""

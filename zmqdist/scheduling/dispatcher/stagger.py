@@ -12,7 +12,7 @@ class Stagger:
     """The start delay of one worker, which decides when the worker may begin the work that it has received.
 
     Args:
-      delay_s: worker i delays the first work of each coordinator by i times this; 0 means no delay.
+      delay_s: worker i delays the first work of each coordinator by i * `delay_s`; 0 means no delay.
       delay_max_s: the longest delay; 0 means no bound.
 
     Attributes:

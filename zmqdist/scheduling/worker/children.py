@@ -1,4 +1,5 @@
-"""The modules that a worker's child processes run. The worker's zygote (process/zygote.py) imports these modules before it forks."""
+"""The names of the modules that a worker's child processes run. The worker's zygote (process/zygote.py) imports these modules before it
+forks."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ MODULES = (SLOT, TASK, STREAM)
 
 
 def import_modules() -> None:
-    """Import the modules. The zygote calls this, so that all child processes share the modules' memory. The worker needs no such module."""
+    """Import the modules. The zygote calls this, so that all child processes share the modules' memory. The worker itself needs none of
+    these modules."""
     for module in MODULES:
         importlib.import_module(module)

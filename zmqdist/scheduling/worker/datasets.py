@@ -74,7 +74,8 @@ def _share(dataset: Any, shards: int, index: int) -> Any:
 
 
 class DatasetOnWorker:
-    """The unpickled form of a PerWorkerDataset. A function cannot iterate over it, because the coordinator creates the iterators."""
+    """The unpickled form of a PerWorkerDataset. A function cannot iterate over a DatasetOnWorker, because the coordinator creates the
+    iterators."""
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError(

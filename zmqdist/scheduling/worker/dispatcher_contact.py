@@ -3,9 +3,9 @@
 Theory of operation
     While connected the worker sends a Beat at each interval. The dispatcher echoes each Beat. The echo shows that the dispatcher has
     received all messages that the worker sent before the Beat.
-    When the connection ends, work may go on for half a lease, but not longer than three quarters of a lease after the worker sent the last
-    echoed Beat. This is safe because the dispatcher counts a lease from the last message that it received, and it received this Beat
-    later than the worker sent it. The time when the worker reads the echo does not count, because the echo may have waited in the
+    When the connection ends, work may go on for half of `lease_s`, but not longer than three quarters of `lease_s` after the worker sent
+    the last echoed Beat. This is safe because the dispatcher counts a lease from the last message that it received, and it received this
+    Beat later than the worker sent it. The time when the worker reads the echo does not count, because the echo may have waited in the
     worker's socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.
     The worker repeats a refused registration for a while, because a worker under the same name may have crashed a moment ago. A worker
@@ -37,7 +37,7 @@ DISPATCHER: Final = "dispatcher"
 REGISTER_AGAIN_S = 0.25
 """Seconds before a refused registration is repeated."""
 TRIPS_KEPT = 4
-"""The number of last round trips of which the shortest counts, because longer round trips include time in which a message waited."""
+"""`Contact.trip_s` is the shortest of this many last round trips, because longer round trips include time in which a message waited."""
 RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
 """The codes of refusals after which the worker registers again, because the cause of the refusal may pass."""
 
@@ -54,7 +54,7 @@ class Contact:
     """The state of a worker's contact with its dispatcher. Times are seconds by the machine's clock; None means never.
 
     Attributes:
-      orphan_at: when the worker ends for lack of a dispatcher; None while the worker is registered.
+      orphan_at: when the worker ends if it has no dispatcher by then; None while the worker is registered.
       dispatcher: the incarnation of the dispatcher that knows the worker's leases; None if no dispatcher knows them.
       up: whether the connection is established.
       registered: whether the dispatcher has accepted the registration over this connection. Invariant: only while `up`.
@@ -63,7 +63,7 @@ class Contact:
       serial: the number of the latest registration over this connection, counted from 1. An older dispatcher replies with 0.
       lease_s: the dispatcher's lease; 0 before the first registration.
       beats_sent, beats_echoed: the number of heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
-      stop_at: when all work must stop, because the contact is lost.
+      stop_at: when all work must stop if the contact is still lost.
     """
 
     orphan_limit_s: float
@@ -85,7 +85,7 @@ class Contact:
     _unanswered_at: deque[float] = field(default_factory=deque)
     """The times at which the worker sent the registrations and beats that have no reply yet, oldest first."""
     _answered_at: float = -inf
-    """When the worker sent the latest registration or beat that has a reply. The dispatcher received a message then or later."""
+    """When the worker sent the latest registration or beat that has a reply. The dispatcher received it then or later."""
     _postponed: list[Send] = field(default_factory=list)
     """The messages to send once the dispatcher has accepted the registration."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
@@ -101,7 +101,8 @@ class Contact:
         return min(self._trips_s, default=0.0)
 
     def connected(self, incarnation: int) -> bool:
-        """Note that the connection is established. Return whether the dispatcher is a new incarnation, which does not know the leases."""
+        """Note that the connection is established. Return whether this is another incarnation of the dispatcher, which does not know the
+        leases."""
         self.up = True
         self.serial = 0
         self.beats_sent = self.beats_echoed = 0
@@ -160,10 +161,11 @@ class Contact:
         return postponed
 
     def refused(self, code: int, now: float) -> bool:
-        """Note a refusal by the dispatcher. Return whether the worker will register again, when `register_due` returns True."""
+        """Note a refusal by the dispatcher. Return whether the worker will register again. If so, `register_due` says when."""
         self.registered = False
         if code in RETRIED_REFUSALS and self._register_at is not None:
-            return True  # several messages were on their way, and the dispatcher refuses each of them
+            # A registration is already planned. The dispatcher refuses each message that was on its way, but these refusals count as one.
+            return True
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)
         if code not in RETRIED_REFUSALS or self._refusals * REGISTER_AGAIN_S >= patience_s:
@@ -189,7 +191,8 @@ class Contact:
         if not self.up:
             self.dispatcher = None
         elif self._register_at is None:
-            self._register_at = now  # because the Register that was sent names leases that end now
+            # Register again, because the Register that was sent lists leases which the caller ends now.
+            self._register_at = now
         return True
 
     def beat_due(self, now: float) -> bool:

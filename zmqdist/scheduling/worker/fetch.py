@@ -79,7 +79,7 @@ class LocalMemories:
         try:
             return peer_pool.attach(part.handle)
         except errors.OpError as error:
-            # The part was freed, or its holder has ended. A request to the holder finds out which.
+            # The part was freed, or its holder has ended. The caller's request to the holder will show which of the two is the case.
             log.debug("part %d of %s: %s", part.bulk, reference.address, error)
             return part
 
@@ -87,7 +87,7 @@ class LocalMemories:
         if reference.store not in self._peer_pools:
             for store, peer_pool in list(self._peer_pools.items()):
                 if peer_pool is not None and not peer_pool.alive:
-                    # The memory is unmapped when the last array over it is garbage-collected.
+                    # Arrays over this memory stay valid: the memory is unmapped when the last array over it is garbage-collected.
                     self._peer_pools.pop(store, None)
             self._peer_pools[reference.store] = self._open(reference)
             if len(self._peer_pools) > PEER_POOLS_KEPT:
@@ -95,7 +95,8 @@ class LocalMemories:
         return self._peer_pools.get(reference.store)
 
     def _open(self, reference: Reference) -> PeerPool | None:
-        """Open a holder's memory. Return None if its nonce differs: then the holder is on another host, where other numbers are valid."""
+        """Open a holder's memory. Return None if the memory's nonce is not that of the reference, because the memory then belongs to a
+        process of this host, and the holder is on another host."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory
@@ -106,7 +107,8 @@ class LocalMemories:
 class HolderClients:
     """Connections to holders, one connection for each address. Any thread may use them.
 
-    At most CLIENTS_KEPT idle connections are kept open for later payloads, because coordinators and workers join and leave.
+    At most CLIENTS_KEPT idle connections are kept open for later payloads. The number is bounded because coordinators and workers join and
+    leave.
 
     Args:
       role: the role of this process at the holders: "worker" or "submit".
@@ -162,7 +164,8 @@ class HolderClients:
             if holder is None:
                 security = self._credentials.client(address, self._role, key)
                 holder = Holder(ZmqClient(address, security=security))
-            self._holders[endpoint] = holder  # at the end, so that the least recently used connections are first
+            # Insert it at the end, so that the least recently used connections are first.
+            self._holders[endpoint] = holder
             holder.users += 1
         try:
             self._reach(holder, address)
@@ -186,7 +189,8 @@ class HolderClients:
             return
         try:
             internal_client.reach(holder.client, time.monotonic() + REACH_S)
-        except internal_client.NotListeningError:  # a holder listens before others know its address, so it has ended
+        except internal_client.NotListeningError:
+            # A holder listens before other processes know its address, so this holder has ended.
             raise Unreachable(f"no process listens at {address}: the connection was refused") from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
             raise self._note_unreachable(address, error.message) from None
@@ -292,7 +296,7 @@ def read_parts(
     into: Sequence[NDArray[np.uint8]],
     wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Read parts from their holder with one RPC call for each part, whose reply is received into the part's array in `into`.
+    """Read parts from their holder, with one RPC call for each part. The reply for a part is received into the part's array in `into`.
 
     Raises:
       OpError: the error with which a call ended.

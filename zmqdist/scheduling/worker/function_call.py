@@ -25,7 +25,7 @@ class Functions:
     by an earlier run, and large captured data does not stay in memory.
 
     Attributes:
-      resources: the per-worker resources, with numbers that no function has.
+      resources: the per-worker resources. No resource has the number of a function.
     """
 
     def __init__(self, fetcher: PartsFetcher) -> None:
@@ -60,7 +60,7 @@ class Functions:
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:
-        """Return the parts of a payload. The holder keeps the parts, because another attempt may need them as well."""
+        """Return the parts of a payload. The holder keeps the parts, because another attempt may need the parts as well."""
         return self._fetcher.fetch(decode_reference(payload))
 
 

@@ -5,14 +5,14 @@ Theory of operation
     A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
     the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
     Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or when the runtime
-    sees the start, because most work ends before a message about its start would be worth sending. If the worker is lost, work whose start
-    is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins the work when the
-    dispatcher has echoed the Beat.
+    sees the start. No message is sent for each start, because most work ends soon after it has begun. If the worker is lost, work whose
+    start is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins the work
+    when the dispatcher has echoed the Beat.
     A report contains how long the worker has had work since the last report, and the round-trip time. From these times the dispatcher
     computes how much work to send ahead (credit.py).
-    When the connection to the dispatcher is lost, work goes on for half a lease. Then the worker stops all work, so that no work can be
-    executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker,
-    so the worker stops its work before it registers with another incarnation.
+    When the connection to the dispatcher is lost, work goes on for half of `lease_s`. Then the worker stops all work, so that no work can
+    be executing when the dispatcher's lease has expired. Another incarnation of the dispatcher does not know the leases of this worker, so
+    the worker stops its work before it registers with another incarnation.
 
 Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
@@ -23,8 +23,8 @@ Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tes
     P6  an item with `report_before_start` begins only after the report of its start has arrived at the dispatcher
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
     P8  with a start delay, worker i begins a coordinator's first work i times the delay later (stagger.py)
-    P9  pinned work begins before other waiting work, in the order in which it was assigned; if a slot reports nothing for STUCK_S,
-        the items that it has not begun are taken back so that pinned work can begin
+    P9  pinned work begins before other waiting work, in the order in which it was assigned; if a slot reports nothing for STUCK_S, the
+        machine takes back the items that the slot has not begun, so that pinned work can begin
     P10 an item that a slot has begun is neither taken back from the slot nor begun again by this worker
 
 Not here: processes, threads and pipes (runtime.py), and the functions themselves, which are opaque.
@@ -98,7 +98,7 @@ class WorkerMachine:
 
     Attributes:
       workers: the number of workers in the cluster, from the last Assign.
-      serving: whether data tasks still serve readers. If so, a leaving worker stays until the end of its grace.
+      serving: whether data tasks still serve readers. While they do, a leaving worker stays until the end of its grace.
       leave_at: when a leaving worker aborts items that still run; None if the worker has aborted them, or does not leave.
     """
 
@@ -243,7 +243,8 @@ class WorkerMachine:
                 return []
             case StealRequest(leases):
                 wanted = set(leases)
-                for slot in self._slots:  # because a program may wait for the report that work has begun
+                # Report starts, because a program may wait for the report that its work has begun.
+                for slot in self._slots:
                     self._started += slot.begun_among(wanted)
                 return self._return_unbegun(wanted)
             case AbortLeases(leases, grace_s):
@@ -363,7 +364,7 @@ class WorkerMachine:
 
     def _return_unbegun(self, wanted: set[int]) -> list[Effect]:
         back = self.queue.take_out(wanted)
-        # Even if `back` is empty, because the dispatcher waits for one LeasesReturned for each StealRequest.
+        # The report is sent even if `back` is empty, because the dispatcher waits for one LeasesReturned for each StealRequest.
         effects: list[Effect] = [*self._contact.report(LeasesReturned(back))]
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
@@ -466,7 +467,7 @@ class WorkerMachine:
                 stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            # The dispatcher ignores the result of an aborted lease, so it would never free the result.
+            # The dispatcher ignores the result of an aborted lease and would never free it, so this worker frees it.
             if aborted and kind == BULK and not self.leaving:
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
@@ -482,7 +483,8 @@ class WorkerMachine:
         return effects + self._returned(stale)
 
     def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
-        """Return or queue an item that the worker took back from a slot when the slot was about to begin the item."""
+        """Handle an item that the worker took back when a slot was about to begin it: return it to the dispatcher or put it into the
+        queue."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
         self.queue.put_back([item])
@@ -527,7 +529,7 @@ class WorkerMachine:
                 effects += self._report()
                 effects += self._contact.report(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
-                back.append(lease)  # the function has ended, but its outcome is lost with the slot process
+                back.append(lease)  # this function has ended, but its outcome is lost with the slot process
             else:
                 again.append(item)
         self.queue.put_back(again)
@@ -544,7 +546,8 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions, and return the leases of waiting items that need them, whose work has already ended, to the dispatcher."""
+        """Drop functions. Return the leases of waiting items that need these functions to the dispatcher. The work of these items has
+        ended."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:

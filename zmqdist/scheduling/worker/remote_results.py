@@ -1,4 +1,4 @@
-"""Results of other work items as arguments, and the fetch of kept values from their workers.
+"""Results of other work items as arguments of a function, and the fetch of kept values from their workers.
 
 A pickle of arguments, or of a function that captures the result, contains the result as a call of `input_value` with the number of the work
 item. The payload carries the value for this call beside the arguments: the packed result, or a reference to the result.
@@ -48,7 +48,7 @@ def decode_loss(payload: bytes) -> tuple[int, bytes]:
 
 
 def use_fetcher(fetcher: PartsFetcher) -> None:
-    """Have the calling thread, which runs functions, fetch the inputs of the functions with `fetcher`."""
+    """Set the `fetcher` that fetches the inputs of all functions which the calling thread will run."""
     _of_thread.fetcher = fetcher
 
 
@@ -62,7 +62,7 @@ def _takes_safely() -> bool:
 
 
 def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
-    """Make the inputs of a payload available to `input_value` in the calling thread, and return the packed arguments.
+    """Record the inputs in a payload, so that `input_value` finds them in the calling thread. Return the packed arguments.
 
     Args:
       payload: the payload after its mark INPUTS, or a reference to it if the inputs are too large for a message.

@@ -29,7 +29,7 @@ _of_thread = threading.local()
 
 
 def use_resources(resources: SlotResources) -> None:
-    """Have the calling thread, which runs functions, look up resources in `resources`."""
+    """Set the `resources` in which the functions that the calling thread will run look up their resources."""
     _of_thread.resources = resources
 
 
@@ -40,7 +40,8 @@ def current_resources() -> SlotResources:
 
 
 def resource(coordinator: int, number: int, kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-    """Return the value of a resource, which is built if it is missing. Pickles call this function by name, as part of the protocol.
+    """Return the value of a resource, and build the resource if it is missing. Pickles call this function by name, so the name is part of
+    the protocol.
 
     Args:
       number: the coordinator's number for the resource.
@@ -55,7 +56,7 @@ def resource(coordinator: int, number: int, kind: str, definition: bytes, sharer
     resources: SlotResources | None = getattr(_of_thread, "resources", None)
     if resources is None:
         raise RuntimeError(
-            "a per-worker resource exists only inside scheduled functions: give it to one as an argument"
+            "a per-worker resource exists only inside scheduled functions: pass it to a function as an argument"
         )
     return resources.get((coordinator, number), kind, definition, sharers)
 
@@ -82,7 +83,8 @@ def read_value(resource: Any) -> Any:
 
 
 def read_numpy(resource: Any) -> Any:
-    """Return a resource's value with each leaf that has a method `numpy()` converted. The coordinator schedules this function."""
+    """Return a resource's value, in which each leaf that has a method `numpy()` is replaced by the result. The coordinator schedules this
+    function."""
     return nest.map_structure(lambda leaf: leaf.numpy() if hasattr(leaf, "numpy") else leaf, resource)
 
 
@@ -117,7 +119,8 @@ class SlotResources:
         return len(self._resources)
 
     def get(self, key: tuple[int, int], kind: str, definition: bytes, sharers: Sequence[int]) -> Any:
-        """Return the value of a resource, which is built if it is missing. Arguments and errors are as for the function `resource`."""
+        """Return the value of a resource, and build the resource if it is missing. Arguments and errors are as for the function
+        `resource`."""
         with self._lock:
             entry = self._resources.get(key)
             if entry is None:
@@ -143,7 +146,8 @@ class SlotResources:
 
     def _build(self, entry: _Resource, kind: str, definition: bytes, sharers: Sequence[int]) -> None:
         if is_reference(definition):
-            # Outside of `try`, because the next function repeats a failed fetch, but not a failed build.
+            # The fetch is outside of `try`, so that its error is not recorded: the next function repeats a failed fetch, but not a failed
+            # build.
             parts = self._fetcher.fetch(decode_reference(definition))
         else:
             parts = [definition]

@@ -74,7 +74,7 @@ FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
 class WorkerServer:
     """A worker in this process: it registers with a dispatcher and runs scheduled functions in its slots.
 
-    The slots are threads unless the config has `processes=True`, as with the command `zmqdist worker`. The dispatcher may be started
+    The slots are threads unless the config has `processes=True`, which the command `zmqdist worker` sets. The dispatcher may be started
     later, because `start` waits for the dispatcher, and logs that it waits.
 
     Stop the worker with `stop`, or use it in a with-statement. A worker to which the program no longer refers stops in the background and
@@ -83,7 +83,7 @@ class WorkerServer:
     Args:
       config: a WorkerConfig.
       start: whether the constructor starts the worker. If False, call `start()` later.
-      zygote: the process from which slot processes are forked. None has the worker start such a process if it needs one.
+      zygote: the process from which slot processes are forked. With None, the worker starts a zygote if it needs one.
 
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
@@ -154,7 +154,7 @@ class WorkerServer:
     def advertised_address(self) -> str:
         """ "host:port" at which readers of the data service reach the worker: `worker_address` of the config, or `address`.
 
-        In `address`, "localhost" then replaces 127.0.0.1, as in tf.data service.
+        If this is `address`, "localhost" replaces 127.0.0.1, as in tf.data service.
         """
         return self._runtime.advertised
 
@@ -249,7 +249,7 @@ class _Runtime:
 
     @property
     def needs_stop(self) -> bool:
-        """Whether the finalizer of a WorkerServer must stop this runtime: it runs, and in this process.
+        """Whether the finalizer of a WorkerServer must stop this runtime, because the runtime runs in this process.
 
         A forked child has a copy of the runtime, but not the loop's thread.
         """
@@ -390,7 +390,8 @@ class _Runtime:
         """
         config = self._config
         self.address = router.bind(join_address(host, config.port))
-        if is_wildcard(host):  # peers need an address of this host in the dispatcher's network
+        # Advertise an address of this host in the dispatcher's network, because peers cannot connect to a wildcard.
+        if is_wildcard(host):
             self.address = join_address(own_host(self._dispatcher), split(self.address)[1])
         self.advertised = self.data.host.address = config.advertised(self.address)
         self._store.address = self.address if config.worker_address is None else self.advertised
@@ -467,7 +468,7 @@ class _Runtime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    # While disconnected the message is lost. After a reconnect the machine registers again, with all leases.
+                    # A message that is sent while disconnected is lost. After a reconnect the machine registers again, with all leases.
                     self._dealer.send(message)
                 case Give():
                     self._slots.give(effect)

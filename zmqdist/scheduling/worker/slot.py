@@ -114,7 +114,8 @@ class Slot:
         return self.abort_at.pop(lease, None) is not None
 
     def take_begun(self, position: int | None = None) -> list[int]:
-        """Return the leases up to `position` whose start was not reported yet, and mark them as reported. None means the first item."""
+        """Return the leases up to `position` whose start was not reported yet, and mark them as reported. If `position` is None, only the
+        first item counts as begun."""
         if position is None:
             position = self.given[0][0] if self.given else 0
         new = [item[0] for at, item in self.given if self.reported_to < at <= position]

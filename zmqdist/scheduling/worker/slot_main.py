@@ -2,7 +2,7 @@
 
 The slot shares a page of six numbers with its worker:
     POSITION    the position of the item that the slot has begun last; the slot writes this number before the item begins
-    GIVEN_UP    with GIVEN_UP_TO a range: the worker has taken back the items after position GIVEN_UP and up to position GIVEN_UP_TO
+    GIVEN_UP    the worker has taken back the items after position GIVEN_UP and up to position GIVEN_UP_TO (this and the next number)
     CANCEL      the position of the item that should end early; zmqdist.cancelled() compares this number with POSITION
     INDEX       the index of the worker; the worker writes this number before it sends items
     WORKERS     the number of workers; the worker writes this number together with INDEX
@@ -55,7 +55,7 @@ _forked: list[bool] = []
 FLUSH_S = 0.002
 """Seconds after which an outcome is reported although its batch has not ended."""
 FLUSH_ITEMS = 256
-"""The number of collected outcomes that are reported at once although their batch has not ended."""
+"""When this many outcomes are collected, they are reported at once, even if their batch has not ended."""
 
 
 class _Reporter:
@@ -80,14 +80,16 @@ class _Reporter:
             outcomes = self.outcomes[:]
             if outcomes:
                 self._pipe.send(SlotReport(outcomes))
-                del self.outcomes[: len(outcomes)]  # after `send`, because `send` may fail for lack of memory
+                # Drop the outcomes only after `send`. If `send` fails for lack of memory, they must be sent later.
+                del self.outcomes[: len(outcomes)]
 
     @property
     def pool(self) -> ShmPool | None:
         return self._pool
 
     def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
-        """Report a large result. A part is copied once into shared memory, where readers map it, or sent through the pipe otherwise."""
+        """Report a large result. Each part is copied once into shared memory, where readers map it. Without shared memory it is sent
+        through the pipe."""
         self.flush()
         handles = [self._lend(part) for part in parts]
         piped = [part for part, handle in zip(parts, handles, strict=True) if handle is None]
@@ -113,17 +115,18 @@ class _Reporter:
         self.flush()
 
     def _help(self) -> None:
-        """Report outcomes every FLUSH_S while batches run. Of several batches in quick succession, only the first wakes this thread."""
+        """Report outcomes every FLUSH_S while batches run. If several batches begin in quick succession, only the first wakes this
+        thread."""
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # read after `clear`, because a batch that begins in between sets `_busy` again
+            if self._in_batch:  # read only after `clear`: a batch that begins between the two sets `_busy` again itself
                 self._busy.set()
             try:
                 self.flush()
             except OSError:
                 return
-            except BaseException:  # for example a MemoryError; the next flush sends these outcomes
+            except BaseException:  # for example a MemoryError, after which the next flush sends these outcomes
                 log.exception("outcomes could not be reported to the worker; trying again")
 
 

@@ -58,10 +58,10 @@ SLOT_FDS = 3
 """The number of descriptors of the worker for each slot: pipe, page, standard error."""
 
 OTHER_FDS = 96
-"""The number of other descriptors of the worker: for connections, threads, and slots that are starting."""
+"""The number of descriptors that the worker needs for connections, threads, and slots that are starting."""
 
 LINE_CHARS_MAX = 200
-"""The number of characters that are logged of the last line which a dead slot process wrote."""
+"""The largest number of characters of a dead slot process's last output line that are logged."""
 
 log = logging.getLogger("zmqdist.scheduling")
 
@@ -116,7 +116,7 @@ class ProcessSlots:
 
     def spawn(self, slot: int) -> None:
         if self._zygote_lost:
-            return  # because `_zygote_died` reports the deaths of all slots
+            return  # no process can be forked, and `_zygote_died` reports the deaths of all slots
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
         process.child = self._children.spawn(SLOT, process.child_fds(), lambda code: self._exited(process, code))
@@ -212,7 +212,7 @@ class ProcessSlots:
                     outcomes = [(position, BULK, self._hold(kind, process.adopt_parts(message, parts)))]
                 except OpError as error:
                     if not is_alive(process.child.pid):
-                        return  # the slot process has ended, and its shared memory with it, and `_exited` will be called
+                        return  # the slot process and its shared memory are gone, and `_exited` will report the death
                     outcomes = [(position, ERROR, results.pack_error(error))]
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))

@@ -37,7 +37,8 @@ Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 READ = "zmqdist_bulk_read"
 """The RPC method of each holder (bulk) -> the bytes of the part."""
 RECENT_MAX = 128
-"""How many keys the store remembers, each with the last snapshot. A key is an address, or the first and last bytes of a part."""
+"""How many keys the store remembers, each with the last snapshot that had this key. A key is an address, or the first and last bytes of a
+part."""
 
 ENDS_BYTES = 64
 """The number of bytes at each end of a part that form a key. It is small, because these bytes are copied for each comparison."""
@@ -173,7 +174,7 @@ class BulkStore:
                     self._end(entry)
 
     def hold_again(self, bulks: Sequence[int]) -> None:
-        """Add one reference to each of these parts, which `free` drops. Parts that were freed already are ignored."""
+        """Add one reference to each of these parts. A call of `free` drops it again. Parts that were freed already are ignored."""
         with self._lock:
             for bulk in bulks:
                 entry = self._entries.get(bulk)
@@ -213,7 +214,7 @@ class BulkStore:
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._pool is None else self._pool.find_frozen(source)
         address = shm_mapping.address_of(source)
-        if not shared:  # the borrower may write to this part, so a later part cannot be the same part
+        if not shared:  # the borrower may write to this part, so it cannot stand for a later part with the same bytes
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
         keys: list[tuple[int | bytes, int]] = [(address, size)]
         if frozen is None:
@@ -232,12 +233,12 @@ class BulkStore:
         return held
 
     def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
-        """Return the part `bulk`, with one more reference, if its bytes are those that are now at `address`; otherwise return None."""
+        """Add a reference to the part `bulk` and return the part, if its bytes are equal to those at `address`. Otherwise return None."""
         with self._lock:
             entry = None if bulk is None else self._entries.get(bulk)
             if bulk is None or entry is None:
                 return None
-            entry.uses += 1  # so that no thread frees the part during the comparison
+            entry.uses += 1  # this reference keeps other threads from freeing the part during the comparison
         if frozen is None:
             same = shm_mapping.same_bytes(address, shm_mapping.address_of(entry.view()), entry.nbytes)
         else:

@@ -1,7 +1,7 @@
 """Slots as threads of the worker's own process, for a `WorkerServer` inside a program.
 
-A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`), and its slot waits until it ends. A slot
-that is a thread has one item at a time, so the worker never takes items back from the slot.
+A thread cannot be killed. A cancelled function is asked to end early (`zmqdist.cancelled()`), and the slot waits until the function ends. A
+slot that is a thread has one item at a time, so the worker never takes items back from the slot.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ class ThreadSlots:
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
-            task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023  a slot has one item at a time
+            # The lambda may refer to the loop variable, because a slot has one item at a time.
+            task_context.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023
             try:
                 kind, result = run(self._functions, coordinator, fn, payload)
                 if kind in (BULK, KEPT):
                     kind, result = BULK, self._hold(kind, result)
-            except BaseException as error:  # for example a MemoryError: only this item fails
+            except BaseException as error:  # an error such as a MemoryError fails this item only
                 kind, result = ERROR, results.pack_error(error)
             task_context.leave()
             slot.busy = False

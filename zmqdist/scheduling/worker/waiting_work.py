@@ -18,7 +18,8 @@ class WaitingWork(deque[Leased]):
     Attributes:
       pinned: the leases of pinned work, in the queue or at a slot. Some of these leases may have ended.
       report_before_start: the leases in the queue whose start must be reported before their items begin.
-      announced: the lease whose start was reported last in this way. No item is put before this lease, because it counts as begun.
+      announced: the lease whose start was reported last before its item began. No item is put before this lease, because its item counts as
+        begun.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,8 @@ class WaitingWork(deque[Leased]):
             self.extend(items)
 
     def put_back(self, items: list[Leased]) -> None:
-        """Put back items that a slot has not begun, oldest first. The other pinned, or not pinned, items are newer, so they come later."""
+        """Put back items that a slot has not begun. `items` begins with the oldest item. Pinned items come before all other pinned items,
+        and the rest before all other items that are not pinned, because the slots got older items first."""
         pinned = self.pinned and [item for item in items if item[0] in self.pinned]
         if pinned:
             self._put_pinned(pinned)

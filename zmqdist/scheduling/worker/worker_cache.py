@@ -58,7 +58,7 @@ class WorkerCache:
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
         return encode_reference(
-            Reference(  # a reference to the same payload, with parts in this store
+            Reference(  # a reference to the payload whose parts are in this store
                 self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
             )
         )
@@ -93,7 +93,7 @@ class WorkerCache:
 
     def _part(self, reference: Reference, part: Held) -> Held:
         if reference.store == self._store.number:
-            return part  # a kept value of this worker
+            return part  # this worker holds the part itself, as part of a kept value
         key = (reference.store, part.bulk)
         with self._lock:
             future = self._parts.get(key)
@@ -105,10 +105,10 @@ class WorkerCache:
         if mine:
             self._fetch(reference, part, future, key)
             self._trim()
-        return future.result()  # without a time limit, because a fetch fails when nothing arrives for STALLED_S
+        return future.result()  # no time limit is needed, because a fetch fails when nothing arrives for STALLED_S
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
-        try:  # other threads wait for `future`, so every path must settle `future`
+        try:  # other threads wait for `future`, so every path must settle it
             pool = this_pool()
             block = None if pool is None else pool.allocate(part.size)
             buffer = np.empty(part.size, np.uint8) if block is None else block.array()

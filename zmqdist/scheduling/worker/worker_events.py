@@ -130,7 +130,8 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFunctions:
-    """Have a slot drop the functions and resources with these (coordinator, number). ALL_NUMBERS drops all of the coordinator."""
+    """Have a slot drop the functions and resources with these (coordinator, number). The number ALL_NUMBERS stands for all functions and
+    resources of the coordinator."""
 
     slot: int
     functions: list[tuple[int, int]]

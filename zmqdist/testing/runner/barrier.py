@@ -66,7 +66,7 @@ class BarrierGate:
 
     def gone(self, task: Task, why: str | None) -> None:
         """Note that a task does not wait at the barrier any more. If `why` is given, it is the reason why the task can never arrive, and
-        the tasks that wait for it get an error."""
+        all waiting tasks get an error."""
         with self._lock:
             self._waiting.pop(task, None)
             if why is not None and task in self._members:
@@ -123,7 +123,7 @@ class Barrier:
         """Wait until all tasks of the run have called `wait`. The barrier can be used again at once.
 
         Args:
-          timeout: seconds; None: wait without a limit. Every 10 s the task logs which tasks are missing.
+          timeout: seconds; None means no limit. While the task waits, it logs every 10 s which tasks are missing.
 
         Returns:
           The number of tasks that had arrived before this one.

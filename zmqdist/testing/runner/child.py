@@ -1,8 +1,8 @@
 """The program of a task's process. Its arguments, LIFELINE and PIPE, are two descriptors that it inherits from its parent.
 
-The process, and all processes that it has started, end with the parent, even if the parent crashes. The lifeline is a pipe whose other
-end the parent holds. When this end is closed, the kernel sends SIGKILL to the whole process group, so even a process whose function is
-stuck in C code and holds the interpreter's lock ends.
+The process, and all processes that it has started, end with the parent, even if the parent crashes. The lifeline is a pipe whose other end
+the parent holds. When the parent's end is closed, the kernel sends SIGKILL to the whole process group. So a process ends even if its
+function is stuck in C code and holds the interpreter's lock.
 
 On SIGTERM, and when it crashes, the process writes the stacks of all threads to standard error and ends.
 """
@@ -38,7 +38,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
     sys.path[:] = facts["path"]
-    # The objects of `manager` authenticate with it.
+    # The objects of `manager` authenticate with this key.
     multiprocessing.current_process().authkey = bytes.fromhex(facts["authkey"])
     set_barrier(Barrier(pipe, facts["parties"]))
     while True:
@@ -86,7 +86,7 @@ def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
 
 
 def _without_us(error: BaseException) -> Any:
-    """Return the error's traceback from the user's function on; the whole traceback if the function was not called."""
+    """Return the error's traceback from the user's function on. If the function was not called, return the whole traceback."""
     trace = error.__traceback__
     return trace.tb_next if trace is not None and trace.tb_next is not None else trace
 

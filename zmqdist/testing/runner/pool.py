@@ -79,8 +79,7 @@ class MultiProcessPoolRunner:
 
         Raises:
           Exception: the function has raised it in a task. `run` raises it after all tasks have finished. If several tasks raised errors,
-              `run`
-            raises the error of the first task in their order. The pool can be used again.
+              `run` raises the error of the first task in their order. The pool can be used again.
           UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the next `run` starts new ones.
           SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all processes; the next `run` starts new ones.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
@@ -90,9 +89,9 @@ class MultiProcessPoolRunner:
             if not self._processes:
                 self._start()
             for task in self._processes:
-                self._crew.gate.started(task)  # before any task can arrive at the barrier
+                self._crew.gate.started(task)  # set before any task can arrive at the barrier
             for process in self._processes.values():
-                with contextlib.suppress(OSError):  # the process has ended: `on_exit` reports it
+                with contextlib.suppress(OSError):  # the process has ended, which `on_exit` reports
                     work.send(process.pipe, last=False)
             outcomes = self._collect()
         for task in self._crew.tasks:
@@ -157,7 +156,7 @@ class MultiProcessPoolRunner:
                 self._crew.gate.gone(process.task, outcome.why)
         except Empty:
             self._late(outcomes)
-        except BaseException:  # for example after Ctrl-C, when no caller waits for the functions any more
+        except BaseException:  # for example Ctrl-C, after which no caller waits for the functions
             self.shutdown()
             raise
         return outcomes
@@ -171,7 +170,7 @@ class MultiProcessPoolRunner:
 
     def _late(self, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
         late = [process for task, process in self._processes.items() if task not in outcomes]
-        self._crew.signal(late, SIGTERM)  # on which a process writes its stacks
+        self._crew.signal(late, SIGTERM)  # on SIGTERM a process writes its stacks
         until = time.monotonic() + TERM_GRACE_S
         for process in late:
             process.child.ended.wait(max(0.0, until - time.monotonic()))

@@ -5,7 +5,7 @@ a socket that never listens. The kernel then assigns the port to no process that
 can still bind it; ZeroMQ, asyncio and http.server set this option. The port is released when the dict that names it, and each runner made
 with that dict, is garbage-collected.
 
-This does not prevent that another program binds exactly this port, by number and with SO_REUSEADDR.
+Another program can still bind such a port if it names the port's number and sets SO_REUSEADDR.
 """
 
 from __future__ import annotations

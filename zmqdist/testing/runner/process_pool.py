@@ -27,8 +27,8 @@ from zmqdist.wire import trusted
 PREFIX_CHARS = 14
 NVIDIA = Path("/proc/driver/nvidia/gpus")
 OUTCOME_S = 60.0
-"""Limit for reading and unpickling the last message of an ended process, in seconds. The message may have gigabytes, and the host may be
-busy."""
+"""Seconds that reading and unpickling the last message of an ended process may take. The limit is high, because the message may have
+gigabytes and the host may be busy."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PoolWork:
         return cls([trusted.pack_function(fn), *parts], found)
 
     def send(self, pipe: TaskPipe, last: bool) -> None:
-        """Send the function to a process. `last`: the process ends after this function."""
+        """Send the function to a process. With `last`, the process ends after this function."""
         pipe.send(("run", {"module": self.module, "last": last}), self.payloads)
 
 
@@ -129,7 +129,7 @@ class ProcessCrew:
         Args:
           works: the functions that the process runs first.
           last: whether the process ends after them.
-          cluster: the cluster in the process's TF_CONFIG; None: the crew's cluster.
+          cluster: the cluster in the process's TF_CONFIG; None means the crew's cluster.
         """
         environment = {**os.environ, "TF_CONFIG": self.tf_config(task, cluster), **self._gpus(task)}
         ours, theirs = BlockingPipe.pair(TASK_CODEC)
@@ -152,7 +152,7 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # the process has ended already; its exit code tells why
-                # sent here and not in the process's thread, because the caller may send a function as soon as this method has returned
+                # Not sent in the process's thread, because the caller may send a function as soon as this method has returned.
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -229,8 +229,7 @@ class ProcessCrew:
 
     def _gpus(self, task: Task) -> dict[str, str]:
         """Return the environment variable that names the GPUs of a process; an empty dict if the processes share all GPUs. With n tasks,
-            each
-        process gets every n-th GPU, or one GPU if there are fewer GPUs than tasks.
+        each process gets every n-th GPU, or one GPU if there are fewer GPUs than tasks.
         """
         devices = [] if self._share_gpu else physical_gpus()
         if not devices:

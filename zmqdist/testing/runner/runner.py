@@ -49,18 +49,18 @@ class MultiProcessRunner:
     Args:
       fn: the function that every task runs.
       cluster_spec: a dict of jobs to addresses; `create_cluster_spec` makes one with free ports.
-      rpc_layer: the value of "rpc_layer" in TF_CONFIG; None: TF_CONFIG does not have it.
-      max_run_time: seconds from the start after which tasks that still run are ended, and `join` fails; None: no limit.
-      stream_output: write the lines of the tasks to this process's standard output as they arrive, prefixed with the task.
-      return_output: keep these lines for `MultiProcessRunnerResult.stdout`.
-      dependence_on_chief: when the chief has ended, the other tasks may run for `chief_grace_s` and are then killed.
-      auto_restart: restart a task that failed or was terminated, until the chief has ended successfully.
+      rpc_layer: the value of "rpc_layer" in TF_CONFIG; None means that TF_CONFIG does not have this key.
+      max_run_time: seconds from the start after which the runner ends tasks that still run, and `join` fails. None means no limit.
+      stream_output: whether to write the lines of the tasks to this process's standard output as they arrive, prefixed with the task.
+      return_output: whether to keep these lines for `MultiProcessRunnerResult.stdout`.
+      dependence_on_chief: whether the other tasks are killed `chief_grace_s` after the chief has ended.
+      auto_restart: whether to restart a task that failed or was terminated, until the chief has ended successfully.
       share_gpu: if True, each task sees all GPUs of this host. If False, CUDA_VISIBLE_DEVICES gives each task its share of the GPUs.
       args, kwargs: the arguments of `fn`.
       grpc_fail_fast, use_dill_for_args, daemon: arguments of TensorFlow, without effect: zmqdist has no gRPC, uses cloudpickle for
         objects that plain pickle refuses, and lets no process outlive this one.
       chief_grace_s: seconds that the other tasks may run after the chief has ended.
-      term_grace_s: seconds from SIGTERM, on which a task writes its stacks, to SIGKILL.
+      term_grace_s: seconds between SIGTERM and SIGKILL. On SIGTERM a task writes its stacks.
 
     A with-statement ends the tasks that still run.
 
@@ -111,7 +111,7 @@ class MultiProcessRunner:
         self._processes: dict[Task, TaskProcess] = {}  # the last process of each task
         self._running: set[TaskProcess] = set()
         self._works: dict[Task, tuple[PoolWork, Any]] = {}
-        self._outcomes: dict[Task, PoolOutcome] = {}  # in order of arrival
+        self._outcomes: dict[Task, PoolOutcome] = {}  # the outcomes in their order of arrival
         self._terminated: set[TaskProcess] = set()
         self._overran: list[Task] = []
         self._timers: list[threading.Timer] = []
@@ -137,8 +137,8 @@ class MultiProcessRunner:
         an error, the other tasks are ended.
 
         Raises:
-          ValueError: the cluster has no such task; or as `start`.
-          InvalidArgumentError: as `start`.
+          ValueError: the cluster has no such task, or `start` raises the error.
+          InvalidArgumentError: `start` raises it.
           Exception: the function has raised it.
         """
         me = (as_task_type, as_task_id)
@@ -166,13 +166,13 @@ class MultiProcessRunner:
         """Start one task: a task that was terminated, or a task that the cluster did not have.
 
         Args:
-          cluster_spec: the cluster in the task's TF_CONFIG; None: the runner's cluster.
-          fn: the function that the task runs; None: the runner's function.
-          args, kwargs: the arguments of the function; None: those of the runner if `fn` is None, otherwise no arguments.
+          cluster_spec: the cluster in the task's TF_CONFIG; None means the runner's cluster.
+          fn: the function that the task runs; None means the runner's function.
+          args, kwargs: the arguments of the function. None means the runner's arguments if `fn` is None, and otherwise no arguments.
 
         Raises:
-          ValueError: the task is running, or the runner was joined; or as the constructor.
-          InvalidArgumentError: as `start`.
+          ValueError: the task is running, the runner was joined, or the constructor raises the error.
+          InvalidArgumentError: `start` raises it.
         """
         task = (task_type, task_id)
         if fn is not None and not callable(fn):
@@ -267,12 +267,12 @@ class MultiProcessRunner:
         """Wait for the end of all tasks, and return their results and output. Call this once.
 
         Args:
-          timeout: whole seconds; None: wait without a limit.
+          timeout: whole seconds; None means no limit.
 
         Raises:
           ValueError: the runner was joined already or never started, or `timeout` is not a whole number of seconds.
-          SubprocessTimeoutError: some tasks still ran after `timeout`. They got SIGTERM, on which they write their stacks, and then
-              SIGKILL.
+          SubprocessTimeoutError: some tasks still ran after `timeout`. The runner sends them SIGTERM, on which they write their stacks, and
+              then SIGKILL.
           UnexpectedSubprocessExitError: a task ended with an exit code above 0, crashed, or ran longer than `max_run_time`.
           Exception: the function of a task has raised it; its cause is the remote traceback.
 
@@ -364,8 +364,8 @@ class MultiProcessRunner:
         return None if process is None else process.child.pid
 
     def get_process_exit_code(self, task_type: str, task_id: int) -> int | None:
-        """Return the exit code of the task's last process, in the form of `subprocess`: -9 for SIGKILL. None if the process still runs, or
-        if the task had no process.
+        """Return the exit code of the task's last process in the form of `subprocess`, in which -9 stands for SIGKILL. None means that the
+        process still runs, or that the task had no process.
         """
         process = self._processes.get((task_type, task_id))
         return None if process is None else process.child.exit_code
@@ -399,7 +399,8 @@ class MultiProcessRunner:
                 log.info("%s has ended and is restarted: %s", named(task), describe_exit(code or 0))
                 try:
                     self._start_task(task, *self._works[task])
-                except Exception as error:  # no process or descriptor is left, for example; `join` raises the error
+                except Exception as error:
+                    # For example, the host has no process or descriptor left; `join` raises the error.
                     self._outcomes[task] = PoolOutcome(error=error)
             else:
                 may_come = process in self._terminated
@@ -432,7 +433,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
 ) -> MultiProcessRunnerResult:
     """Run `fn` in every task of a cluster, wait for all tasks, and return their results and output. The arguments are those of
-    MultiProcessRunner; the errors are those of MultiProcessRunner and of its `join`.
+    MultiProcessRunner. The errors are those of MultiProcessRunner and of its `join`.
     """
     with MultiProcessRunner(
         fn,

@@ -1,7 +1,7 @@
 """`manager`: objects that the parent and the tasks of a run share, such as those of the standard library's `multiprocessing.Manager`.
 
-The objects are in a separate process. The first call of `manager` starts this process. It ends when its parent ends, because its standard
-input is then closed. Each access to an object is a request to the separate process, which is quick enough for tests.
+The objects are in a separate process. The first call of `manager` starts this process. The process ends when its parent ends, because its
+standard input is then closed. Each access to an object is a request to the separate process, which is quick enough for tests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def end_manager() -> None:
         process, _process, _manager = _process, None, None
         if process is not None:
             atexit.unregister(end_manager)
-            process.communicate()  # closes the standard input of the process, which then ends
+            process.communicate()  # this closes the standard input of the process, which then ends
 
 
 def _end_with_parent() -> None:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 AT_ONCE_MAX = 10_000
-"""The most events at one moment of virtual time. If there are more, a machine sets a deadline for this moment again and again."""
+"""The most events at one moment of virtual time. More events mean that a machine sets a deadline for this moment again and again."""
 
 
 class SimClock:
@@ -33,7 +33,7 @@ class SimClock:
 
     def next_poll(self, since_s: float, step_s: float) -> float:
         """Return the next time of a poll that runs every `step_s` seconds since `since_s`. The simulation calls the poll at this time only,
-        because the earlier polls would have seen no change.
+        because the polls before it would have seen no change.
         """
         at_s = since_s + step_s
         while at_s <= self.now:

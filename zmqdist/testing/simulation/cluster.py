@@ -44,10 +44,10 @@ class SimCluster:
 
     Args:
       workers, coordinators: the number of workers and of coordinators.
-      works: number of pieces of work that each coordinator schedules.
+      works: number of work items that each coordinator schedules.
       faults: number of faults.
       can_kill: whether the slots are processes, which the worker can kill. Otherwise the slots are threads.
-      queue_max: the most pieces of work that a coordinator queues; None chooses a random number.
+      queue_max: the most work items that a coordinator queues. With None, the simulation chooses a random number.
 
     Raises (from `run`):
       AssertionError: a promise was broken; the text begins with the machine and the promise's number.
@@ -102,7 +102,7 @@ class SimCluster:
         for coordinator in self.coordinators:
             left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
             assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
-        # Wait, so that messages in flight arrive, and each side notices the end of connections.
+        # Wait, so that messages in flight arrive, and both sides of each ended connection notice its end.
         self.clock.run(self.clock.now + 10.0)
         self._check_nothing_left()
 
@@ -263,7 +263,8 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Have the program take back work several times, because most work has ended already and a reply is lost only at rare moments."""
+        """Have the program take back work several times. A single request would rarely test anything, because most work has ended already
+        and a reply is lost only at rare moments."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))

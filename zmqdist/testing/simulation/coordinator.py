@@ -53,8 +53,8 @@ from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.testing.simulation.worker import Oracle, SimWorker
 
 ANSWER_S = 2.0
-"""When the program takes back work, the reply says whether the work has begun. Without faults, the reply arrives within this many
-seconds."""
+"""Seconds within which, without faults, the program gets the reply to a request to take back work. The reply says whether the work has
+begun."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
@@ -87,9 +87,9 @@ class SimCoordinator:
     """One coordinator. Its process never dies; its connection may end.
 
     Attributes:
-      resolved: how often each piece of work was resolved.
-      outcomes: the kind of outcome of each piece of work that has ended.
-      kinds: the kind of function that each piece of work runs, one of KINDS or "plan".
+      resolved: how often each work item was resolved.
+      outcomes: the kind of outcome of each work item that has ended.
+      kinds: the kind of function that each work item runs, one of KINDS or "plan".
       options: the options of work that has any: its worker, its priority, and whether it is detached.
       members: the incarnations of the current workers by name, from the last report.
       kept: results that the program holds and that their workers keep: number of the run -> the connection over which the result arrived.
@@ -108,11 +108,12 @@ class SimCoordinator:
         self._cancelled: set[int] = set()
         self._wanted_back: set[int] = set()
         self._pending_take_backs: dict[int, SimConnection | None] = {}
-        """Work whose request to take it back has no reply yet -> the connection at the time of the request."""
+        """The work items that the program wants to take back and for which no reply has arrived: work -> the connection at the time of the
+        request."""
         self._goes_on: set[int] = set()
         """Work that has begun, according to the replies to requests to take it back."""
         self._with_dispatcher: set[int] = set()
-        """The work that was submitted over this connection and that counts towards the limit of submitted work, which is called width."""
+        """The work that was submitted over this connection and that counts towards `width`, the limit of submitted work."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
@@ -270,9 +271,9 @@ class SimCoordinator:
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
-        """Check that the program has got a reply for each piece of work that it wanted to take back. Check later if a fault has just
-        happened, because the fault may have lost a reply. Also check later while a round ends, because running work is cancelled only when
-        its function ends, and a function in a thread cannot be ended early.
+        """Check that the program has got a reply for each work item that it wanted to take back. Check later if a fault has just happened,
+        because the fault may have lost a reply. Also check later while a round ends, because running work is cancelled only when its
+        function ends, and a function in a thread cannot be ended early.
         """
         left = [work for work in works if work in self._pending_take_backs and work not in self._cancelled]
         quiet_since = self.cluster.quiet_since
@@ -447,7 +448,7 @@ class SimCoordinator:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         if not self.machine.closures.wants(work, attempt):
-            return  # the work has ended, or was submitted again
+            return  # no result of this attempt is wanted, because the work has ended or was submitted again
         holder = self.cluster.holder(reference)
         if holder is None:
             if not self.resolved[work]:
@@ -456,7 +457,7 @@ class SimCoordinator:
         self.cluster.clock.after(self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference))
 
     def _fetched(self, work: int, attempt: int, reference: bytes) -> None:
-        """Report the arrival of a bulk result. If its holder has ended during the transfer, fetch the result again."""
+        """Report the arrival of a bulk result. If the worker that held the result has ended during the transfer, fetch the result again."""
         holder = self.cluster.holder(reference)
         if holder is None or self._fetching.get(work) != attempt:
             self._fetch(work, attempt, reference)

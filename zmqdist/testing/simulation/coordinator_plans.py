@@ -168,7 +168,8 @@ class SimPlans:
         return Planned(work, fn, tuple(named), failed, plan.retries, until, lineage, lineage, owner.options_of(work))
 
     def _usable(self, work: int) -> bool:
-        """Return whether work can be an input: the program holds its RemoteValue, and if only a worker has the value, it has a lineage."""
+        """Return whether work can be an input. The program must hold its RemoteValue, and if only a worker has the value, the work must
+        have a lineage."""
         plan = self.plans.get(work)
         if plan is not None:
             return 0 in plan.users

@@ -44,7 +44,7 @@ WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
-"""Time between two polls of a task with a full buffer for room, in seconds."""
+"""Seconds between two polls with which a task with a full buffer looks for room."""
 
 TOGETHER = 3
 """The most elements in a reply."""
@@ -230,7 +230,8 @@ class SimDispatcher:
         sim = self._sim
         if incarnation != self.incarnation or not self.alive:
             if sim.random.random() < 0.5 and incarnation == self.incarnation:
-                self._records += records  # this time the records reached the disk before the process died
+                # The dispatcher was killed, but in this run the records reached the disk before that.
+                self._records += records
             return
         if sim.clock.now < sim.disk_full_until:
             sim.note("the journal fails")
@@ -449,14 +450,14 @@ class SimDataWorker:
             task.dropped = True
         for tell in self.died:
             tell()
-        if self.sim.random.random() < 0.5:  # the worker was a child on the dispatcher's host
+        if self.sim.random.random() < 0.5:  # simulate a worker that was a child process on the dispatcher's host
             self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.incarnation))
 
     def ask_work(self) -> None:
         self._perform(self._work.ask())
 
     def finished(self, number: int) -> None:
-        """Note that readers have taken the last element of a task."""
+        """Note that the readers have taken the last element of this task."""
         self._perform(self._work.finished(number))
 
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:

@@ -222,7 +222,7 @@ class SimReader:
         self.look()
 
     def look(self) -> None:
-        """Note whether the consumer has reached the end."""
+        """Note whether the consumer has reached the end of the iteration."""
         if self._over and not self.queue and not self._consuming:
             self.ended = True
 

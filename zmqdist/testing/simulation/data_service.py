@@ -9,7 +9,8 @@ Writing the journal fails. A worker's reply to a reader is lost. After FAULTS_S 
 end of its iteration.
 
 At the end of a run, `check` compares the elements of all readers with the table of docs/delivery.md. For each way of reading, the table
-states which elements may be missing because of the faults: elements that a lost incarnation held, elements in a lost reply, and no others.
+states which elements may be missing because of the faults. These are at most the elements that a lost incarnation held and the elements in
+a lost reply.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
 CALM_S = 16.0
-"""The end of the calm phase, in seconds. By then each time-out of the rules has passed since the last fault."""
+"""The time at which the calm phase ends, in seconds. Each time-out of the rules has passed by then, counted from the last fault."""
 END_S = 40.0
 
 
@@ -67,7 +68,7 @@ class DataSim:
         self._begun: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
         """(state, iteration) -> (task, address of the worker) of each task that a worker has begun."""
         self._named = self.random.random() < 0.5
-        """Whether workers register with an index; False: the dispatcher assigns the indexes."""
+        """Whether workers register with an index. If False, the dispatcher assigns the indices."""
         self.disk_full_until = 0.0
         self._portions = self.random.random() < 0.4
         self.faults_until = FAULTS_S if faults else 0.0
@@ -318,7 +319,7 @@ class DataSim:
     def _check_shares(self, reader: SimReader, got: Counter[int]) -> None:
         """Check an OFF iteration: every live worker whose address has a task of the iteration must have delivered the whole dataset."""
         there = {worker.address for worker in self.workers if worker.alive}
-        # The last address of a task, which may move to another worker.
+        # The last address of each task, because a task may move to another worker.
         last = dict(self._begun[reader.state, reader.iteration])
         shares = len(there & set(last.values()))
         least = min((got[element] for element in range(self.count)), default=shares)

@@ -27,7 +27,8 @@ class SimProcess:
         self._backlog: deque[Callable[[], object]] = deque()
 
     def post(self, fn: Callable[[], object]) -> None:
-        """Call `fn`, which is an event in this process: at once, after the thaw if the process is frozen, or never if it is dead."""
+        """Call `fn`, which is an event in this process. If the process is frozen, call `fn` after the thaw. If the process is dead, do
+        nothing."""
         if not self.alive:
             return
         if self.frozen:
@@ -96,7 +97,7 @@ class SimConnection:
 
     def in_order(self, direction: int, nbytes: int, fn: Callable[[], object]) -> None:
         """Send `nbytes` bytes, and call `fn` when they have arrived, after all earlier messages in this direction. If the connection ends
-        earlier, `fn` is not called. Direction 0 is to the server, direction 1 to the client.
+        before that, `fn` is not called. Direction 0 is to the server, direction 1 to the client.
         """
         at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction]) + nbytes / self.bytes_per_s
         self._last[direction] = at

@@ -53,7 +53,7 @@ DURATIONS_S = {
 }
 POLL_S = 0.02
 PIPE_S = 0.0001
-"""Time that a message to a slot takes, in seconds."""
+"""Seconds that a message to a slot takes."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Oracle:
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """(coordinator, work) -> its leases whose start a worker has reported."""
     kept: set[tuple[int, int]] = field(default_factory=set)
-    """(coordinator, work) of each result that the dispatcher had when a coordinator told it to keep the result."""
+    """(coordinator, work) of each result that the dispatcher had when a coordinator told the dispatcher to keep the result."""
 
 
 @dataclass(eq=False)
@@ -125,7 +125,8 @@ class WorkerSurroundings(Protocol):
         """Raise AssertionError if the message by which a worker registers breaks a promise."""
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
-        """Raise AssertionError if work whose start has to be reported first begins before the dispatcher has the report."""
+        """Raise AssertionError if the worker begins this lease before the dispatcher knows of its start, although the lease has
+        `report_before_start`."""
 
 
 class SimWorker:
@@ -208,9 +209,9 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """Stop the worker's process as by SIGSTOP. With `slots_too`, also stop its slots.
+        """Freeze the worker's process, as SIGSTOP does. With `slots_too`, freeze its slots as well.
 
-        The zygote ends slots that are not stopped, because it notices that their worker does not run (process/zygote.py).
+        The zygote ends slots that are not frozen, because it notices that their worker does not run (process/zygote.py).
         """
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
@@ -342,7 +343,7 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Check that pinned work is handed to slots first and in order, except for work whose start has to be reported first."""
+        """Check that the machine hands pinned work to slots first and in order, except for work that has `report_before_start`."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.report_before_start
@@ -434,7 +435,7 @@ class SimWorker:
         self._next(slot)
 
     def _report(self, slot: SimSlot, position: int, kind: int, payload: bytes) -> None:
-        """Report an outcome 1 ms later. If the slot dies before, the outcome is lost."""
+        """Report an outcome 1 ms later. If the slot dies before that, the outcome is lost."""
 
         def leave() -> None:
             if slot.alive:
