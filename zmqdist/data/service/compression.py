@@ -28,12 +28,12 @@ NAMES: Final = ("SNAPPY", "ZLIB", "GZIP", "LZ4", "ZSTD")
 
 _SAMPLES: Final = 4
 _SAMPLE_BYTES: Final = 8192
-"""The number of samples of a large buffer, which are at equal distances, and the length of each sample. They show how much the buffer
-shrinks."""
+"""How many samples a codec takes of a large buffer, and the bytes of each sample. The samples are at equal distances, and show how much the
+buffer would shrink."""
 
 _SAMPLED_BYTES_MIN: Final = 16 * _SAMPLES * _SAMPLE_BYTES
-"""A buffer of at least this size is sampled first, because compressing the samples in vain costs only a sixteenth of compressing the buffer
-in vain."""
+"""A codec samples a buffer of at least this many bytes. For an incompressible buffer this takes at most a sixteenth of the time that
+compressing the whole buffer would take."""
 
 _LZ4_BYTES_MAX: Final = 0x7E000000
 """LZ4's bound for the size of a block. Larger buffers are sent uncompressed."""

@@ -48,7 +48,7 @@ def call_until_answered(
     Args:
       method: the part of the method's name after "zmqdist.data.".
       timeout_s: seconds for which a failed call is repeated; `inf` means for ever.
-      due: the deadline of each call, as for `internal_client.start`.
+      due: the deadline of each call, in the form that `internal_client.start` takes.
       stopped: an event that ends the wait with CancelledError when it is set.
       what: a phrase that names the call in the log and in error texts.
       again: the codes after which the call is repeated.
@@ -115,14 +115,16 @@ class SplitClient:
 
         Raises:
           PositionsUnavailable: the dispatcher refuses the request, or does not reply in time.
-          WorkerDrained: the worker is leaving, and the pipeline asks for a repetition after the one that has ended because of this.
+          WorkerDrained: the worker is leaving, so the current repetition has ended early, and the pipeline asks for positions of the next
+            repetition.
         """
         with self._lock:
             run = self._runs.setdefault(source, _Run())
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
-                # End the current repetition. Raise if the pipeline begins another one, because such a pipeline would never end by itself.
+                # End the current repetition. Raise if the pipeline begins another repetition, because such a pipeline would never end by
+                # itself.
                 if repetition > run.drained_in >= 0:
                     raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
@@ -151,8 +153,8 @@ class SplitClient:
         return int(start), int(length)
 
     def drain(self) -> None:
-        """Give the pipeline no more positions, and return unused positions to the dispatcher. Blocks until the dispatcher has confirmed
-        this.
+        """Give the pipeline no more positions, and return unused positions to the dispatcher. Blocks until the dispatcher has confirmed the
+        returned positions.
 
         Raises:
           OpError: the dispatcher has refused the positions.

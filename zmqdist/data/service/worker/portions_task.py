@@ -1,8 +1,8 @@
 """The runner of a task that computes portions. The dispatcher gives the task portions for each reader, and the task opens a pipeline for
 each portion.
 
-Each reader has a lane. A thread of the lane requests portions, runs them one after the other, and puts their elements into the machine's
-buffer (portions_machine.py). The reply to a request may have elements of several portions.
+The task has a lane for each reader. The lane's thread requests portions, runs their pipelines one after the other, and puts the elements
+into the lane's buffer (portions_machine.py). The reply to a request may have elements of several portions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runner of a task of a coordinated read. A thread computes groups ahead, and the machine (rounds_machine.py) decides when the
+"""The runner of a data task in a coordinated read. A thread computes groups ahead, and the machine (rounds_machine.py) decides when the
 consumers get a group.
 """
 
@@ -24,7 +24,7 @@ at least one group ahead."""
 
 
 class RoundsRunner:
-    """Runs a task of a coordinated read."""
+    """Runs one data task of a coordinated read."""
 
     def __init__(
         self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, consumers: int
@@ -54,7 +54,7 @@ class RoundsRunner:
         self._decide(lambda: self._machine.add_request(wanted, reply), reply)
 
     def expire(self, reply: ElementReply) -> None:
-        """Have all consumers skip the round of this request, because the request's waiting time is over."""
+        """Have all consumers skip the coordinated read's round that this request asks for, because its waiting time is over."""
         self._decide(lambda: self._machine.expired(reply))
 
     def close(self) -> None:
@@ -71,8 +71,8 @@ class RoundsRunner:
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
-        """Have the machine decide, and send the replies that it returns. `new` is the request that the decision adds, if it adds one. Any
-        thread may call this.
+        """Call `decision`, which has the machine decide, and send the replies that it returns. `new` is the request that the decision adds,
+        if any. Any thread may call this.
         """
         with self._lock:
             for reply in self._machine.waiting():

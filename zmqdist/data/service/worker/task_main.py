@@ -3,7 +3,8 @@
 The worker's zygote forks this process. The process has a loop, and a router on the listening socket that the worker has opened, so that it
 sends elements directly to the readers. It requests positions from the dispatcher. With the worker it shares
     a pipe      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes its end of the pipe when the task is dropped.
-                This process sends its figures, FINISHED when the last element was taken, and ANSWERED when no request waits after REFUSE.
+                This process sends its figures, FINISHED when readers have taken the last element, and ANSWERED when, after REFUSE, no
+                request waits any more.
     a page      of memory, to which this process writes the progress of the task (element_replies.py). If the process crashes, the worker
                 reads the numbers for the error text there.
 """

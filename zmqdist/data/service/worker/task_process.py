@@ -1,4 +1,4 @@
-"""Data-service tasks as child processes of the worker. User code that crashes or hangs stops only its own task. This is the worker's side.
+"""The worker's side of data-service tasks that run as child processes. User code that crashes or hangs stops only its own task.
 
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It accepts no connection on this socket.
@@ -224,8 +224,8 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
-            # An exit after the last element is no crash, because it loses nothing. Nor is SILENT, with which the zygote ended the process
-            # of a suspended worker.
+            # An exit after the last element is no crash, because no element is lost. An exit with the code SILENT is no crash either,
+            # because the zygote ended the process while the worker was suspended.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())

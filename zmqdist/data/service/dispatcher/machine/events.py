@@ -149,7 +149,7 @@ class WatchRequest:
     Attributes:
       version: the version of the news that the client received last.
       stopped: in coordinated reads, the round that the consumer does not begin before the reply arrives; -1 if the consumer does not stop.
-      lost: in coordinated reads, maps each task that does not reply to the first round that the consumer has not received from this task.
+      lost: in coordinated reads, maps each task that does not reply to the first round that the consumer has not received from that task.
     """
 
     token: Token
@@ -289,7 +289,9 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Decide whether compression "AUTO" is off for a dataset. -> the decision. The first request for the dataset decides, by its `off`."""
+    """Decide whether compression "AUTO" is off for a dataset. -> the decision. The value of `off` in the first request for a dataset is the
+    decision.
+    """
 
     token: Token
     dataset: str
@@ -328,8 +330,8 @@ Event: TypeAlias = Request | WorkerJoined | WorkerGone | CallerGone | JournalCom
 
 @dataclass(frozen=True, slots=True)
 class ReplyToRequest:
-    """Reply to a request. `news` tells whether the request waited for news. If the journal then fails, the caller has to send such a
-    request again.
+    """Reply to a request. `news` tells whether the request waited for news. If the journal fails before such a reply is sent, the caller
+    has to send its request again.
     """
 
     token: Token

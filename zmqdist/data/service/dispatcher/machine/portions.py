@@ -202,7 +202,8 @@ class PortionAssignment:
 
     def lost(self, event: ev.WorkerGone) -> None:
         """Free the portions that a lost incarnation of a worker was computing, and refuse the pending requests of this incarnation."""
-        # First repeat the revocations that a failed journal may have lost, because with a charge too many this loss could reach DEATHS_MAX.
+        # First revoke charges again whose revocation a failed journal may have lost. Otherwise this loss could raise a portion's charges to
+        # DEATHS_MAX.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
@@ -380,8 +381,7 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        # While this worker computes a charged portion, it gets a further portion only if that has to be acknowledged before the charged
-        # one.
+        # While this worker computes a charged portion, it gets a further portion only if the reader has to acknowledge that portion first.
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)

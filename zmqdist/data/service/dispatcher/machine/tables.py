@@ -159,11 +159,11 @@ class DispatcherTables:
         ]
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Replace the state by the state in a journal. The times since which clients are silent begin at `now`. Each worker is missing
-        until it registers.
+        """Replace the state by the state in a journal. Each client counts as silent since `now`, and each worker counts as missing until it
+        registers.
 
-        Workers have at least `RETURN_S` to register, because the dispatcher was away and not they. A worker that was known to be lost
-        before the journal failed stays confirmed as gone.
+        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A worker that was known to be lost before
+        the journal failed stays confirmed as gone.
         """
         gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
         self.state = snapshot or DurableState(number=self._fresh)

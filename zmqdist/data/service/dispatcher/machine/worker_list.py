@@ -10,7 +10,8 @@ Rules
         2. the entry with exactly its port
         3. a free entry for any port of its host. The entries of workers that have left come before unused entries, because the list is
            filled from its beginning. A worker that was started again with another port therefore gets its old entry.
-    If a worker returns after another worker has got its entry, it gets another entry that fits, or else it is refused.
+    If a worker returns after another worker has got its entry, the returning worker gets another entry that fits. If no entry fits, the
+    worker is refused.
 
 The assignment depends only on the calls of `join` and `leave` and their order.
 Not here: the decision that a worker has gone (membership, lease).

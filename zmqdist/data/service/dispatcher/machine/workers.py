@@ -66,8 +66,8 @@ class WorkerTable:
         new place.
 
         After a restart of the dispatcher, workers register in any order. The dispatcher may therefore assign a name that the earlier
-        dispatcher had assigned to another worker, which is alive, has not registered yet, and must keep its place. So a worker whose name
-        was assigned takes over a place by name only if the worker of that place is confirmed as gone.
+        dispatcher had assigned to another worker, which is alive, has not registered yet, and must keep its place. So a worker whose name a
+        dispatcher assigned takes over a place by name only if the worker of that place is confirmed as gone.
         """
         workers = self._tables.state.workers
         same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
