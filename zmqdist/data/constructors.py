@@ -34,8 +34,7 @@ def _plain(number: Any) -> int | float:
 
 
 def _is_iterable_of_torch(source: Any) -> bool:
-    """Return whether `source` is a torch IterableDataset, which must be read by `iter` although it has a `__getitem__`, because that always
-    raises.
+    """Return whether `source` is a torch IterableDataset. Such a dataset must be read by `iter`, because its `__getitem__` always raises.
 
     Does not import torch, because a program with such an object has imported it.
     """

@@ -355,7 +355,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- reading ahead and keeping elements --
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Let a thread read `buffer_size` elements ahead, or none with 0. AUTOTUNE means 8, or more if they are computed quickly."""
+        """Let a thread read `buffer_size` elements ahead. With 0 no thread reads ahead. AUTOTUNE means 8 elements, or more if elements are
+        computed quickly.
+        """
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
@@ -518,7 +520,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         seed: int | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return (class, element), and leave out random elements so that the classes occur in the proportions of `target_dist`.
+        """Return a dataset of (class, element) that leaves out random elements, so that the classes occur in the proportions of
+        `target_dist`.
 
         Args:
           class_func: a function that returns the class of an element, in [0, len(target_dist)).

@@ -5,8 +5,8 @@ Rules
     A thread belongs to one node. It stops with the node's iterator, at the end of the data or when the iterator is closed or dropped.
     Closing the iterator waits until running user functions have returned.
 
-    Elements are yielded in order, unless `deterministic=False` allows to yield them in the order in which they are ready. An error takes
-    the place of its element, and only that element is lost.
+    Elements are yielded in order. With `deterministic=False` they may be yielded in the order in which they are ready. An error takes the
+    place of its element, and only that element is lost.
 
     A state contains the elements that were read ahead. The state of a parallel map contains inputs instead, and after a load the function
     is called on them again.
@@ -225,7 +225,7 @@ class ReadAhead:
             thread.join()
 
     def abandon(self) -> None:
-        """See `OperatorNode.abandon`."""
+        """Interrupt a blocking call of the node; see `OperatorNode.abandon`."""
         self._node.abandon()
 
     def close(self) -> None:

@@ -46,8 +46,8 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. With splits
-                # do not, because another process needs the elements that this process would discard.
+                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. Do not do
+                # this if the sources are split, because another process needs the elements that this process would discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -63,7 +63,9 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """Read the inputs after one that raised or ended up to the same row, so that the following rows still have matching elements."""
+        """Read the remaining inputs of the current row, because an input has ended or raised an error. The following rows then still have
+        matching elements.
+        """
         for child in self.children[failed + 1 :]:
             try:
                 next(child.stream(), None)
@@ -157,7 +159,8 @@ class _RepeatNode(OperatorNode):
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether to end after an empty pass, because later passes would be empty too, or because there would be passes without end.
+        """Return whether to end after an empty pass. This is so if later passes would be empty too, or if empty passes would follow without
+        end.
 
         If other processes take elements too, they may have taken all elements of this pass, and a later pass may have elements.
         """
@@ -207,7 +210,7 @@ def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
 
 
 class InterleaveNode(OperatorNode):
-    """Runs `interleave`, `flat_map`, and readers of several files at once.
+    """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of one open dataset in the cycle.
 
     Without threads, a slot whose dataset has ended is filled with the dataset of the next input when it is the slot's turn again. With
     threads, the slot is filled at once, so that a thread can read the dataset ahead. Both give the same order of elements, because slots

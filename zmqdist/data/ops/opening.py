@@ -1,4 +1,5 @@
-"""A dataset of interleave that its reading thread creates and opens, while other threads create and open other datasets.
+"""The node of a dataset in a parallel interleave. The thread that reads the dataset creates and opens it, while other threads create and
+open other datasets.
 
 Rules
     The user functions run concurrently. If elements must be in order, the nodes are opened in the order of the inputs, because the n-th

@@ -16,7 +16,7 @@ Promises
     X2  The elements of a portion are delivered in order and without a gap. With `ordered`, the portions are delivered in order and without
         a gap too.
     X3  An element that the consumer has not finished is not acknowledged.
-    X4  An element that the consumer has finished is acknowledged in the end, even if the dispatcher does not reply for a while.
+    X4  The machine acknowledges each element that the consumer has finished, and repeats the acknowledgment until the dispatcher replies.
     X5  When a reply was lost, the machine reports this to the dispatcher, so that the elements in the reply are computed again.
     X6  Reading ends when the dispatcher reports that all portions of the reader's lane are acknowledged, or with a permanent error.
 """
@@ -156,7 +156,7 @@ class Consumption:
             _note(self._done, self._open, self._lanes, *position)
 
     def forget(self) -> None:
-        """Drop the current piece, which in the child of a fork belongs to the parent."""
+        """Drop the current piece in the child of a fork, because the piece belongs to the parent."""
         self._piece = None
 
     def saved(self) -> Consumed:
@@ -293,7 +293,7 @@ class ExactlyOnceDelivery:
         sources = self._window.available()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
-        # Until the next portion arrives, replies of tasks without it would only fill the memory.
+        # Until the next portion arrives, replies of tasks that do not have this portion would only fill the memory.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:

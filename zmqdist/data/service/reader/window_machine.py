@@ -106,7 +106,7 @@ class TaskWindow:
                 source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
                     source = TaskSource(place.task, place.address, place.incarnation)
-                else:  # promise W3: earlier requests still count, and new replies come after theirs
+                else:  # promise W3: earlier requests still count, and their replies come first
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
                 self.sources[place.task] = source
