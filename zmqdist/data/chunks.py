@@ -226,7 +226,7 @@ class ElementsFile:
     """A file of elements that is being written. Its methods raise OSError if the disk fails."""
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
-        """Create the file, or append to it. Appending to a compressed file begins another compressed stream, and readers join the streams."""
+        """Create the file, or append to it. Appending to a compressed file begins another compressed stream. Readers join the streams."""
         self._file = storage.open_write(path, append)
         self._compressed = storage.compressing(self._file, compression)
         self._blocks = BlockWriter(self._compressed)

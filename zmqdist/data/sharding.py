@@ -70,7 +70,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    # Do not require a full shard, because a worker may be without elements, but not without files.
+    # Do not require that every shard has an element. Only shards of files have to be full.
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":

@@ -1,16 +1,15 @@
 """How a program finds the tasks of a cluster with parameter servers, and how it adds, removes and stops them.
 
-`connect` makes a `ClusterConnection` from one of three kinds of source:
-    a ClusterSpec, or a resolver that returns a ClusterSpec. The workers and ps are servers that run already. `connect` starts a dispatcher
-    in
-        this process and invites the workers to register with it (worker_recruiter.py). A worker that starts later or restarts is invited
-        when it appears;
-    a `local_cluster` with ps, which has its own dispatcher and workers;
-    None. The cluster is the one that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same
-        effect.
+`connect` makes a `ClusterConnection` from one of three kinds of source.
+    A ClusterSpec, or a resolver that returns a ClusterSpec: the workers and ps are servers that run already. `connect` starts a dispatcher
+        in this process and invites the workers to register with the dispatcher (worker_recruiter.py). A worker that starts later or
+        restarts is invited when its server appears.
+    A `local_cluster` with ps: it has its own dispatcher and workers.
+    None: the cluster is the one that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same
+        effect as None.
 
-Evaluators are not part of the connection: the program does not wait for them. Each worker must be able to reach all ps; other connections
-between workers and ps are not needed.
+Evaluators are not part of the connection, and the program does not wait for them. Each worker must be able to reach all ps. No other
+connections between workers and ps are needed.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class ClusterConnection:
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
         """Args:
-        close: stops the dispatcher and the threads that were started for the connection. Its argument says whether to stop the
-          tasks of the cluster as well.
+        close: a function that stops the dispatcher and the threads that were started for the connection. Its argument says whether to stop
+          the tasks of the cluster as well.
         """
         self.target = target
         self.credentials = credentials
@@ -86,7 +85,9 @@ class ClusterConnection:
 
     @property
     def workers(self) -> dict[int, str]:
-        """The addresses of the program's workers by index, in ascending order; "" for a worker that registered without an invitation."""
+        """The addresses of the program's workers by index, in ascending order. The address of a worker that registered without an
+        invitation is "".
+        """
         return {}
 
     # -- states ---------------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ class ClusterConnection:
           The index.
 
         Raises:
-          FailedPreconditionError: in this kind of cluster, workers join by themselves; the text says how.
+          FailedPreconditionError: in this kind of cluster, workers join by themselves. The error text says how.
         """
         text = (
             f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
@@ -147,15 +148,15 @@ class ClusterConnection:
         raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S, *, force: bool = False) -> None:
-        """Remove a worker from the cluster. It may finish the function that it runs, for at most `grace_s` seconds. Functions that it has
-        not begun run on other workers.
+        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the function that it runs. Functions that it
+        has not begun run on other workers.
 
         Args:
           force: remove the worker although values or work are lost.
 
         Raises:
           ValueError: there is no such worker.
-          DrainRefusedError: values or work would be lost; the error has their names.
+          DrainRefusedError: values or work would be lost. The error has their names.
           UnavailableError: the dispatcher does not answer.
         """
         wanted = self.workers
@@ -169,8 +170,9 @@ class ClusterConnection:
             raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
 
     def _drain(self, index: int, grace_s: float, *, dry_run: bool) -> dict[str, Any] | None:
-        """Have the dispatcher drain a worker, whatever is lost, or report in a `dry_run` whether it would refuse that; return its reply.
-        None: the worker is not registered. A worker of this program may have left by itself.
+        """Have the dispatcher drain a worker, even if work or values are lost, and return the dispatcher's reply. With `dry_run`, the
+        dispatcher drains nothing, and reports whether it would refuse the drain. Return None if the worker is not registered, because it
+        may have left by itself.
         """
         try:
             reply: dict[str, Any] = self._call_dispatcher(
@@ -270,7 +272,7 @@ class _LocalCluster(ClusterConnection):
         return {index: "" for index in range(self._cluster.workers) if index not in self._dismissed}
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Start a worker, and return its index when it has registered."""
+        """Start a worker, wait until it has registered, and return its index."""
         if address or index is not None:
             raise ValueError(
                 "a local_cluster starts its workers itself: call add_worker() without an address and an index"
@@ -313,11 +315,12 @@ def connect(
       source: see ACCEPTED.
       connect_timeout_s: how long to wait, in seconds.
       slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
-      credentials: where the secrets are. None means the secrets of the cluster if it has its own, otherwise those of the environment.
+      credentials: where the secrets are. None means the secrets of the cluster if the cluster has its own, otherwise the secrets of the
+        environment.
 
     Raises:
       ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).
-      UnavailableError: tasks did not answer in time; the text names them, and says what was found at their addresses.
+      UnavailableError: tasks did not answer in time. The error text names them, and says what was found at their addresses.
       AlreadyExistsError: a worker works for another program.
       OpError: a secret is refused, keys are missing, or the dispatcher's port cannot be bound.
     """
@@ -413,13 +416,13 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
 
 
 def _host_for(addresses: list[str]) -> str:
-    """Return an address of this host that the tasks can reach; a loopback address only if all tasks are on this host."""
+    """Return an address of this host that the tasks can reach. It is a loopback address only if all tasks are on this host."""
     found = "127.0.0.1"
     for address in addresses:
         try:
             host = own_host(address)
         except errors.UnavailableError:
-            # The task's name cannot be resolved; the wait for this task reports the fault later.
+            # The task's name cannot be resolved. The wait for this task reports the fault later.
             continue
         if not is_loopback(host):
             return host
@@ -428,8 +431,7 @@ def _host_for(addresses: list[str]) -> str:
 
 
 def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float) -> None:
-    """Wait until all workers have registered and all ps have answered, at most until `until`. Raise an error that names the missing
-    tasks."""
+    """Wait until all workers have registered and all ps have answered. At the time `until`, raise an error that names the missing tasks."""
     clients = {
         ("ps", index): ZmqClient(address, "strategy", security=connection.credentials.client(address, "submit"))
         for index, address in enumerate(connection.ps)

@@ -4,9 +4,10 @@ apply to these rows when they have arrived.
 Rules
     `value[key]` equals `value[rows][rest]` for every key that NumPy accepts. `rows` is an ascending range, or an array of row numbers.
     For a slice, `rows` is a range of its rows in ascending order; if the slice has a negative step, `rest` reverses them.
-    For a number, `rows` is a range of one row. For a mask, or an array or list of numbers, `rows` has the row numbers in their order.
-    If NumPy refuses a key, `select` raises the same class of error, before a row is transferred. It also refuses a variable as an index,
-    because the variable's value would have to be read first.
+    For a number, `rows` is a range of one row. For a mask, or for an array or list of numbers, `rows` has the row numbers in the order of
+    the mask or array.
+    If NumPy refuses a key, `select` raises the same class of error, before a row is transferred. `select` also refuses a variable as an
+    index, because the variable's value would have to be read first.
 
 Not here: which shard has which row (row_gather.py).
 """
@@ -63,7 +64,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
 
 def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
     """Return the items of a key, with masks replaced by row numbers, and with an index for each axis. If an `...` remains, it stands for no
-    axis. As in NumPy, it only has the effect that the result is an array of no axes instead of a scalar.
+    axis. Its only effect, as in NumPy, is that the result is an array of no axes instead of a scalar.
     """
     expanded: list[Any] = []
     for item in items:
@@ -95,7 +96,7 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """Replace each mask by the positions of its true elements: an array of numbers for each of its axes, as NumPy defines it."""
+    """Replace each mask by the positions of its true elements. As in NumPy, these are one array of numbers for each axis of the mask."""
     plain: list[Any] = []
     axis = 0
     for item in items:
@@ -129,7 +130,7 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
 
 
 def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Convert NumPy's row numbers, of which negative ones count from the end, to numbers from 0 on. Raises IndexError for a row out of
+    """Convert row numbers as in NumPy, where negative numbers count from the end, to numbers from 0 on. Raises IndexError for a row out of
     range."""
     outside = rows[(rows < -size) | (rows >= size)]
     if outside.size:

@@ -5,8 +5,8 @@ Rules
     shards have one row more.
     If the initial value is an array, the program cuts the array and sends each shard its rows. If the initial value is a function, and
     shape and dtype are given, the function runs at the server of each shard.
-    A function that can make a part is called for the shard's part only, so that no process needs memory for the whole value. Any other
-    function makes the whole value at each server, and the shard keeps its own rows.
+    If the function accepts the part that it has to make, the server calls it for the shard's part only, so that no process needs memory for
+    the whole value. Any other function makes the whole value at each server, and the shard keeps only its own rows.
 
 Not here: which parameter server holds a shard (shard_placement.py), how many shards a variable should have (partitioners.py).
 """
@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 log = logging.getLogger("zmqdist.training")
 
 ELEMENTS_WHOLE_MAX = 10**9
-"""A process that makes a variable with more elements than this in one piece needs several GB, so a warning is logged."""
+"""If a process has to make more elements than this in one piece, which takes several GB of memory, a warning is logged."""
 
 
 class ShardInfo(NamedTuple):
@@ -112,8 +112,7 @@ class Initial:
 
     def warn_of_size(self) -> None:
         """Log a warning if the variable is very large, and a process has to make the whole value before it can be cut. Call this function
-            once for
-        each sharded variable."""
+        once for each sharded variable."""
         whole = isinstance(self.source, np.ndarray) or not _ways_to_ask(self.source)
         if whole and math.prod(self.shape) > ELEMENTS_WHOLE_MAX:
             log.warning(

@@ -7,7 +7,7 @@ Promises
  3. `load` returns all acknowledged records, or raises DataLossError. It never leaves out a record, and never returns an empty state
     instead.
  4. Only one process at a time uses a journal. That process holds a lock on `journal.lock`, and the kernel releases the lock
- when the process ends, however it ends.
+    when the process ends, however it ends.
 
 The journal detects a loss as follows. Records are numbered without gaps, and no number is used twice. Each record has a checksum over its
 number and bytes. `journal.lock` contains the number of the last acknowledged record. The journal writes this number after each commit, so
