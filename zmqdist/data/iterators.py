@@ -4,8 +4,8 @@ Theory
     Each operator runs as an `OperatorNode`. The node's method `run` is a generator that starts at the position that is stored in the node's
     fields.
     *Invariant*: the fields are correct whenever `run` yields, and whenever it calls code that may raise.
-    A generator cannot be saved, and cannot continue after an error. The invariant makes both possible for a node. A state can be saved and
-    loaded between any two elements, and after an error a new generator continues with the element after the failed one. Elements pass
+    A generator cannot be saved, and cannot continue after an error. Because of the invariant, a node can do both. Its state can be saved
+    and loaded between any two elements. After an error a new generator continues with the element after the failed element. Elements pass
     through plain generators, which costs about 50 ns per operator.
 
 Rules

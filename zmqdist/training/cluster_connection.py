@@ -134,7 +134,7 @@ class ClusterConnection:
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run.
-          index: index of the new worker; the index of a removed or lost worker may be reused. None: the highest index so far + 1.
+          index: index of the new worker. The index of a removed or lost worker may be reused. None means the highest index so far + 1.
 
         Returns:
           The index.
@@ -312,7 +312,7 @@ def connect(
     """Find the tasks of a cluster, and wait until all workers and ps have answered.
 
     Args:
-      source: see ACCEPTED.
+      source: where to find the tasks, of a kind that ACCEPTED lists.
       connect_timeout_s: how long to wait, in seconds.
       slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
       credentials: where the secrets are. None means the secrets of the cluster if the cluster has its own, otherwise the secrets of the

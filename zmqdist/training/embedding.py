@@ -1,4 +1,4 @@
-"""Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one.
+"""Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one row.
 
 Rules
     A table is a Variable, a ShardedVariable, or a list of variables. In a list, the numbers of a variable's rows continue the numbers of

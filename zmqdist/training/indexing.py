@@ -33,7 +33,7 @@ class Selection(NamedTuple):
     Attributes:
       rows: the rows that hold the selected elements.
       rest: the key that selects these elements from `value[rows]`.
-      whole_rows: whether the key selects whole rows only, so that `rest` reorders them or picks a single one.
+      whole_rows: whether the key selects whole rows only, so that `rest` only reorders the rows or picks a single row.
     """
 
     rows: Rows

@@ -87,7 +87,7 @@ class Initial:
         dtype is missing.
 
         Args:
-          initial_value: a value that NumPy can convert to an array, or a function that returns one.
+          initial_value: a value that NumPy can convert to an array, or a function that returns such a value.
           shape, dtype: shape and dtype of the variable. None means the shape or dtype of the value.
 
         Raises:

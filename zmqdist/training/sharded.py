@@ -193,7 +193,7 @@ class ShardedVariable(ArrayLike):
         Raises:
           TypeError: `sparse_delta` is not IndexedSlices.
           InvalidArgumentError: a row number is out of range, or the shape or dtype of the rows does not fit. No shard was changed.
-          PSUnavailableError: a shard is lost; the other shards have been updated.
+          PSUnavailableError: a shard is lost. The other shards have been updated.
         """
         return self._scatter("add", sparse_delta)
 
@@ -250,7 +250,7 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           InvalidArgumentError: the shape or dtype of the gradient does not fit. No shard was changed.
-          PSUnavailableError: a shard is lost; the other shards have been updated.
+          PSUnavailableError: a shard is lost. The other shards have been updated.
           UnknownError: `fn` has raised an error at a shard. That shard is unchanged.
         """
         self.start_apply(fn, grad, step).get_value()

@@ -181,7 +181,7 @@ class StrategyCoordinator(ClusterCoordinator):
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run. With "" a `local_cluster` starts a process.
-          index: index of the new worker; the index of a removed or lost worker may be reused. None: the highest index so far + 1.
+          index: index of the new worker. The index of a removed or lost worker may be reused. None means the highest index so far + 1.
 
         Returns:
           The index.

@@ -407,8 +407,8 @@ def default_cycle_length(parallel: int | None) -> int:
 @operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
-    """Yields blocks of elements of the datasets that a function returns for the input elements, in turn. flat_map is interleave with one
-    dataset at a time.
+    """Yields blocks of elements from several datasets in turn. A function returns the dataset for each input element. flat_map is
+    interleave with one dataset at a time.
     """
 
     function: PickledFunction

@@ -88,8 +88,8 @@ def _column(items: Sequence[Any]) -> Any:
 
 
 def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
-    """Return whether all dicts have equal strings as keys, in the same order. Keys of other types do not count, because keys such as 1 and
-    True are equal but differ.
+    """Return whether all dicts have the same strings as keys, in one order. Return False if a key is not a string, because keys such as 1
+    and True compare equal although they differ.
     """
     keys = list(map(tuple, items))
     return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
@@ -169,7 +169,7 @@ def unpack(value: Any, peer: str) -> list[Any]:
       peer: the sender, for error texts.
 
     Raises:
-      WireError: the value is not one that `pack` returns.
+      WireError: `pack` does not return such a value.
     """
     try:
         return _entries(value)

@@ -111,7 +111,7 @@ class SplitClient:
         self._drained = False
 
     def ask(self, source: int, repetition: int) -> int | None:
-        """Return the next position of a source; None at the end of this repetition. Blocks while a request is pending.
+        """Return the next position of a source, or None at the end of this repetition. Blocks while a request is pending.
 
         Raises:
           PositionsUnavailable: the dispatcher refuses the request, or does not reply in time.

@@ -91,7 +91,7 @@ class DatasetStore:
             raise _unwritable(path, error) from error
 
     def path(self, dataset_id: str) -> str | None:
-        """Return the path of the file for an id, whether or not it exists; None if the texts are in memory."""
+        """Return the path of the file for an id, whether or not it exists, or None if the texts are in memory."""
         if self._folder is None:
             return None
         if _PLAIN.fullmatch(dataset_id):

@@ -6,10 +6,10 @@ Theory
     beyond the next offset of its portion, a reply was lost before. The machine drops this run as well; the elements are computed again
     because the machine reports the lost reply to the dispatcher (`missed`).
 
-    The machine acknowledges an element only after the consumer has asked for the next element, so that an element is not lost if the reader
-    crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the consumer
-    has received. While one acknowledgment is in flight, further acknowledgments gather. A saved state contains the elements that the
-    consumer has received, whether or not it has finished them.
+    The machine acknowledges an element only after the consumer has asked for the next element. An element is therefore not lost if the
+    reader crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the
+    consumer has received. While one acknowledgment is in flight, further acknowledgments gather. A saved state contains the elements that
+    the consumer has received, whether or not it has finished them.
 
 Promises
     X1  No element is delivered twice, even if it arrives twice or is computed again.

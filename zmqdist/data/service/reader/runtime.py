@@ -410,7 +410,7 @@ class ServiceReader:
         """Make this reader unusable in the child of a fork, because the loop thread does not exist in the child, and the queue and the
         client belong to the parent.
         """
-        # Create new objects, because a thread of the parent may have held the locks of the old ones at the fork.
+        # Create new objects, because a thread of the parent may have held the locks of the old objects at the fork.
         self._stopped, self._ready = threading.Event(), threading.Condition()
         self._stopped.set()
         self._elements_in_use.clear()

@@ -208,7 +208,8 @@ class SnapshotMachine:
         """Return positions for a stream as (first position, number). A number of 0 means that the repetition has no positions left.
 
         Args:
-          local: the number of positions that the stream has used. If it has got more positions than these, it gets the later ones again.
+          local: the number of positions that the stream has used. If the stream has got more positions than these, it gets the later
+            positions again.
 
         Raises:
           InternalError: another worker has the stream.

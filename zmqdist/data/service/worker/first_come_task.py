@@ -46,7 +46,7 @@ class FirstComeRunner:
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
           finished: a function that is called once, in any thread, when the last element has been taken.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           progress: the task's progress (element_replies.py), which this object updates.
           failed: the crash of an earlier process of this task. A request gets this error before any element.
         """

@@ -39,7 +39,7 @@ class PortionsRunner:
 
         Args:
           open: `open(start, length)` opens the pipeline over these positions. A lane's thread calls it.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           more: `more(client, count)` returns the next portions for a client. It blocks until the dispatcher has a portion, and returns an
             empty list when no more portions will come. A lane's thread calls it.
         """

@@ -33,7 +33,7 @@ class RoundsRunner:
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
         """
         self._open = open
         self._describe_error = describe_error

@@ -51,7 +51,7 @@ class SharedRunner:
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           limit: largest size of the window, in bytes.
         """
         self._open = open

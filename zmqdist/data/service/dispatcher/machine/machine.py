@@ -133,7 +133,9 @@ class DataDispatcherMachine:
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event, and return the effects in order. A wrong request raises nothing; an effect sends the error to its caller."""
+        """Apply one event, and return the effects in order. For a wrong request, an effect sends an error to the caller, and this method
+        raises nothing.
+        """
         self._tables.now = now
         match event:
             case ev.JournalCommitted():

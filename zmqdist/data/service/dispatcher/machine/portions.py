@@ -95,7 +95,7 @@ class PortionAssignment:
         return iteration, iteration.portions
 
     def saved_iteration(self, saved: ev.SavedRequest, dataset: str) -> r.Iteration | None:
-        """Return the iteration of a saved state; None if this dispatcher does not have that iteration.
+        """Return the iteration of a saved state, or None if this dispatcher does not have that iteration.
 
         Raises:
           Refusal: the client cannot continue in that iteration without losing elements.

@@ -62,7 +62,7 @@ class DispatcherTables:
       missing: the workers without a connection, and the time since which they are missing.
       now: the time of the current event.
       last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
-      unread_since: the iterations without clients, and the time since which they have none.
+      unread_since: maps each iteration without clients to the time since which it counts as unread.
       versions: the version of each iteration's news for clients.
       serving: maps a task to (the incarnation of the worker that serves it, the address at which it is served).
       client_by_request: maps the number of the request that opened an iteration to the client.
