@@ -163,7 +163,7 @@ class BlockWriter:
         """
         leaves: list[Any] = []
         layout = _flatten(x, leaves)
-        if self._rows and layout != self._layout:  # invariant: all rows of a block have one layout
+        if self._rows and layout != self._layout:  # begin another block, because all rows of a block have one layout
             self.flush()
         if not self._rows:
             self._first, self._layout = x, layout

@@ -97,7 +97,8 @@ class CloseInterrupts:
 
     def __init__(self) -> None:
         self.close_blocks = False
-        self._lock = threading.RLock()  # a finalizer that closes the iterator may run while the lock is held
+        # Reentrant, because a finalizer may close the iterator while the thread holds the lock.
+        self._lock = threading.RLock()
         self._interrupts: list[Callable[[], object]] = []
         self._closed = False
 
@@ -110,7 +111,7 @@ class CloseInterrupts:
             self._interrupts.append(interrupt)
             closed = self._closed
         try:
-            if closed:  # the iterator was closed before this call was registered
+            if closed:  # interrupt the call now, because the iterator was closed before
                 interrupt()
             yield
         finally:
@@ -179,7 +180,7 @@ class Context:
             for number, each in enumerate(dataset.inputs):
                 context = self if split is None or number in split else self.inner()
                 nodes.append(context.open(each))
-        except BaseException:  # for example if a data service refuses a reader
+        except BaseException:  # opening may fail, for example because a data service refuses a reader
             for node in nodes:
                 node.close()
             raise
@@ -356,7 +357,7 @@ class _IteratorCore:
             raise
         except BaseException as error:  # also after a KeyboardInterrupt the iterator continues with the next element
             if self.closed and isinstance(error, CancelledError):
-                return  # another thread closed the iterator while this thread was blocked
+                return  # end without an error, because another thread closed the iterator
             self._needs_generator = True
             self.node.restart()
             raise

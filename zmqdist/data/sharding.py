@@ -129,7 +129,8 @@ def _branches(dataset: Tree) -> tuple[int, ...]:
     if dataset.inputs:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
-        except UnimplementedError as error:  # for example a snapshot, which stores all elements for every reader
+        except UnimplementedError as error:
+            # The operator cannot be split, such as a snapshot, which stores all elements for every reader.
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 

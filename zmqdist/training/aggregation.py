@@ -67,7 +67,7 @@ def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
         return default
     if isinstance(value, cls):
         return value
-    name = getattr(value, "name", value)  # TensorFlow's enum has the same names
+    name = getattr(value, "name", value)  # accept a member of TensorFlow's enum, whose members have the same names
     if isinstance(name, str) and name.upper() in cls.__members__:
         return cls[name.upper()]
     known = ", ".join(repr(each.value) for each in cls)

@@ -165,7 +165,7 @@ class ClusterConnection:
             if reply is not None and reply["refused"]:
                 raise errors.DrainRefusedError(reply["reports"])
         if index in wanted:
-            self._dismiss(index)  # before the worker leaves, because a wanted worker that has left is invited again
+            self._dismiss(index)  # dismiss it before it leaves, because a wanted worker that has left is invited again
         if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
             raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
 
@@ -191,7 +191,7 @@ class ClusterConnection:
         Args:
           shutdown_cluster: stop the servers of workers and ps as well, wherever they run.
         """
-        if self._pid != os.getpid():  # this is a forked child, and the connection belongs to its parent
+        if self._pid != os.getpid():  # do nothing in a forked child, because the connection belongs to the parent
             return
         with self._lock:
             if self._closed:
@@ -395,7 +395,7 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
     endpoints = [(_host_for(addresses), 0)]
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
-        with contextlib.suppress(OSError):  # this host cannot resolve the chief's name
+        with contextlib.suppress(OSError):  # leave out a name of the chief that this host cannot resolve
             number = port_probe.resolve_host(host, TASK_PROBE_S)
             if port_probe.is_local_address(number):
                 endpoints.insert(0, (number, port))
@@ -409,7 +409,7 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
         )
         try:
             return DispatchServer(config)
-        except errors.UnknownError:  # the port is in use, for example by the chief's Server or by another strategy
+        except errors.UnknownError:  # try the next endpoint if the port is in use, for example by the chief's Server
             if endpoint is endpoints[-1]:
                 raise
     raise AssertionError("the last endpoint either serves or raises")
@@ -485,7 +485,7 @@ def _describe_absent(absent: dict[Task, str]) -> list[str]:
 
 
 def _config() -> Any:
-    from zmqdist.cluster.config import ClusterConfig  # YAML takes 20 ms to import
+    from zmqdist.cluster.config import ClusterConfig  # import here, because the import of YAML takes 20 ms
 
     config = ClusterConfig.from_environment() if os.environ.get(CONFIG_ENV) else None
     return None if config is None or config.runtime is None else config

@@ -188,7 +188,7 @@ def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) ->
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, not {combiner!r}")
     ids, places = np.unique(bags.ids, return_inverse=True)
     rows = embedding_lookup(params, ids, max_norm)
-    exact = np.result_type(rows.dtype, np.float32)  # float16 is summed as float32
+    exact = np.result_type(rows.dtype, np.float32)  # sum float16 as float32
     weights = np.ones(len(bags.ids), exact) if bags.weights is None else bags.weights.astype(exact)
     along_rows = (-1, *[1] * (rows.ndim - 1))
     weighted = rows[places].astype(exact, copy=False) * weights.reshape(along_rows)

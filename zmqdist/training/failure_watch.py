@@ -45,6 +45,6 @@ def _judge(started: PsCall, lost: Lost) -> None:
     except PSUnavailableError as error:
         lost(error)
     except OpError:
-        pass  # the session has been closed
+        pass  # ignore other errors, which mean that the session has been closed
     except BaseException:
         log.exception("the connection to a parameter server has ended, and finding out why failed")

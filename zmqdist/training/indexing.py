@@ -58,7 +58,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     rows, order = _first_axis(items[first], shape[0])
     whole_rows = all(item is Ellipsis for item in before) and all(item is Ellipsis or _is_all(item) for item in after)
     if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
-        order = slice(None)  # the rows arrive in the requested order, so indexing with numbers would only copy them
+        order = slice(None)  # do not index with numbers again, because the rows arrive in the requested order
     return Selection(rows, (*before, order, *after), whole_rows)
 
 

@@ -164,7 +164,7 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
     is empty if the function can only make the whole value."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
+    except (TypeError, ValueError):  # the function has no signature, as some builtins
         return set()
     by_name = {
         name

@@ -200,8 +200,8 @@ class StrategySession:
                 try:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
-                    pass  # a lost server has lost its variables as well
-                except BaseException:  # the thread must survive to drop variables that are released later
+                    pass  # drop nothing at a lost server, which has lost its variables
+                except BaseException:  # survive, because the thread has to drop variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",
                         refs[0],
@@ -243,7 +243,7 @@ def _close_in_background(number: int, addresses: list[str], program: int) -> Non
 
 
 def _close(number: int, addresses: list[str], program: int) -> None:
-    if program != _program:  # the session belongs to the parent of this forked child
+    if program != _program:  # do nothing in a forked child, because the session belongs to the parent
         return
     try:
         with contextlib.suppress(OpError):

@@ -242,7 +242,8 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
-        ShardPlacement(placement, 1)  # before the wait for the cluster, so that a bad `placement` raises at once
+        # Check `placement` before the wait for the cluster, so that a bad value raises at once.
+        ShardPlacement(placement, 1)
         self.num_replicas_in_sync = replicas_per_worker
         self.aggregate = aggregate
         self._partitioner = variable_partitioner

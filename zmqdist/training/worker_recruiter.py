@@ -188,10 +188,10 @@ class WorkerRecruiter:
         try:
             security = self._credentials.client(effect.address, "submit")
             client = ZmqClient(effect.address, f"invites worker:{effect.index}", security=security)
-        except errors.OpError as error:  # a malformed address, or missing keys
+        except errors.OpError as error:  # no request can be sent, because the address is malformed or keys are missing
             self._ended(effect.invitation, error.error_code, error.message)
             return
-        except BaseException:  # no descriptor or thread is left, which passes
+        except BaseException:  # try again later, because a lack of descriptors or threads passes
             self._ended(effect.invitation, errors.UNAVAILABLE, "this process could not make a connection")
             raise
         call = internal_client.start(

@@ -183,7 +183,7 @@ class ReadAhead:
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # the lock prevents that `halt` in another thread joins a thread that has not started
+        with self.changed:  # under the lock, so that `halt` in another thread joins no thread that has not started
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
@@ -231,7 +231,7 @@ class ReadAhead:
     def close(self) -> None:
         """Stop the thread and close the node."""
         self._stop = True
-        self._node.abandon()  # first interrupt the thread, which may be blocked in the node, because `halt` joins it
+        self._node.abandon()  # interrupt a blocking call of the node first, because `halt` waits for the thread
         self.halt()
         self._node.close()
 

@@ -299,7 +299,8 @@ class InterleaveNode(OperatorNode):
             for x in self.source():
                 node = self._open_inner(number, x)
                 self.slots[number] = (x, node)
-                if self.abandoned.is_set():  # another thread is closing the iterator, and has not seen this slot
+                # Close the node here, because the thread that closes the iterator has not seen this slot.
+                if self.abandoned.is_set():
                     node.abandon()
                     node.close()
                 return True
@@ -429,7 +430,8 @@ class Interleave(Op):
 
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
-            with contextlib.suppress(NoElements):  # the dataset for the next input element may have elements
+            # After an empty dataset try the next input element, whose dataset may have elements.
+            with contextlib.suppress(NoElements):
                 return self.dataset_of(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
@@ -503,7 +505,7 @@ class _Selecting(Op):
         return spec
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        return tuple(range(1, count))  # each worker reads the whole selector
+        return tuple(range(1, count))  # split all inputs except the selector, which each worker reads whole
 
 
 @operator("choose_from_datasets", _ChooseNode)

@@ -69,7 +69,7 @@ class DeferredNode:
                 self.opened.set()
             with self._lock:
                 abandoned = self._abandoned
-            if abandoned:  # `abandon` was called before the node was created
+            if abandoned:  # abandon the new node too, because `abandon` was called before it was created
                 self._node.abandon()
         return self._node
 

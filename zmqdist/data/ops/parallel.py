@@ -120,7 +120,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # the reading thread raises the error
+            except BaseException as error:  # keep the error, which the reading thread raises
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:

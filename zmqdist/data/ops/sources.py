@@ -211,7 +211,8 @@ class Slices(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # for the reason given in Tensors
+        # Make the value read-only here, so that it is read-only after deserialization too.
+        object.__setattr__(self, "value", read_only(self.value))
 
     @classmethod
     def build(cls, value: Any) -> Slices:

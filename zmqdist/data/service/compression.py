@@ -121,7 +121,8 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
 
 def _lz4() -> Codec:
-    block: Any = importlib.import_module("lz4.block")  # the type stubs of the package do not export its functions
+    # Import by name, because the type stubs of lz4 do not export its functions.
+    block: Any = importlib.import_module("lz4.block")
 
     def compress_batch(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))

@@ -148,7 +148,7 @@ class SplitClient:
         except (
             NotFoundError,
             UnavailableError,
-        ) as error:  # another worker has the task, or the dispatcher is away
+        ) as error:  # the dispatcher is away, or another worker has the task
             raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 

@@ -46,7 +46,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
             continue
         try:
             found.append((path, Manifest.read(path)))
-        except NotFoundError:  # the checkpoint is unfinished, or was deleted after the folder was listed
+        except NotFoundError:  # leave out a checkpoint that is unfinished, or was deleted since the folder was listed
             continue
         except OpError as error:
             log.warning("a checkpoint is skipped: %s", error)

@@ -154,7 +154,7 @@ class CheckpointManager:
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
-        self._tidied = False  # a later save removes the mark again
+        self._tidied = False  # have a later save remove the FINISHED mark again
 
     def close(self) -> None:
         """Stop periodic saving, and wait until a save in progress has ended. A second call does nothing.

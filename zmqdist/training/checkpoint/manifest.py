@@ -209,7 +209,7 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
 def _read_piece(fields: dict[str, Any]) -> StoredPiece:
     start, stop = map(int, fields["rows"])
     file = fields["file"]
-    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # refuses a path, which could lead out of the folder
+    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # refuse a path, because it could lead out of the folder
         raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
     slots = {
         str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in fields["slots"].items()

@@ -67,7 +67,7 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
             shards = [(shard.start, shard.stop, shard.read) for shard in shards_of(leaf.value)]
             arrays.append(ToWrite(name, tuple(leaf.value.shape), np.dtype(leaf.value.dtype), shards, True))
         elif leaf.is_array:
-            array = np.array(leaf.value)  # a copy, because the program may change the array during the save
+            array = np.array(leaf.value)  # copy the array, because the program may change it during the save
             rows = array.shape[0] if array.shape else 1
             arrays.append(ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False))
         else:

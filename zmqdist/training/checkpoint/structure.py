@@ -86,7 +86,7 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
         for key, child in list(value._parts().items()):
             yield from _walk(child, _join(name, key), _setter(setattr, value, key))
     elif isinstance(value, dict):
-        for key, child in list(value.items()):  # a copy, because another thread may add to the dict
+        for key, child in list(value.items()):  # iterate over a copy, because another thread may add to the dict
             if not isinstance(key, str | int):
                 raise TypeError(
                     f"{name or '(top)'}: a dict to be saved has keys that are strings or whole numbers, not {key!r}"

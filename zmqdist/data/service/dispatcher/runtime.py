@@ -369,7 +369,7 @@ class DataDispatcher:
             call.fail(error)
             return
         event = ev.RegisterRequest(call, request, id, fingerprint, metadata, on_conflict)
-        with suppress(OpError):  # the dispatcher has ended, and its loop with it
+        with suppress(OpError):  # the loop refuses the call if the dispatcher has ended
             self._loop.call_soon(self._handle_stored, call, event)
 
     def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:

@@ -255,13 +255,13 @@ class CoordinatedDelivery:
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:  # all elements before the error have been delivered
+            if source.error is not None:  # raise the error now, because all elements before it have been delivered
                 self._over = True
                 effects.append(ReadingEnded(source.error))
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
-                return False  # promise C2: another consumer may not have received its part
+                return False  # promise C2: wait, because another consumer may not have received its part yet
             delivered.append(source.received.popleft()[1])
         self._last_task = source.task
         return True

@@ -309,7 +309,7 @@ class ExactlyOnceDelivery:
             self._window.fail(source, now)
             # Promise X5: the lost reply may have had elements, which must be computed again.
             return [NotifyDispatcher(MISSED, source.incarnation)]
-        if error is not None:  # the error is permanent, so the task cannot continue
+        if error is not None:  # end the reading, because the error is permanent
             return self._end(error)
         if event.kind == SOME:
             self._window.succeed(source)

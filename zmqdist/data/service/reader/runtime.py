@@ -533,7 +533,7 @@ class ServiceReader:
             try:
                 places, others_exist = self._places(tasks)
                 self._handle(News(places, others_exist, self._finished, hold, ended))
-            except OpError as error:  # this reader is not allowed to connect to a worker
+            except OpError as error:  # for example, this reader is not allowed to connect to the worker
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:

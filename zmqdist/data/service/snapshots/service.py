@@ -342,7 +342,7 @@ class SnapshotService:
         try:
             self._loop.call_soon(fn, *args)
         except FailedPreconditionError:
-            pass  # the dispatcher has ended
+            pass  # the loop refuses the call, because the dispatcher has ended
 
     def _close(self) -> None:
         """Wait until the threads have written their files, so that another dispatcher does not read incomplete files."""

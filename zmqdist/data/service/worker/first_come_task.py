@@ -105,7 +105,7 @@ class FirstComeRunner:
             if not self._machine.ended:
                 self._started = time.monotonic()
                 self._read(self._open())
-        except BaseException as failure:  # opening or closing the pipeline raised an error
+        except BaseException as failure:  # opening or closing the pipeline has failed
             error = failure
         with self._lock:
             self._machine.end(error)

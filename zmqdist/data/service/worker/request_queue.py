@@ -80,7 +80,7 @@ class RequestQueue:
             self.woken = True
             reply = self._machine.waiting[0][1]
         if not reply.soon(self.serve):
-            self.serve()  # the reader of the first request has stopped, but others may wait
+            self.serve()  # serve here, because the reader of the first request has stopped, but other readers may wait
 
     def serve(self) -> None:
         """Send all replies that are ready. Any thread may call this."""

@@ -117,7 +117,7 @@ class RoundsMachine:
             return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and requested < before.next:
-            if (before.reader, before.round) == (wanted.reader, requested):  # promise K4: the reply was lost
+            if (before.reader, before.round) == (wanted.reader, requested):  # promise K4: repeat a reply that was lost
                 tag = before.next, self._received_by_all()
                 return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
             return [GiveError(reply, FailedPreconditionError(restarted(consumer, requested, before.next)))]
@@ -149,7 +149,7 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskReply]
-        if any(wanted.skipped for wanted in ahead):  # promise K1: a consumer that is ahead has skipped this round
+        if any(wanted.skipped for wanted in ahead):  # promise K1: skip a round that a consumer ahead has skipped
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:

@@ -126,7 +126,7 @@ class RoundsRunner:
             self._machine.add(group, self._group_bytes)
             waiting = self._machine.waiting()
         if waiting and not waiting[0].soon(self._serve):
-            self._serve()  # the reader of the first request has stopped, but others may wait
+            self._serve()  # serve here, because the reader of the first request has stopped, but other readers may wait
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
                 self._room.wait()

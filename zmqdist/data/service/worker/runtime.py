@@ -463,7 +463,7 @@ class TaskThreads:
         try:
             self._loop.call_soon(self._delete, number)
         except OpError:
-            pass  # the worker has ended
+            pass  # the loop refuses the call, because the worker has ended
 
     def _delete(self, number: int) -> None:
         task = self._tasks.get(number)
@@ -556,4 +556,4 @@ class TaskThreads:
         try:
             self._loop.call_soon(self.finished, task.id)
         except OpError:
-            pass  # the worker has ended
+            pass  # the loop refuses the call, because the worker has ended

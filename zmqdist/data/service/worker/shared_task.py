@@ -202,7 +202,8 @@ class SharedRunner:
                 self.misses += 1
                 self._window.append((batch, nbytes))
                 self.nbytes += nbytes
-            while self.nbytes > self._limit:  # a trainer that needs a dropped batch continues at the oldest batch
+            # Drop old batches; a trainer that needs one of them continues at the oldest batch.
+            while self.nbytes > self._limit:
                 self.nbytes -= self._window.popleft()[1]
                 self._first += 1
             self._wake()

@@ -123,7 +123,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop.on_stop(service.close)
     router.bind_fd(listener_fd)
     loop.start()
-    loop.call_soon(tasks.start, task)  # the worker started this process because a reader is connecting
+    loop.call_soon(tasks.start, task)  # start computing at once, because a reader is connecting
     with contextlib.suppress(EOFError):
         while True:
             message, _ = pipe.receive()

@@ -170,7 +170,7 @@ class _TaskProcess:
         # The listening socket stays open across crashes, so that readers reach the next process at the same port.
         try:
             self._listener = listen(owner.bind)
-        except UnknownError as error:  # without a port, the readers of the task would wait for ever
+        except UnknownError as error:  # report a task without a port, because its readers would wait for ever
             log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]

@@ -73,7 +73,8 @@ class PortionAssignment:
         iteration, portions = self._of(client)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first reader
+        elif self._has_one_reader_per_lane(iteration):
+            # A second reader of a lane takes over the portions of the first reader.
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]

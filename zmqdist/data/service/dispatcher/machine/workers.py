@@ -132,7 +132,8 @@ class WorkerTable:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
             if is_coordinated(self._tables, self._tables.state.iterations[task.iteration]) and not is_pending(task):
-                self._clients.notify(task.iteration)  # the task ends later, at the round on which its consumers agree
+                # Do not end the task now: it ends at the round on which its consumers agree.
+                self._clients.notify(task.iteration)
             else:
                 self._finish_task(task.id, interrupted=True)
         self._tables.tasks_of.pop(number, None)
@@ -146,7 +147,7 @@ class WorkerTable:
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
-                return  # create the task when the worker registers again
+                return  # create no task for a missing worker before it registers again
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
