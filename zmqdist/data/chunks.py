@@ -8,7 +8,7 @@ File format
 
     `rows` is the number of elements in the block. `arrays` has the dtype and shape of each array that follows. `element` is the structure
     of an element, with the kind of each leaf:
-      array, scalar   one array with a row for each element; a row is an array (array) or a NumPy scalar (scalar)
+      array, scalar   one array with a row for each element. A row of an `array` is an array, and a row of a `scalar` is a NumPy scalar.
       str, bytes      two arrays: the bytes of all strings joined (text as UTF-8), and the position at which each string ends
     A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict", [key, ...], ...].
 

@@ -65,12 +65,12 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return a dataset of one element, `tensors`. Arrays are not copied; the element has read-only views of them."""
+        """Return a dataset of one element, `tensors`. Arrays are not copied, and the element has read-only views of them."""
         return cls(sources.Tensors.build(tensors))
 
     @classmethod
     def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied; the elements have read-only views of them.
+        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied, and the elements have read-only views of them.
 
         Raises:
           ValueError: a leaf is a scalar, or the leaves differ in length.

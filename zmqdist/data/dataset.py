@@ -546,7 +546,7 @@ class Dataset(DatasetConstructors, DatasetResults):
 
 
 def deserialize(text: str) -> Dataset:
-    """Return the dataset that `serialize` described. Does not unpickle functions; a function is unpickled when it is first called.
+    """Return the dataset that `serialize` described. This does not unpickle functions. A function is unpickled when it is first called.
 
     Raises:
       InvalidArgumentError: `text` is not such a description, has another version, or names an unknown operator.

@@ -278,7 +278,7 @@ class OperatorNode:
         raise NotImplementedError
 
     def stream(self) -> Iterator[Any]:
-        """Return the current generator; create it if there is none."""
+        """Return the current generator. Create it if the node has no generator."""
         if self._stream is None:
             self._stream = self.run()
             if self.context.timers is not None:

@@ -1,7 +1,7 @@
 """How a variable is cut into shards: the number of shards, the rows of each shard, and how the first value of each shard is made.
 
 Rules
-    A shard is a run of whole rows ("div" in TensorFlow). Shards have equally many rows; if the rows cannot be divided evenly, the first
+    A shard is a run of whole rows ("div" in TensorFlow). Shards have equally many rows. If the rows cannot be divided evenly, the first
     shards have one row more.
     If the initial value is an array, the program cuts the array and sends each shard its rows. If the initial value is a function, and
     shape and dtype are given, the function runs at the server of each shard.
@@ -83,8 +83,8 @@ class Initial:
 
     @classmethod
     def of(cls, name: str, initial_value: Any, shape: Sequence[int] | None, dtype: DTypeLike | None) -> Initial:
-        """Return the first value that the user's arguments describe. If `initial_value` is a function, it is called here only if shape or
-        dtype is missing.
+        """Return the first value that the user's arguments describe. If `initial_value` is a function, this method calls it only if shape
+        or dtype is missing.
 
         Args:
           initial_value: a value that NumPy can convert to an array, or a function that returns such a value.
@@ -136,7 +136,7 @@ class RowsOfInitial:
 
         Raises:
           ValueError: the user's function returned neither the requested part nor the whole value.
-          Exception: the user's function raised it.
+          Exception: the error that the user's function raised.
         """
         initial = self.initial
         assert not isinstance(initial.source, np.ndarray)

@@ -77,9 +77,10 @@ class _Wanted:
     """One wanted worker.
 
     Attributes:
-      invitation, invited_at: the number of the invitation in flight, or 0 if no invitation is in flight; and the time at which it was sent.
+      invitation: the number of the invitation in flight, or 0 if no invitation is in flight.
+      invited_at: the time at which the last invitation was sent.
       retry_at: no invitation is sent before this time.
-      code, message: how the last invitation ended; OK after a success.
+      code, message: how the last invitation ended. The code is OK after a success.
       failing_since: when the invitations began to end with `code`.
       accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
     """

@@ -46,7 +46,7 @@ class OnWorkers:
 
     Attributes:
       session: number of the strategy, the same on all workers.
-      num_replicas_in_sync: number of replicas on one worker; not the number of workers.
+      num_replicas_in_sync: number of replicas on one worker, which is not the number of workers.
     """
 
     session: int
@@ -410,8 +410,8 @@ class ParameterServerStrategy(OnWorkers):
         return name if count == 0 else self._unique(f"{name}_{count}")
 
     def per_worker_resource(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Have each worker build a resource `fn(*args, **kwargs)`; see `create_per_worker_resource`. A function that captures the result
-        gets the resource of the worker that runs it.
+        """Have each worker build a resource `fn(*args, **kwargs)`, as `create_per_worker_resource` does. A function that captures the
+        result gets the resource of the worker that runs it.
         """
         return self.coordinator.create_per_worker_resource(fn, args, kwargs)
 

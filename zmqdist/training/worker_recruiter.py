@@ -52,14 +52,14 @@ def program() -> int:
 
 
 class WorkerRecruiter:
-    """Invites workers until it is closed; the module's docstring says how. Any thread may call its methods."""
+    """Invites workers until it is closed, as the docstring of the module says. Any thread may call the methods."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
     ) -> None:
         """Args:
         slots: number of functions that a worker runs at a time. A server that has a number of its own ignores this number.
-        wake: the event that the thread waits for; by default a new event. A test passes an event that shows when the thread waits.
+        wake: the event for which the thread waits. By default it is a new event. A test passes an event that shows when the thread waits.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials

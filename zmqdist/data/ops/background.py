@@ -225,7 +225,7 @@ class ReadAhead:
             thread.join()
 
     def abandon(self) -> None:
-        """Interrupt a blocking call of the node; see `OperatorNode.abandon`."""
+        """Interrupt a blocking call of the node, as `OperatorNode.abandon` does."""
         self._node.abandon()
 
     def close(self) -> None:

@@ -213,8 +213,9 @@ class InterleaveNode(OperatorNode):
     """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of one open dataset in the cycle.
 
     Without threads, a slot whose dataset has ended is filled with the dataset of the next input when it is the slot's turn again. With
-    threads, the slot is filled at once, so that a thread can read the dataset ahead. Both give the same order of elements, because slots
-    become free in the order of their next turns. If the input raised an error, (BufferedError, None) is in the slot until the slot's turn.
+    threads, the slot is filled at once, so that a thread can read the dataset ahead. The order of elements is the same with and without
+    threads, because slots become free in the order of their next turns. If the input raised an error, (BufferedError, None) is in the slot
+    until the slot's turn.
 
     Attributes:
       slots: for each slot (input element, node of its dataset), or None if the slot is empty.

@@ -46,7 +46,7 @@ class DeferredNode:
         self.opened = threading.Event()
 
     def stream(self) -> Iterator[Any]:
-        """See `OperatorNode.stream`. The first call opens the dataset."""
+        """Return the generator of the node, as `OperatorNode.stream` does. The first call opens the dataset."""
         if self._failed:
             return iter(())
         return self.open().stream()
@@ -85,12 +85,14 @@ class DeferredNode:
         return node
 
     def restart(self) -> None:
-        """See `OperatorNode.restart`."""
+        """Restart the node, if it is created, as `OperatorNode.restart` says."""
         if self._node is not None:
             self._node.restart()
 
     def abandon(self) -> None:
-        """See `OperatorNode.abandon`. Nodes that have to be opened after this node no longer wait."""
+        """Interrupt a blocking call of the node, as `OperatorNode.abandon` does. Nodes that have to be opened after this node no longer
+        wait.
+        """
         with self._lock:
             self._abandoned = True
             node = self._node
@@ -99,7 +101,7 @@ class DeferredNode:
             node.abandon()
 
     def close(self) -> None:
-        """See `OperatorNode.close`."""
+        """Close the node, if it is created, as `OperatorNode.close` says."""
         if self._node is not None:
             self._node.close()
 

@@ -1,8 +1,8 @@
 """Sources: numbers, arrays, generators, objects with items by position, and lists of files.
 
 Rules
-    An `Indexed` source returns the element at any position, so that it can be split by positions. `random` can be split too, without end; a
-    position is then the number of a draw. A generator cannot be split.
+    An `Indexed` source returns the element at any position, so that it can be split by positions. `random` can be split too. It has
+    positions without end, and a position is the number of a draw. A generator cannot be split.
 
     `from_tensors`, `from_tensor_slices` and `from_source` do not copy arrays, and yield read-only views of the caller's memory. The items
     that a generator yields belong to the reader.

@@ -10,7 +10,8 @@ codec first compresses samples of a large buffer, so that incompressible data su
 
 `decompress` never returns more bytes than the number that is passed to it. A receiver checks this number against a bound before the call.
 
-Not here: which codec a dataset has; how a batch states the number of bytes of each compressed buffer (batch_compression.py).
+Not here: the choice of the codec, and the form of a compressed batch, which states the number of bytes of each buffer
+(batch_compression.py).
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def checkpoints_iterator(
     next checkpoint.
 
     Args:
-      directory: the directory; it need not exist yet.
+      directory: the directory, which need not exist yet.
       min_interval_secs: minimum time between two yielded checkpoints, in seconds.
       timeout: how long to wait for a new checkpoint, in seconds. None waits for ever.
       timeout_fn: a function that the iterator calls after each timeout. If the function returns True, the iterator ends. None means that

@@ -16,7 +16,7 @@ Rules
     (`schedule(once=True)`), and the number of the variable's last synchronous step. So the parameter server recognizes a repeated run of a
     function after a recovery, too.
 
-Not here: the restart of the process, which `zmqdist launch` makes with `restarts`; saving (manager.py).
+Not here: saving (manager.py), and the restart of the process, which `zmqdist launch` makes if `restarts` allows it.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _write_shard(
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in a form that npz can hold. An array whose dtype is not NumPy's own becomes raw bytes; the manifest records its
+    """Return the array in a form that npz can hold. An array whose dtype is not NumPy's own becomes raw bytes, and the manifest records its
     dtype.
 
     Raises:

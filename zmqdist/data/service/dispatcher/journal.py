@@ -145,8 +145,8 @@ class Journal:
         Args:
           records: the caller must not change the records or the sequence afterwards.
           done: the journal calls it in the journal's thread, with None when all records are on the disk, or with an error when no record
-            is. The error is ResourceExhaustedError if there is no room or no permission, and then a later attempt may succeed; otherwise it
-            is DataLossError. `done` must not block, and must not call `close`.
+            is. The error is ResourceExhaustedError if there is no room or no permission, so that a later attempt may succeed. Any other
+            error is a DataLossError. `done` must not block, and must not call `close`.
 
         Raises:
           FailedPreconditionError: the journal is closed.
@@ -154,7 +154,7 @@ class Journal:
         self._put(_Waiting(records, None, done))
 
     def compact(self, snapshot: bytes, done: Done) -> None:
-        """Replace all earlier records by a snapshot, in one transaction. Does not block; `append` says how `done` is called."""
+        """Replace all earlier records by a snapshot, in one transaction. Does not block. `done` is called as `append` says."""
         self._put(_Waiting((), snapshot, done))
 
     def close(self) -> None:
@@ -365,7 +365,7 @@ def _take_lock(folder: str) -> int:
 
 
 def _read_lock(lock: int) -> tuple[int, int]:
-    """Return (process id, number of the last acknowledged record) from `journal.lock`; zeros if the file is new or unreadable."""
+    """Return (process id, number of the last acknowledged record) from `journal.lock`, or zeros if the file is new or unreadable."""
     try:
         process, number = map(int, os.pread(lock, 64, 0).split())
     except ValueError:

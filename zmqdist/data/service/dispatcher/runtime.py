@@ -102,7 +102,7 @@ class DataDispatcher:
           snapshots_max: the largest number of distributed snapshots that one worker writes at the same time.
 
         Raises:
-          DataLossError, FailedPreconditionError, ResourceExhaustedError: the journal cannot be used; journal.py gives the reasons.
+          DataLossError, FailedPreconditionError, ResourceExhaustedError: the journal cannot be used, for a reason that journal.py gives.
         """
         self._loop = loop
         self._rules = rules

@@ -3,8 +3,8 @@ so that another reader continues from it.
 
 Theory
     An element is identified by (portion, offset). The machine drops an element that it has already received. If a run of elements begins
-    beyond the next offset of its portion, a reply was lost before. The machine drops this run as well; the elements are computed again
-    because the machine reports the lost reply to the dispatcher (`missed`).
+    beyond the next offset of its portion, a reply was lost before. The machine drops this run as well. It reports the lost reply to the
+    dispatcher (`missed`), so that the elements are computed again.
 
     The machine acknowledges an element only after the consumer has asked for the next element. An element is therefore not lost if the
     reader crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the
@@ -113,8 +113,8 @@ class PortionPiece:
 
 
 class Consumption:
-    """The elements that a consumer has finished. The consumer and the delivery machine share this object; `lock` guards the fields that
-    both change.
+    """The elements that a consumer has finished. The consumer and the delivery machine share this object. `lock` guards the fields that
+    both of them change.
 
     Attributes:
       waits: whether the consumer waits at an empty queue.

@@ -107,7 +107,7 @@ class SnapshotService:
         not prevent the start of the dispatcher.
 
         Raises:
-          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid; see manager.py.
+          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid, in a way that manager.py explains.
         """
         there: list[str] = []
         for path in paths:

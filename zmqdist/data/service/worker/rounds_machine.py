@@ -4,7 +4,7 @@ Promises
     K1  A round is either served to all consumers, with one group, or skipped by all consumers. The task serves a round when all consumers
         have requested the round and a group is ready. If the waiting time of one of the requests ends before that, all consumers skip the
         round. A consumer that requests a round after it was skipped is told to skip to the current round.
-    K2  Groups are served in order. A skipped round uses up no group; the next round gets the group instead.
+    K2  Groups are served in order. A skipped round uses up no group. The next round gets the group instead.
     K3  A reply may have the elements of several rounds if several groups are ready. The number of rounds is equal for all consumers.
     K4  If a consumer repeats a request after a lost reply, it gets the same reply again.
     K5  At most one request of each consumer waits. A newer request of the consumer replaces the waiting request, which is refused. The

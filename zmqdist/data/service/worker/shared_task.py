@@ -66,7 +66,7 @@ class SharedRunner:
         self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
-        """The error of the element after the last batch, until one request has got it; otherwise None."""
+        """The error of the element after the last batch, until one request has got the error. Otherwise None."""
         self._woken = False
         """True while a call of `_serve` is scheduled. Until `_serve` has run, the thread computes no batch, because the window may already
         have the batch that the waiting requests need."""
@@ -202,7 +202,7 @@ class SharedRunner:
                 self.misses += 1
                 self._window.append((batch, nbytes))
                 self.nbytes += nbytes
-            # Drop old batches; a trainer that needs one of them continues at the oldest batch.
+            # Drop old batches. A trainer that needs a dropped batch continues at the oldest batch.
             while self.nbytes > self._limit:
                 self.nbytes -= self._window.popleft()[1]
                 self._first += 1

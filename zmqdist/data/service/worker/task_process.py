@@ -264,14 +264,16 @@ class _TaskProcess:
         return self._child is not None
 
     def hand_back(self) -> bool:
-        """See `TaskHost.hand_back`."""
+        """Have the process give back positions, as `TaskHost.hand_back` says."""
         if self._pipe is None:
             return False
         self._pipe.send(HAND_BACK)
         return True
 
     def refuse(self) -> None:
-        """See `TaskHost.refuse`. If no process runs, no reader has sent a request, and the task only closes its port."""
+        """Have the process refuse requests, as `TaskHost.refuse` says. If no process runs, no reader has sent a request, and the task only
+        closes its port.
+        """
         if self._pipe is not None:
             self._pipe.send(REFUSE)
         else:

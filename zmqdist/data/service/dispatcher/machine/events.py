@@ -29,7 +29,7 @@ class WorkerJoined:
       name: the worker's job and index, "worker:0".
       address: the address at which readers connect to it.
       incarnation: the number of its process.
-      named: True if the worker was started with its index; False if a dispatcher, this one or an earlier one, assigned the index.
+      named: True if the worker was started with its index. False if this dispatcher or an earlier dispatcher assigned the index.
     """
 
     name: str
@@ -138,8 +138,8 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old; otherwise it replies at the next
-    change, and without a change after WATCH_S_MAX at the latest (clients.py).
+    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, and otherwise at the next change.
+    Without a change it replies after WATCH_S_MAX at the latest (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
     starting round). `failed` is the reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads
@@ -255,7 +255,7 @@ class CrashReport:
     """Report that the process in which a worker ran a task has died, and that the elements in the process are lost. The worker starts the
     next process after the reply. -> None.
 
-    `how` describes the death of the process. It is "" if the pipeline did not cause the death; then no portion is charged with it.
+    `how` describes the death of the process. It is "" if the pipeline did not cause the death. Then no portion is charged with the death.
     """
 
     token: Token

@@ -1,9 +1,9 @@
-"""The fixed list of workers. It assigns each worker an entry of `worker_addresses`; the index of the entry is the worker's static shard.
+"""The fixed list of workers. It assigns each worker an entry of `worker_addresses`. The index of the entry is the worker's static shard.
 
 Rules
-    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host
-    is written in brackets; the text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
-    every other entry fits exactly its port, and a name counts as a port.
+    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host is
+    written in brackets. The text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host.
+    Every other entry fits exactly its port, and a name counts as a port.
 
     Each entry has at most one worker. A worker gets the first entry in this order that fits it:
         1. the entry that it has had before
