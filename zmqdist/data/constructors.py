@@ -49,7 +49,8 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
-        """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, as `output_type`.
+        """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, with the dtype
+        `output_type`.
 
         Raises:
           InvalidArgumentError: the step is 0, or `output_type` cannot hold the numbers.

@@ -407,7 +407,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return Dataset(combining.Zip(form), leaves)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Append another dataset.
+        """Append the elements of another dataset.
 
         Raises:
           TypeError: the elements of the two datasets differ in structure or dtype.

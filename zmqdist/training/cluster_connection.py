@@ -69,9 +69,11 @@ class ClusterConnection:
     """
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
-        """Args:
-        close: a function that stops the dispatcher and the threads that were started for the connection. Its argument says whether to stop
-          the tasks of the cluster as well.
+        """Connect to a cluster whose dispatcher runs already.
+
+        Args:
+          close: a function that stops the dispatcher and the threads that were started for the connection. Its argument says whether to
+            stop the tasks of the cluster as well.
         """
         self.target = target
         self.credentials = credentials

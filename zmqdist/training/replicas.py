@@ -69,7 +69,9 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Raised in a replica that waits in a call for another replica, because the other replica has ended without making this call."""
+    """Raised in a replica that waits for another replica in `merge_call` or in an assignment, after the other replica has ended without
+    this `merge_call` or assignment.
+    """
 
 
 class _Rendezvous:

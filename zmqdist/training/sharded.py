@@ -137,11 +137,11 @@ class ShardedVariable(ArrayLike):
         return array
 
     def read_value(self) -> NDArray[Any]:
-        """As `numpy()`."""
+        """Return the current value, as `numpy()` does."""
         return self.numpy()
 
     def value(self) -> NDArray[Any]:
-        """As `numpy()`."""
+        """Return the current value, as `numpy()` does."""
         return self.numpy()
 
     def start_read(self) -> Gathered:

@@ -82,7 +82,7 @@ class OnWorkers:
         """Combine the values of the replicas of this worker.
 
         Args:
-          reduce_op: "SUM" or "MEAN", in any case, or a ReduceOp.
+          reduce_op: "SUM" or "MEAN", in upper or lower case, or a ReduceOp.
           value: the result of `run`, or any structure.
           axis: the axes of each value along which to combine as well. A mean is then the mean of all elements, even if the replicas have
             different numbers of elements. None combines across replicas only.

@@ -39,10 +39,12 @@ class RemoteStorage:
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:
-        """Args:
-        workers_per_step: number of gradients in a synchronous step. With 0 gradients are applied on arrival.
-        owner: in the program that made the variable, the StrategySession of the variable. When this object is garbage-collected, the
-          owner drops the variable.
+        """Refer to a variable that the server has.
+
+        Args:
+          workers_per_step: number of gradients in a synchronous step. With 0 gradients are applied on arrival.
+          owner: in the program that made the variable, the StrategySession of the variable. When this object is garbage-collected, the
+            owner drops the variable.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number

@@ -57,9 +57,11 @@ class WorkerRecruiter:
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
     ) -> None:
-        """Args:
-        slots: number of functions that a worker runs at a time. A server that has a number of its own ignores this number.
-        wake: the event for which the thread waits. By default it is a new event. A test passes an event that shows when the thread waits.
+        """Create a recruiter that wants no worker yet.
+
+        Args:
+          slots: number of functions that a worker runs at a time. A server that has a number of its own ignores this number.
+          wake: the event for which the thread waits. By default it is a new event. A test passes an event that shows when the thread waits.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials

@@ -106,7 +106,7 @@ class DeferredNode:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the node, which is None if the node is not opened yet, and whether opening it has failed."""
+        """Return the state of the node, or None in its place before the node is opened, and whether opening the node has failed."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

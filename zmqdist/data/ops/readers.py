@@ -8,7 +8,7 @@ Rules
     A state is the current file, and the number of its records that were read. A load reads and discards this number of records, because
     compressed files have no seek. After a damaged record, reading continues with the next file.
 
-Lines are str (UTF-8; invalid bytes are kept as surrogates), records are bytes.
+Lines are str, decoded from UTF-8 with invalid bytes kept as surrogates. Records are bytes.
 """
 
 from __future__ import annotations

@@ -218,7 +218,8 @@ class Journal:
                 number += len(rows)
         execute("COMMIT")
         self._last = number
-        # The records are durable without the new number. With the old number the journal would only detect fewer losses.
+        # Ignore an error, because the records are durable without the new number. With the old number the journal only detects fewer
+        # losses.
         with suppress(OSError):
             self._write_lock()
 

@@ -31,8 +31,8 @@ class Wanted:
     """One request of a reader to a task.
 
     Attributes:
-      elements_max, bytes_max: about the largest number of elements and of bytes in the reply. A reply with elements has at least one
-        element, whatever its size.
+      elements_max, bytes_max: about the largest number of elements and of bytes in the reply. A reply may have a single element of more
+        than `bytes_max` bytes.
       wait_s: seconds after which the task replies SKIP if it has no elements. None means that the request waits without limit.
       reader: number of the reading client.
       consumer, round, skipped: in coordinated reads, the index of the consumer, the round that it requests, and whether the last reply

@@ -204,7 +204,7 @@ class ClientEntry(Row):
 
 
 class WorkerEntry(Row):
-    """The place of a worker. A worker has the same place again after a restart of its process.
+    """The place of a worker. After a restart of its process a worker has its earlier place again.
 
     Attributes:
       incarnation: the incarnation of the process that has the place, or had it last.
