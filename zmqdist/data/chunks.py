@@ -8,13 +8,13 @@ File format
 
     `rows` is the number of elements in the block. `arrays` has the dtype and shape of each array that follows. `element` is the structure
     of an element, with the kind of each leaf:
-      array, scalar   one array with a row for each element; a row is an array (array) or a NumPy scalar (scalar)
+      array, scalar   one array with a row for each element. A row of an `array` is an array, and a row of a `scalar` is a NumPy scalar.
       str, bytes      two arrays: the bytes of all strings joined (text as UTF-8), and the position at which each string ends
     A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict", [key, ...], ...].
 
     *Invariant*: the rows of a block have the same structure, dtypes and shapes. An element that differs from them begins another block.
-    The whole file may be compressed, as gzip or as a zlib stream. It contains no pickle. An array of a dtype of ml_dtypes, which NumPy's
-    files do not know, is stored as unsigned integers.
+    The whole file may be compressed, as gzip or as a zlib stream. It contains no pickle. NumPy's files do not know the dtypes of ml_dtypes,
+    so arrays of these dtypes are stored as unsigned integers.
 
     The line repeats the dtypes and shapes, so that readers can skip the headers of the arrays. A header is a Python literal, which takes
     longer to parse than a small array takes to read, and which Python 3.11 cannot parse in two threads at once.
@@ -42,8 +42,8 @@ from zmqdist.wire.arrays import BadArray, dtype_from_json, dtype_to_json
 from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
-"""The largest number of elements in a block. A reader has a whole block in memory, so blocks must be small; each block has a line of JSON
-and array headers, so they must not be too small."""
+"""The largest number of elements in a block. Blocks must be small, because a reader has a whole block in memory. They must not be too
+small, because each block has a line of JSON and array headers."""
 
 BLOCK_BYTES_MAX = 2**20
 """The number of bytes at which a block is written. It is small because an array of one row keeps the arrays of the whole block in
@@ -154,8 +154,8 @@ class BlockWriter:
         self.nbytes = 0
 
     def write(self, x: Any) -> None:
-        """Append an element. The caller must not change the element's arrays until the block is written, after 1,024 elements or a
-        mebibyte, because they are not copied before.
+        """Append an element, without a copy of its arrays. The caller must not change the arrays until their block is written, which
+        happens after 1,024 elements or a mebibyte.
 
         Raises:
           UnimplementedError: the element holds a dataset.
@@ -163,7 +163,7 @@ class BlockWriter:
         """
         leaves: list[Any] = []
         layout = _flatten(x, leaves)
-        if self._rows and layout != self._layout:  # invariant: all rows of a block have one layout
+        if self._rows and layout != self._layout:  # begin another block, because all rows of a block have one layout
             self.flush()
         if not self._rows:
             self._first, self._layout = x, layout
@@ -226,7 +226,7 @@ class ElementsFile:
     """A file of elements that is being written. Its methods raise OSError if the disk fails."""
 
     def __init__(self, path: str, compression: str, append: bool = False) -> None:
-        """Create the file, or append to it. Appending to a compressed file begins another compressed stream; readers join the streams."""
+        """Create the file, or append to it. Appending to a compressed file begins another compressed stream. Readers join the streams."""
         self._file = storage.open_write(path, append)
         self._compressed = storage.compressing(self._file, compression)
         self._blocks = BlockWriter(self._compressed)

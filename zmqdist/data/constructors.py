@@ -34,8 +34,7 @@ def _plain(number: Any) -> int | float:
 
 
 def _is_iterable_of_torch(source: Any) -> bool:
-    """Return whether `source` is a torch IterableDataset, which must be read by `iter` although it has a `__getitem__`, because that always
-    raises.
+    """Return whether `source` is a torch IterableDataset. Such a dataset must be read by `iter`, because its `__getitem__` always raises.
 
     Does not import torch, because a program with such an object has imported it.
     """
@@ -50,7 +49,8 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
-        """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, as `output_type`.
+        """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, with the dtype
+        `output_type`.
 
         Raises:
           InvalidArgumentError: the step is 0, or `output_type` cannot hold the numbers.
@@ -66,12 +66,12 @@ class DatasetConstructors(Tree):
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return a dataset of one element, `tensors`. Arrays are not copied; the element has read-only views of them."""
+        """Return a dataset of one element, `tensors`. Arrays are not copied, and the element has read-only views of them."""
         return cls(sources.Tensors.build(tensors))
 
     @classmethod
     def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
-        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied; the elements have read-only views of them.
+        """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied, and the elements have read-only views of them.
 
         Raises:
           ValueError: a leaf is a scalar, or the leaves differ in length.

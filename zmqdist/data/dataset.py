@@ -355,7 +355,9 @@ class Dataset(DatasetConstructors, DatasetResults):
     # -- reading ahead and keeping elements --
 
     def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
-        """Let a thread read `buffer_size` elements ahead, or none with 0. AUTOTUNE means 8, or more if they are computed quickly."""
+        """Let a thread read `buffer_size` elements ahead. With 0 no thread reads ahead. AUTOTUNE means 8 elements, or more if elements are
+        computed quickly.
+        """
         return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
 
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
@@ -405,7 +407,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return Dataset(combining.Zip(form), leaves)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Append another dataset.
+        """Append the elements of another dataset.
 
         Raises:
           TypeError: the elements of the two datasets differ in structure or dtype.
@@ -518,7 +520,8 @@ class Dataset(DatasetConstructors, DatasetResults):
         seed: int | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Return (class, element), and leave out random elements so that the classes occur in the proportions of `target_dist`.
+        """Return a dataset of (class, element) that leaves out random elements, so that the classes occur in the proportions of
+        `target_dist`.
 
         Args:
           class_func: a function that returns the class of an element, in [0, len(target_dist)).
@@ -543,7 +546,7 @@ class Dataset(DatasetConstructors, DatasetResults):
 
 
 def deserialize(text: str) -> Dataset:
-    """Return the dataset that `serialize` described. Does not unpickle functions; a function is unpickled when it is first called.
+    """Return the dataset that `serialize` described. This does not unpickle functions. A function is unpickled when it is first called.
 
     Raises:
       InvalidArgumentError: `text` is not such a description, has another version, or names an unknown operator.

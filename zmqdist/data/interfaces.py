@@ -1,4 +1,5 @@
-"""The interfaces between the modules of a pipeline, by which each module imports only modules below it, and the registry of operators.
+"""The interfaces between the modules of a pipeline, and the registry of operators. The interfaces allow each module to import only modules
+below it.
 
 Rules
     Iterators and operators see datasets only as `DatasetLike`. To create a dataset, for example for a window or from a saved state, they
@@ -24,8 +25,8 @@ OPERATORS: dict[str, Any] = {}
 """The class of each operator, by its name."""
 
 OPERATOR_MODULES = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
-"""Maps the name of each operator that no method of `Dataset` creates to the module that registers the operator. The module is imported when
-a description names the operator."""
+"""The modules that register the operators that no method of `Dataset` creates, by the operator's name. Such a module is imported when a
+description names its operator."""
 
 C = TypeVar("C", bound=type)
 

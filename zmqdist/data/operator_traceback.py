@@ -16,11 +16,11 @@ def failing_operator(error: BaseException) -> str:
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
         if isinstance(owner, OperatorNode):
-            found = owner  # the last node in the traceback is the innermost
+            found = owner  # go on, because the innermost node comes last in the traceback
         trace = trace.tb_next
     if found is None:
         return ""
     try:
         return str(found.op.one_line())
-    except Exception:  # `==` or `repr` of a user's argument may raise
+    except Exception:  # the operator's `==` or `repr` of a user's argument may raise any error
         return str(found.op.name)

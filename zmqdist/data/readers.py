@@ -1,7 +1,7 @@
 """Functions that return datasets of the content of files, with the names and arguments of tf.data.
 
 `filenames` is a string, a list of strings, or a Dataset of strings. Files are read one after another. With `num_parallel_reads`, this
-number of files is open at the same time, a thread reads each of them, and they yield one record each in turn. Iterating raises
+number of files is open at the same time. A thread reads each open file, and the dataset yields one record of each in turn. Iterating raises
 NotFoundError for a file that does not exist. `buffer_size` is accepted and ignored, because the operating system reads ahead.
 """
 
@@ -80,7 +80,7 @@ def TFRecordDataset(
 
     Needs the package google-crc32c for the checksums: pip install zmqdist[tfrecord].
     """
-    readers.crc32c()  # raise ImportError here if the package is missing, and not first at a worker
+    readers.crc32c()  # if the package is missing, raise ImportError here and not only at a worker
     common = _common_args(compression_type, num_parallel_reads)
     return Dataset(readers.TFRecords(**common), (_file_names(filenames),))
 

@@ -32,8 +32,8 @@ def iterator_seed(seed: tuple[int, int] | None, number: int) -> list[int]:
 
 
 def epoch_seed(dataset: DatasetLike, number: int, seed: tuple[int, int] | None, fresh: bool) -> list[int]:
-    """Return the seed of iterator `number` over a dataset object. With `fresh` each iterator gets another seed; otherwise all iterators
-    over the object get the same seed.
+    """Return the seed of iterator `number` over a dataset object. With `fresh` each iterator gets another seed. Without `fresh` all
+    iterators over the object get one seed.
     """
     if fresh:
         return iterator_seed(seed, number)

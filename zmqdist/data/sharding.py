@@ -70,7 +70,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    # Do not require a full shard, because a worker may be without elements, but not without files.
+    # Do not require that every shard has an element. Only shards of files have to be full.
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
@@ -129,7 +129,8 @@ def _branches(dataset: Tree) -> tuple[int, ...]:
     if dataset.inputs:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
-        except UnimplementedError as error:  # for example a snapshot, which stores all elements for every reader
+        except UnimplementedError as error:
+            # The operator cannot be split, such as a snapshot, which stores all elements for every reader.
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 

@@ -1,7 +1,7 @@
 """Signatures: checks that the results of a user function, generator or source fit the spec that the user has declared.
 
 Python numbers and lists are converted to the signature's dtypes if this does not change their values. A value that already has a dtype is
-never cast; if its dtype does not fit, the check raises an error.
+never cast. If its dtype does not fit, the check raises an error.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
     checkpoints/checkpoint_<index>_<elements>   where the writer resumes: before chunk <index>
 
 A split file stands for a run of positions that the stream got in one reply. These are the positions <global>, <global> + 1, ... of the
-source, which are the stream's positions <local>, <local> + 1, ... in that repetition. The file contains the number of positions; an empty
+source, which are the stream's positions <local>, <local> + 1, ... in that repetition. The file contains the number of positions. An empty
 file means one position.
 """
 

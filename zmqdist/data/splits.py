@@ -56,7 +56,8 @@ class SplitProvider:
 
     def next(self, repetition: int) -> int | None:
         """Return the next position of a repetition, or None if the repetition has ended."""
-        if repetition < self.repetition:  # another process has already begun a later repetition
+        # This repetition has ended, because another process has begun a later repetition.
+        if repetition < self.repetition:
             return None
         if repetition > self.repetition:
             self.repetition, self.position = repetition, 0
@@ -202,7 +203,7 @@ def portion_rules(dataset: Tree) -> PortionRules:
     chain = [dataset]
     while chain[-1].inputs:
         if len(chain[-1].inputs) > 1:
-            chain[-1].op.per_split()  # `per_split` may raise an error with more details
+            chain[-1].op.per_split()  # `per_split` may raise an error that says more than the error below
             raise _unfit(chain[-1], "has several sources")
         chain.append(chain[-1].inputs[0])
     rules = PortionRules(chain[-1].op.split_count(), 1, 1)

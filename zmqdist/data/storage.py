@@ -104,7 +104,7 @@ def rename(old: str, new: str) -> None:
         files.mv(name, _driver(new)[1], recursive=files.isdir(name))
         return
     os.replace(old, new)
-    _sync_folder(os.path.dirname(new))  # without this, a power failure could undo the rename
+    _sync_folder(os.path.dirname(new))  # sync the folder, because a power failure could otherwise undo the rename
 
 
 def _sync_folder(path: str) -> None:
@@ -120,7 +120,7 @@ def list_names(folder: str, unfinished: bool = False) -> list[str]:
     try:
         if "://" in folder:
             files, name = _driver(folder)
-            files.invalidate_cache()  # drivers cache the names, and other processes add files
+            files.invalidate_cache()  # empty the driver's cache of names, because other processes add files
             found = [one.rstrip("/").rsplit("/", 1)[-1] for one in files.ls(name, detail=False)]
         else:
             found = os.listdir(folder)
@@ -169,7 +169,7 @@ def remove_tree(path: str) -> None:
 def check_renames(path: str) -> None:
     """Raise FailedPreconditionError if the file system of a URL has no atomic rename, as most object stores.
 
-    There, a rename is a copy followed by a deletion, and other processes could see an incomplete copy.
+    In such a file system a rename is a copy followed by a deletion, so that other processes could see an incomplete copy.
     """
     if "://" not in path:
         return
@@ -239,7 +239,7 @@ class _ZlibReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            if self._decompressor.eof:  # another stream may follow, which ElementsFile appended
+            if self._decompressor.eof:  # begin another stream, because ElementsFile may have appended streams
                 data = self._decompressor.unused_data or self._file.read(_PIECE)
                 if not data:
                     return 0

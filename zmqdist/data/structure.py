@@ -113,7 +113,7 @@ def element(value: Any) -> Any:
     if isinstance(value, tuple):
         items = map(element, value)
         return cls(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, str):  # subclasses of str and bytes, such as np.str_
+    if isinstance(value, str):  # convert subclasses of str and bytes, such as np.str_
         return str(value)
     if isinstance(value, bytes):
         return bytes(value)
@@ -350,7 +350,7 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
     if cls is np.ndarray:
         shape, dtype = first.shape, first.dtype
         if all(type(leaf) is cls and leaf.shape == shape and leaf.dtype == dtype for leaf in leaves):
-            if shape:  # this is one call in C, whereas np.stack takes a Python step for each array
+            if shape:  # join in one call in C, because np.stack takes a Python step for each array
                 return np.concatenate(leaves).reshape(len(leaves), *shape)
             return np.array(leaves)
     elif len(set(map(type, leaves))) == 1 and cls not in (str, bytes):

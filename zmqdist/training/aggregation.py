@@ -1,4 +1,4 @@
-"""Combines the values of several replicas into one, by sums and means, with TensorFlow's names for them."""
+"""Combines the values of several replicas into one value, such as their sum or mean. The names of the operations are TensorFlow's."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from zmqdist.variables.storage import mean_of
 
 
 class ReduceOp(enum.Enum):
-    """The operation by which `strategy.reduce` combines values. `reduce` accepts a member of this enum, or the member's name in any
-    case."""
+    """The operation by which `strategy.reduce` combines values. `reduce` accepts a member of this enum, or the member's name in upper or
+    lower case."""
 
     SUM = "SUM"
     MEAN = "MEAN"
 
     @classmethod
     def of(cls, op: Any) -> ReduceOp:
-        """Return the member for a name in any case, or for a member of TensorFlow's enum. Raises ValueError for anything else."""
+        """Return the member for a name in upper or lower case, or for a member of TensorFlow's enum. Raises ValueError otherwise."""
         if isinstance(op, cls):
             return op
         try:
@@ -30,7 +30,7 @@ class ReduceOp(enum.Enum):
 
 
 class VariableAggregation(str, enum.Enum):
-    """How a variable combines the values that several replicas assign to it into one."""
+    """How a variable combines the values that several replicas assign to it into one value."""
 
     NONE = "none"
     SUM = "sum"
@@ -48,12 +48,14 @@ class VariableSynchronization(str, enum.Enum):
 
 
 def checked_aggregation(value: Any) -> VariableAggregation:
-    """Return the VariableAggregation for a member or a name in any case; NONE for None. Raises ValueError for anything else."""
+    """Return the VariableAggregation for a member or a name in upper or lower case. None means NONE. Raises ValueError otherwise."""
     return _member(VariableAggregation, "aggregation", value, VariableAggregation.NONE)
 
 
 def checked_synchronization(value: Any) -> VariableSynchronization:
-    """Return the VariableSynchronization for a member or a name in any case; AUTO for None. Raises ValueError for anything else."""
+    """Return the VariableSynchronization for a member or a name in upper or lower case. None means AUTO. Raises ValueError for anything
+    else.
+    """
     return _member(VariableSynchronization, "synchronization", value, VariableSynchronization.AUTO)
 
 
@@ -65,7 +67,7 @@ def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
         return default
     if isinstance(value, cls):
         return value
-    name = getattr(value, "name", value)  # TensorFlow's enum has the same names
+    name = getattr(value, "name", value)  # accept a member of TensorFlow's enum, whose members have the same names
     if isinstance(name, str) and name.upper() in cls.__members__:
         return cls[name.upper()]
     known = ", ".join(repr(each.value) for each in cls)
@@ -75,7 +77,7 @@ def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
 def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:
     """Return one value that combines the values of all replicas. Raises ValueError if `how` is NONE.
 
-    IndexedSlices are concatenated; for a mean their values are also divided by the number of replicas.
+    The IndexedSlices of all replicas are concatenated. For a mean their values are also divided by the number of replicas.
     """
     if how is VariableAggregation.NONE:
         raise ValueError(

@@ -3,7 +3,7 @@
 Rules
     Every operator reads the value and returns an array, never a variable. `==` compares elements. To find out whether two handles refer to
     one variable, use `is`, or compare their hashes.
-    Indexing transfers only the rows that the index selects; the caller owns the result.
+    Indexing transfers only the rows that the index selects. The caller owns the resulting array.
     `v[rows] = value` is the only operator that changes a variable. It sends one scatter update, so it can set whole rows only.
 
 Not here: how a value is read and updated (variable.py, sharded.py).
@@ -57,11 +57,11 @@ class ArrayLike(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def start_rows(self, rows: Rows) -> Any:
-        """Request rows. `get_value()` of the returned future returns an array of the rows, in the order of `rows`."""
+        """Request the rows with these numbers. Return a future, whose `get_value()` returns an array of the rows in the order of `rows`."""
         raise NotImplementedError
 
     def sparse_read(self, indices: Any, name: str | None = None) -> NDArray[Any]:
-        """Return rows, in the order of `indices`; only these rows are transferred.
+        """Return the rows `indices`, in this order. Only these rows are transferred.
 
         Args:
           indices: row numbers, from 0 on, in an array of any shape. In the result, this shape replaces the first axis of the variable.
@@ -77,7 +77,8 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Return the slices at the given positions, as TensorFlow's `gather_nd`. Only rows that contain such a position are transferred.
 
         Args:
-          indices: an array whose last axis is one position: its k numbers, from 0 on, index the first k axes of the variable.
+          indices: an array of positions along its last axis. The k numbers of a position, which count from 0, index the first k axes of the
+            variable.
 
         Raises:
           InvalidArgumentError: a position is out of range.
@@ -119,10 +120,10 @@ class ArrayLike(NDArrayOperatorsMixin):
         )
 
     def __getitem__(self, key: Any) -> Any:
-        """Index the value as if it were an array; only the rows that the key selects are transferred.
+        """Return the part of the value that `key` selects, as from an array. Only the rows that the key selects are transferred.
 
         Raises:
-          IndexError, TypeError, ValueError: as for an array; TypeError also when a variable is used as an index.
+          IndexError, TypeError, ValueError: as for an array. TypeError is also raised when a variable is used as an index.
         """
         if not self.shape:
             return self.numpy()[key]

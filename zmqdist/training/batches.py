@@ -1,8 +1,8 @@
-"""Reads or updates several variables with one message to each parameter server; the messages are in flight at the same time.
+"""Reads or updates several variables with one message to each parameter server. The messages are in flight at the same time.
 
 A message belongs to one session, so variables of two strategies are never in one message.
 
-Not here: operations on a single variable (variable.py), or on all shards of one (sharded.py).
+Not here: operations on a single variable (variable.py), or on all shards of a sharded variable (sharded.py).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
 
 
 def _parts(leaf: Any) -> list[Variable]:
-    """Return the variable, or its shards; an empty list for anything else."""
+    """Return a list with the variable, or with its shards. Return an empty list if the argument is no variable."""
     if isinstance(leaf, ShardedVariable):
         return leaf.variables
     return [leaf] if isinstance(leaf, Variable) else []

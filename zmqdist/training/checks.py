@@ -14,11 +14,11 @@ def check_cluster(spec: ClusterSpec, task_type: str | None = None, task_id: int 
     """Check that a strategy can connect to the cluster.
 
     Args:
-      task_type, task_id: the program's own task in the cluster; None or "" if the program is outside the cluster.
+      task_type, task_id: the program's own task in the cluster. None or "" means that the program is outside the cluster.
 
     Raises:
-      ValueError: the cluster is empty, has a job that is not in JOBS, no worker, no ps, ps whose numbers have gaps, or more than one chief
-        or evaluator; or the cluster does not have the program's own task.
+      ValueError: the cluster is empty, has a job that is not in JOBS, has no worker or no ps, has gaps in the numbers of its ps, or has
+        more than one chief or evaluator. It is also raised if the cluster does not have the program's own task.
     """
     if not spec:
         raise ValueError("Cluster spec must be non-empty: a strategy with parameter servers needs workers and ps")

@@ -1,16 +1,15 @@
 """How a program finds the tasks of a cluster with parameter servers, and how it adds, removes and stops them.
 
-`connect` makes a `ClusterConnection` from one of three kinds of source:
-    a ClusterSpec, or a resolver that returns a ClusterSpec. The workers and ps are servers that run already. `connect` starts a dispatcher
-    in
-        this process and invites the workers to register with it (worker_recruiter.py). A worker that starts later or restarts is invited
-        when it appears;
-    a `local_cluster` with ps, which has its own dispatcher and workers;
-    None. The cluster is the one that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same
-        effect.
+`connect` makes a `ClusterConnection` from one of three kinds of source.
+    A ClusterSpec, or a resolver that returns a ClusterSpec: the workers and ps are servers that run already. `connect` starts a dispatcher
+        in this process and invites the workers to register with the dispatcher (worker_recruiter.py). A worker that starts later or
+        restarts is invited when its server appears.
+    A `local_cluster` with ps: it has its own dispatcher and workers.
+    None: the cluster is the one that `zmqdist launch` has described in the environment. A resolver that describes this cluster has the same
+        effect as None.
 
-Evaluators are not part of the connection: the program does not wait for them. Each worker must be able to reach all ps; other connections
-between workers and ps are not needed.
+Evaluators are not part of the connection, and the program does not wait for them. Each worker must be able to reach all ps. No other
+connections between workers and ps are needed.
 """
 
 from __future__ import annotations
@@ -70,9 +69,11 @@ class ClusterConnection:
     """
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
-        """Args:
-        close: stops the dispatcher and the threads that were started for the connection. Its argument says whether to stop the
-          tasks of the cluster as well.
+        """Connect to a cluster whose dispatcher runs already.
+
+        Args:
+          close: a function that stops the dispatcher and the threads that were started for the connection. Its argument says whether to
+            stop the tasks of the cluster as well.
         """
         self.target = target
         self.credentials = credentials
@@ -86,7 +87,9 @@ class ClusterConnection:
 
     @property
     def workers(self) -> dict[int, str]:
-        """The addresses of the program's workers by index, in ascending order; "" for a worker that registered without an invitation."""
+        """The addresses of the program's workers by index, in ascending order. The address of a worker that registered without an
+        invitation is "".
+        """
         return {}
 
     # -- states ---------------------------------------------------------------------------------------------------------------
@@ -133,13 +136,13 @@ class ClusterConnection:
 
         Args:
           address: "host:port" of a `zmqdist.Server` that runs or will run.
-          index: index of the new worker; the index of a removed or lost worker may be reused. None: the highest index so far + 1.
+          index: index of the new worker. The index of a removed or lost worker may be reused. None means the highest index so far + 1.
 
         Returns:
           The index.
 
         Raises:
-          FailedPreconditionError: in this kind of cluster, workers join by themselves; the text says how.
+          FailedPreconditionError: in this kind of cluster, workers join by themselves. The error text says how.
         """
         text = (
             f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
@@ -147,15 +150,15 @@ class ClusterConnection:
         raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S, *, force: bool = False) -> None:
-        """Remove a worker from the cluster. It may finish the function that it runs, for at most `grace_s` seconds. Functions that it has
-        not begun run on other workers.
+        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the function that it runs. Functions that it
+        has not begun run on other workers.
 
         Args:
           force: remove the worker although values or work are lost.
 
         Raises:
           ValueError: there is no such worker.
-          DrainRefusedError: values or work would be lost; the error has their names.
+          DrainRefusedError: values or work would be lost. The error has their names.
           UnavailableError: the dispatcher does not answer.
         """
         wanted = self.workers
@@ -164,13 +167,14 @@ class ClusterConnection:
             if reply is not None and reply["refused"]:
                 raise errors.DrainRefusedError(reply["reports"])
         if index in wanted:
-            self._dismiss(index)  # before the worker leaves, because a wanted worker that has left is invited again
+            self._dismiss(index)  # dismiss it before it leaves, because a wanted worker that has left is invited again
         if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
             raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
 
     def _drain(self, index: int, grace_s: float, *, dry_run: bool) -> dict[str, Any] | None:
-        """Have the dispatcher drain a worker, whatever is lost, or report in a `dry_run` whether it would refuse that; return its reply.
-        None: the worker is not registered. A worker of this program may have left by itself.
+        """Have the dispatcher drain a worker, even if work or values are lost, and return the dispatcher's reply. With `dry_run`, the
+        dispatcher drains nothing, and reports whether it would refuse the drain. Return None if the worker is not registered, because it
+        may have left by itself.
         """
         try:
             reply: dict[str, Any] = self._call_dispatcher(
@@ -189,7 +193,7 @@ class ClusterConnection:
         Args:
           shutdown_cluster: stop the servers of workers and ps as well, wherever they run.
         """
-        if self._pid != os.getpid():  # this is a forked child, and the connection belongs to its parent
+        if self._pid != os.getpid():  # do nothing in a forked child, because the connection belongs to the parent
             return
         with self._lock:
             if self._closed:
@@ -270,7 +274,7 @@ class _LocalCluster(ClusterConnection):
         return {index: "" for index in range(self._cluster.workers) if index not in self._dismissed}
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
-        """Start a worker, and return its index when it has registered."""
+        """Start a worker, wait until it has registered, and return its index."""
         if address or index is not None:
             raise ValueError(
                 "a local_cluster starts its workers itself: call add_worker() without an address and an index"
@@ -310,14 +314,15 @@ def connect(
     """Find the tasks of a cluster, and wait until all workers and ps have answered.
 
     Args:
-      source: see ACCEPTED.
+      source: where to find the tasks, of a kind that ACCEPTED lists.
       connect_timeout_s: how long to wait, in seconds.
       slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
-      credentials: where the secrets are. None means the secrets of the cluster if it has its own, otherwise those of the environment.
+      credentials: where the secrets are. None means the secrets of the cluster if the cluster has its own, otherwise the secrets of the
+        environment.
 
     Raises:
       ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).
-      UnavailableError: tasks did not answer in time; the text names them, and says what was found at their addresses.
+      UnavailableError: tasks did not answer in time. The error text names them, and says what was found at their addresses.
       AlreadyExistsError: a worker works for another program.
       OpError: a secret is refused, keys are missing, or the dispatcher's port cannot be bound.
     """
@@ -392,7 +397,7 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
     endpoints = [(_host_for(addresses), 0)]
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
-        with contextlib.suppress(OSError):  # this host cannot resolve the chief's name
+        with contextlib.suppress(OSError):  # leave out a name of the chief that this host cannot resolve
             number = port_probe.resolve_host(host, TASK_PROBE_S)
             if port_probe.is_local_address(number):
                 endpoints.insert(0, (number, port))
@@ -406,20 +411,20 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
         )
         try:
             return DispatchServer(config)
-        except errors.UnknownError:  # the port is in use, for example by the chief's Server or by another strategy
+        except errors.UnknownError:  # try the next endpoint if the port is in use, for example by the chief's Server
             if endpoint is endpoints[-1]:
                 raise
     raise AssertionError("the last endpoint either serves or raises")
 
 
 def _host_for(addresses: list[str]) -> str:
-    """Return an address of this host that the tasks can reach; a loopback address only if all tasks are on this host."""
+    """Return an address of this host that the tasks can reach. It is a loopback address only if all tasks are on this host."""
     found = "127.0.0.1"
     for address in addresses:
         try:
             host = own_host(address)
         except errors.UnavailableError:
-            # The task's name cannot be resolved; the wait for this task reports the fault later.
+            # The task's name cannot be resolved. The wait for this task reports the fault later.
             continue
         if not is_loopback(host):
             return host
@@ -428,8 +433,7 @@ def _host_for(addresses: list[str]) -> str:
 
 
 def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: float, timeout_s: float) -> None:
-    """Wait until all workers have registered and all ps have answered, at most until `until`. Raise an error that names the missing
-    tasks."""
+    """Wait until all workers have registered and all ps have answered. At the time `until`, raise an error that names the missing tasks."""
     clients = {
         ("ps", index): ZmqClient(address, "strategy", security=connection.credentials.client(address, "submit"))
         for index, address in enumerate(connection.ps)
@@ -483,7 +487,7 @@ def _describe_absent(absent: dict[Task, str]) -> list[str]:
 
 
 def _config() -> Any:
-    from zmqdist.cluster.config import ClusterConfig  # YAML takes 20 ms to import
+    from zmqdist.cluster.config import ClusterConfig  # import here, because the import of YAML takes 20 ms
 
     config = ClusterConfig.from_environment() if os.environ.get(CONFIG_ENV) else None
     return None if config is None or config.runtime is None else config

@@ -26,7 +26,7 @@ Creator = Callable[..., Any]
 
 
 class Strategy(Protocol):
-    """The part of a strategy that this module uses: the session number. A strategy and its stubs on workers have the same number."""
+    """The part of a strategy that this module uses: the session number. A strategy and its stubs on workers have one session number."""
 
     @property
     def session(self) -> int: ...
@@ -42,7 +42,7 @@ class ReplicaContext:
     """The context of one replica while `strategy.run` calls its function.
 
     Attributes:
-      strategy: the strategy whose `run` calls the function; None in the default context.
+      strategy: the strategy whose `run` calls the function. It is None in the default context.
       replica_id_in_sync_group: index of the replica, from 0.
       num_replicas_in_sync: number of replicas on this worker.
     """
@@ -63,7 +63,7 @@ class ReplicaContext:
 
         Raises:
           RuntimeError: another replica ended without calling this method.
-          Exception: `merge_fn` raised it; it is raised in all replicas.
+          Exception: the error that `merge_fn` raised. It is raised in all replicas.
         """
         if self._rendezvous is not None:
             return self._rendezvous.merge(self.replica_id_in_sync_group, merge_fn, args, kwargs or {})
@@ -81,16 +81,16 @@ class ReplicaContext:
 
 
 class _ThreadState(threading.local):
-    """The contexts of one thread; the class attributes are the defaults."""
+    """The contexts of one thread. The class attributes are the defaults."""
 
     scopes: tuple[Any, ...] = ()
     """The strategies whose scopes were entered, outermost first."""
     replica: ReplicaContext | None = None
     creators: tuple[Creator, ...] = ()
-    """The creators that were entered, outermost first. The scope of a strategy is one of these creators: a creator outside the scope can
-    change the device that the strategy has chosen, a creator inside the scope cannot."""
+    """The creators that were entered, outermost first. The scope of a strategy is one of these creators. A creator outside the scope can
+    change the device that the strategy has chosen, but a creator inside the scope cannot."""
     colocated: Any = None
-    """New variables are placed on the server of this variable; None: no constraint."""
+    """New variables are placed on the server of this variable. None means that the strategy chooses the server."""
 
 
 thread_state = _ThreadState()
@@ -98,7 +98,9 @@ _DEFAULT_CONTEXT = ReplicaContext(None, 0, 1)
 
 
 def get_strategy() -> Any:
-    """Return the strategy of the innermost scope or `run` that the calling thread is in; None if it is in neither."""
+    """Return the strategy of the innermost scope or `run` in which the calling thread is. Return None if the thread is in no scope and no
+    `run`.
+    """
     if thread_state.replica is not None:
         return thread_state.replica.strategy
     return thread_state.scopes[-1] if thread_state.scopes else None
@@ -125,8 +127,8 @@ def in_cross_replica_context() -> bool:
 
 @contextmanager
 def in_replica(replica: ReplicaContext | None) -> Iterator[None]:
-    """Return a context manager that enters the context of a replica. For None, it enters the cross-replica context of the current replica's
-    strategy."""
+    """Return a context manager that enters the context of a replica. If `replica` is None, it enters the cross-replica context of the
+    current replica's strategy."""
     before, scopes = thread_state.replica, thread_state.scopes
     if replica is None and before is not None and before.strategy is not None:
         thread_state.scopes = (*scopes, before.strategy)
@@ -163,8 +165,8 @@ def variable_creator_scope(creator: Creator) -> Iterator[None]:
     """Return a context manager. While it is open, each new variable is made by `creator(next_creator, **kwargs)`, which may change `kwargs`
     and the result.
 
-    A creator that is entered outside the strategy's scope gets `kwargs["device"]`, the device that the strategy has chosen, and may change
-    it. A creator that is entered inside the scope is called before the strategy chooses.
+    A creator that is entered outside the strategy's scope gets the device that the strategy has chosen in `kwargs["device"]`, and may
+    change it. A creator that is entered inside the scope is called before the strategy chooses a device.
     """
     before = thread_state.creators
     thread_state.creators = (*before, creator)

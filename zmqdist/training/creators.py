@@ -2,7 +2,7 @@
 
 Rules
     `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A strategy's scope is one of the
-    creators: it chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and
+    creators. It chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and
     may change these choices.
     On a worker, only functions that build per-worker resources can make variables, and these variables stay in the worker's process. A
     scheduled function cannot make variables, because it would make another variable in each run.
@@ -29,7 +29,7 @@ CHIEF = device_of("chief", 0)
 
 
 def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
-    """Make a variable through the chain of creators; see `Variable`, whose constructor calls this.
+    """Make a variable through the chain of creators. The constructor of `Variable` calls this, and documents the arguments.
 
     Args:
       handle: the function that makes a Variable from its storage (variable.py).
@@ -84,7 +84,7 @@ def make(
 
 
 def _whole(initial: Initial) -> Any:
-    """Return the first value, made in this process; the caller owns the array."""
+    """Make the variable's first value in this process, and return it. The caller owns the array."""
     if isinstance(initial.source, np.ndarray):
         return np.array(initial.source, order="C")
     if not initial.shape:

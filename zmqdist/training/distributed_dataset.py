@@ -1,9 +1,10 @@
 """Datasets whose elements are distributed to the replicas of a worker.
 
 Rules
-    A strategy makes these datasets; only workers iterate over them. The program passes them to `create_per_worker_dataset`.
-    `experimental_distribute_dataset` splits each batch into one part for each replica; the parts are as equal as possible.
-    `distribute_datasets_from_function` hands each replica an element of its own. With one replica, both return the dataset's own elements.
+    A strategy makes these datasets. The program passes them to `create_per_worker_dataset`, and only workers iterate over them.
+    `experimental_distribute_dataset` splits each batch into one part for each replica. The parts are as equal as possible.
+    `distribute_datasets_from_function` gives each replica an element of its own. With one replica, the elements of both are those of the
+    dataset itself.
     Every worker iterates over the whole dataset, so `InputContext` reports one pipeline, whatever the number of workers.
 
 Not here: how a dataset is sent to the workers (scheduling/coordinator/per_worker.py).
@@ -21,7 +22,7 @@ from zmqdist.training.per_replica import PerReplica
 
 
 class InputContext:
-    """The argument of a dataset function: it describes the replicas for which the function makes a dataset.
+    """The argument of a dataset function. It describes the replicas for which the function makes a dataset.
 
     Attributes:
       num_input_pipelines: always 1.
@@ -48,7 +49,9 @@ class InputContext:
 
 
 class _Distributed:
-    """Base of the two classes below. It pickles as its source (a dataset or a function), so that each worker makes a dataset of its own."""
+    """Base of DistributedDataset and DistributedDatasetsFromFunction. An instance pickles as its source, which is a dataset or a function,
+    so that each worker makes a dataset of its own.
+    """
 
     _method = ""
 
@@ -146,7 +149,8 @@ def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
 
 
 class ValueContext:
-    """The argument of a function that `experimental_distribute_values_from_function` calls: the replica that the value is for.
+    """The argument of a function that `experimental_distribute_values_from_function` calls. It describes the replica for which the function
+    makes a value.
 
     Attributes:
       replica_id_in_sync_group: index of the replica, from 0.

@@ -1,8 +1,8 @@
-"""Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one.
+"""Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one row.
 
 Rules
-    A table is a Variable, a ShardedVariable, or a list of variables. In a list, the rows of each variable are numbered on from the last row
-    of the variable before it.
+    A table is a Variable, a ShardedVariable, or a list of variables. In a list, the numbers of a variable's rows continue the numbers of
+    the variable before.
     Only the requested rows are transferred. A lookup that combines rows transfers each row once, however often its id occurs.
     A lookup that combines rows takes ids in *bags*, and returns one row for each bag. Bags are Sparse (each vector along the last axis is a
     bag), Ragged, or a list of lists.
@@ -36,7 +36,7 @@ class Bags(NamedTuple):
     bags: NDArray[np.int64]
     weights: NDArray[Any] | None
     shape: tuple[int, ...]
-    """Shape of the array of bags; bag numbers count its elements in C order."""
+    """Shape of the array of bags. The numbers of the bags count the elements of this array in C order."""
 
 
 def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
@@ -45,10 +45,10 @@ def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> ND
     Args:
       params: the table.
       ids: numbers of rows, an array of any shape.
-      max_norm: rows with a larger 2-norm are scaled down to this norm; None: no limit.
+      max_norm: rows with a larger 2-norm are scaled down to this norm. None means that no row is scaled.
 
     Returns:
-      An array with the shape of `ids` followed by the shape of a row; the caller owns it.
+      An array with the shape of `ids` followed by the shape of a row. The caller owns the array.
 
     Raises:
       InvalidArgumentError: an id is out of range.
@@ -68,13 +68,14 @@ def embedding_lookup_sparse(
     Args:
       params: the table.
       sp_ids: the bags.
-      sp_weights: the weight of each id, in the same form; None: all weights are 1.
-      combiner: "sum": the sum of the rows times their weights; "mean" (the default): this sum divided by the sum of the weights; "sqrtn":
-        this sum divided by the square root of the sum of the squared weights.
-      max_norm: as for `embedding_lookup`; it applies to each row before rows are combined.
+      sp_weights: the weight of each id, in the form of `sp_ids`. None means that all weights are 1.
+      combiner: how the rows of a bag are combined. "sum" adds the rows, each times its weight. "mean", the default, divides this sum by the
+        sum of the weights. "sqrtn" divides this sum by the square root of the sum of the squared weights.
+      max_norm: as for `embedding_lookup`. Each row is scaled before rows are combined.
 
     Returns:
-      An array with the shape of the bags followed by the shape of a row; zeros for an empty bag. For a table of integers it is float64.
+      An array with the shape of the bags followed by the shape of a row. The row of an empty bag is zeros. For a table of integers the
+      array is float64.
 
     Raises:
       InvalidArgumentError: an id is out of range.
@@ -92,11 +93,11 @@ def safe_embedding_lookup_sparse(
     default_id: int | None = None,
     max_norm: float | None = None,
 ) -> NDArray[Any]:
-    """Return one row for each bag, as `embedding_lookup_sparse`, after invalid ids have been removed. Invalid are ids below 0 and, unless
-    the combiner is "sum", ids whose weight is not above 0.
+    """Remove invalid ids, and return one row for each bag as `embedding_lookup_sparse` does. An id below 0 is invalid. If the combiner is
+    not "sum", an id whose weight is not above 0 is invalid too.
 
     Args:
-      default_id: the id that is put into each bag without valid ids; None: the row of such a bag is zeros.
+      default_id: the id that is put into each bag without valid ids. None means that the row of such a bag is zeros.
     """
     bags = _bags(sparse_ids, sparse_weights)
     valid = bags.ids >= 0
@@ -187,7 +188,7 @@ def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) ->
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, not {combiner!r}")
     ids, places = np.unique(bags.ids, return_inverse=True)
     rows = embedding_lookup(params, ids, max_norm)
-    exact = np.result_type(rows.dtype, np.float32)  # float16 is summed as float32
+    exact = np.result_type(rows.dtype, np.float32)  # sum float16 as float32
     weights = np.ones(len(bags.ids), exact) if bags.weights is None else bags.weights.astype(exact)
     along_rows = (-1, *[1] * (rows.ndim - 1))
     weighted = rows[places].astype(exact, copy=False) * weights.reshape(along_rows)

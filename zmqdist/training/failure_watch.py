@@ -1,8 +1,8 @@
 """Detects the loss of a parameter server at once, even if no code uses its variables.
 
 Each server gets a request that it answers only when the session is closed. If the connection to the server is lost, the request ends
-early. A thread then repeats the request, as any request to a parameter server is repeated (variables/client.py). If all repetitions fail,
-the thread reports the server as lost. If the strategy has `recovery_s`, the repetitions go on for that time.
+early. A thread then repeats the request by the rules for all requests to parameter servers (variables/client.py). If all repetitions fail,
+the thread reports the server as lost. If the strategy has `recovery_s`, the thread repeats the request for that time.
 
 Not here: what a loss means for scheduled work (strategy_coordinator.py).
 """
@@ -35,7 +35,7 @@ def _begin(started: PsCall, lost: Lost) -> None:
         return
     try:
         threading.Thread(target=_judge, args=(started, lost), name="zmqdist-ps-lost", daemon=True).start()
-    except RuntimeError:  # an exception must not end this thread: it serves all users of the client
+    except RuntimeError:  # an exception must not end this thread, because the thread serves all users of the client
         log.exception("the connection to a parameter server has ended, and no thread can be started to find out why")
 
 
@@ -45,6 +45,6 @@ def _judge(started: PsCall, lost: Lost) -> None:
     except PSUnavailableError as error:
         lost(error)
     except OpError:
-        pass  # the session has been closed
+        pass  # ignore other errors, which mean that the session has been closed
     except BaseException:
         log.exception("the connection to a parameter server has ended, and finding out why failed")

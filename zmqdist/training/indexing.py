@@ -3,10 +3,11 @@ apply to these rows when they have arrived.
 
 Rules
     `value[key]` equals `value[rows][rest]` for every key that NumPy accepts. `rows` is an ascending range, or an array of row numbers.
-    For a slice, `rows` is a range of its rows in ascending order; if the slice has a negative step, `rest` reverses them.
-    For a number, `rows` is a range of one row. For a mask, or an array or list of numbers, `rows` has the row numbers in their order.
-    If NumPy refuses a key, `select` raises the same class of error, before a row is transferred. It also refuses a variable as an index,
-    because the variable's value would have to be read first.
+    For a slice, `rows` is a range of its rows in ascending order. If the slice has a negative step, `rest` reverses the rows.
+    For a number, `rows` is a range of one row. For a mask, or for an array or list of numbers, `rows` has the row numbers in the order of
+    the mask or array.
+    If NumPy refuses a key, `select` raises the same class of error, before a row is transferred. `select` also refuses a variable as an
+    index, because the variable's value would have to be read first.
 
 Not here: which shard has which row (row_gather.py).
 """
@@ -32,7 +33,7 @@ class Selection(NamedTuple):
     Attributes:
       rows: the rows that hold the selected elements.
       rest: the key that selects these elements from `value[rows]`.
-      whole_rows: whether the key selects whole rows only, so that `rest` reorders them or picks a single one.
+      whole_rows: whether the key selects whole rows only, so that `rest` only reorders the rows or picks a single row.
     """
 
     rows: Rows
@@ -57,13 +58,13 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     rows, order = _first_axis(items[first], shape[0])
     whole_rows = all(item is Ellipsis for item in before) and all(item is Ellipsis or _is_all(item) for item in after)
     if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
-        order = slice(None)  # the rows arrive in the requested order, so indexing with numbers would only copy them
+        order = slice(None)  # do not index with numbers again, because the rows arrive in the requested order
     return Selection(rows, (*before, order, *after), whole_rows)
 
 
 def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
     """Return the items of a key, with masks replaced by row numbers, and with an index for each axis. If an `...` remains, it stands for no
-    axis. As in NumPy, it only has the effect that the result is an array of no axes instead of a scalar.
+    axis. Its only effect, as in NumPy, is that the result is an array of no axes instead of a scalar.
     """
     expanded: list[Any] = []
     for item in items:
@@ -95,7 +96,7 @@ def _plain(items: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
-    """Replace each mask by the positions of its true elements: an array of numbers for each of its axes, as NumPy defines it."""
+    """Replace each mask by the positions of its true elements. As in NumPy, these are one array of numbers for each axis of the mask."""
     plain: list[Any] = []
     axis = 0
     for item in items:
@@ -129,7 +130,7 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
 
 
 def in_bounds(rows: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """Convert NumPy's row numbers, of which negative ones count from the end, to numbers from 0 on. Raises IndexError for a row out of
+    """Convert row numbers as in NumPy, where negative numbers count from the end, to numbers from 0 on. Raises IndexError for a row out of
     range."""
     outside = rows[(rows < -size) | (rows >= size)]
     if outside.size:

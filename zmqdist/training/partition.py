@@ -1,12 +1,12 @@
 """How a variable is cut into shards: the number of shards, the rows of each shard, and how the first value of each shard is made.
 
 Rules
-    A shard is a run of whole rows ("div" in TensorFlow). Shards have equally many rows; if the rows cannot be divided evenly, the first
+    A shard is a run of whole rows ("div" in TensorFlow). Shards have equally many rows. If the rows cannot be divided evenly, the first
     shards have one row more.
     If the initial value is an array, the program cuts the array and sends each shard its rows. If the initial value is a function, and
     shape and dtype are given, the function runs at the server of each shard.
-    A function that can make a part is called for the shard's part only, so that no process needs memory for the whole value. Any other
-    function makes the whole value at each server, and the shard keeps its own rows.
+    If the function accepts the part that it has to make, the server calls it for the shard's part only, so that no process needs memory for
+    the whole value. Any other function makes the whole value at each server, and the shard keeps only its own rows.
 
 Not here: which parameter server holds a shard (shard_placement.py), how many shards a variable should have (partitioners.py).
 """
@@ -26,7 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 log = logging.getLogger("zmqdist.training")
 
 ELEMENTS_WHOLE_MAX = 10**9
-"""A process that makes a variable with more elements than this in one piece needs several GB, so a warning is logged."""
+"""If a process has to make more elements than this in one piece, which takes several GB of memory, a warning is logged."""
 
 
 class ShardInfo(NamedTuple):
@@ -83,11 +83,11 @@ class Initial:
 
     @classmethod
     def of(cls, name: str, initial_value: Any, shape: Sequence[int] | None, dtype: DTypeLike | None) -> Initial:
-        """Return the first value that the user's arguments describe. If `initial_value` is a function, it is called here only if shape or
-        dtype is missing.
+        """Return the first value that the user's arguments describe. If `initial_value` is a function, this method calls it only if shape
+        or dtype is missing.
 
         Args:
-          initial_value: a value that NumPy can convert to an array, or a function that returns one.
+          initial_value: a value that NumPy can convert to an array, or a function that returns such a value.
           shape, dtype: shape and dtype of the variable. None means the shape or dtype of the value.
 
         Raises:
@@ -112,8 +112,7 @@ class Initial:
 
     def warn_of_size(self) -> None:
         """Log a warning if the variable is very large, and a process has to make the whole value before it can be cut. Call this function
-            once for
-        each sharded variable."""
+        once for each sharded variable."""
         whole = isinstance(self.source, np.ndarray) or not _ways_to_ask(self.source)
         if whole and math.prod(self.shape) > ELEMENTS_WHOLE_MAX:
             log.warning(
@@ -137,7 +136,7 @@ class RowsOfInitial:
 
         Raises:
           ValueError: the user's function returned neither the requested part nor the whole value.
-          Exception: the user's function raised it.
+          Exception: the error that the user's function raised.
         """
         initial = self.initial
         assert not isinstance(initial.source, np.ndarray)
@@ -165,7 +164,7 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
     is empty if the function can only make the whole value."""
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a builtin without a signature
+    except (TypeError, ValueError):  # the function has no signature, as some builtins
         return set()
     by_name = {
         name

@@ -41,7 +41,8 @@ def select(structure: Any, replica: int) -> Any:
 
 
 def regroup(results: Sequence[Any]) -> Any:
-    """Combine the structures that the replicas returned: each leaf becomes a PerReplica. A leaf that is None in all replicas stays None.
+    """Combine the structures that the replicas returned into one structure, in which each leaf is a PerReplica. A leaf that is None in all
+    replicas stays None.
 
     Raises:
       TypeError, ValueError: the structures differ in form.
@@ -65,8 +66,7 @@ def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None
 
     Args:
       replicas: number of replicas. If there are several replicas, the sum of a value that is not a PerReplica is refused, because such a
-      value
-        is the same in all replicas.
+        value is the same in all replicas.
 
     Raises:
       ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.

@@ -1,8 +1,8 @@
 """Per-worker variables: each worker has a variable of its own, such as a counter or a cache for the functions that run there.
 
 Rules
-    A function that captures a per-worker variable, or gets it as an argument, sees the variable of the worker that runs it: a Variable in
-    the process of the slot. A restarted worker begins with the initial value.
+    A function that captures a per-worker variable, or gets it as an argument, uses the variable of the worker that runs the function. This
+    is a Variable in the process of the slot. A restarted worker begins with the initial value.
 
 Not here: how workers build and keep such objects (scheduling/coordinator/per_worker.py).
 """
@@ -21,7 +21,7 @@ class PerWorkerVariable:
 
     Attributes:
       name: the name that the variable has on each worker.
-      shape, dtype: shape and dtype of each worker's variable; None if only the worker knows the shape or dtype.
+      shape, dtype: shape and dtype of each worker's variable. They are None if only the worker knows them.
     """
 
     trainable = False
@@ -36,7 +36,7 @@ class PerWorkerVariable:
         """Return the current values, in the order of the workers. Blocks until all workers have built their variables.
 
         Raises:
-          CancelledError: a worker is lost; its variable is missing until the worker has come back.
+          CancelledError: a worker is lost. Its variable is missing until the worker has come back.
         """
         return self._values.fetch()
 

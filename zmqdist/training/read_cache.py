@@ -1,10 +1,10 @@
 """`cache_variable_reads()`: a scope in which each variable is read from its parameter server once.
 
 Rules
-    Inside the scope every read of a whole variable returns the value that the first read returned, even after an assignment. The next
-    scope reads again. Single rows (`sparse_read`, `gather_nd`) are not cached.
-    The scope belongs to the thread that entered it; the threads of its replicas share it. A function that is scheduled inside the scope
-    runs inside a new scope on the worker.
+    Inside the scope every read of a whole variable returns the value that the first read returned, even after an assignment. Another scope
+    reads the variable again. Single rows (`sparse_read`, `gather_nd`) are not cached.
+    The scope belongs to the thread that entered it, and to the threads of the replicas that this thread starts. A function that is
+    scheduled inside the scope runs inside a new scope on the worker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def cache_variable_reads() -> Iterator[None]:
 
 
 def current_cache() -> Cache | None:
-    """Return the cache of the calling thread's scope; None outside a scope."""
+    """Return the cache of the calling thread's scope, or None outside a scope."""
     return _thread_state.cache
 
 
@@ -54,13 +54,15 @@ def set_cache(cache: Cache | None) -> None:
 
 
 def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array that a reader of the cache gets: a copy of a writable array; a read-only (large) array itself."""
+    """Return the array that a reader of the cache gets. This is a copy of a writable array, but a read-only array, as large arrays are, is
+    returned itself.
+    """
     return array.copy() if array.flags.writeable else array
 
 
 def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function to schedule for `fn`. If the calling thread is inside a scope, the returned function runs `fn` inside a scope on
-    the worker; otherwise `fn` itself is returned.
+    the worker. Outside a scope, return `fn` itself.
     """
     return fn if _thread_state.cache is None else _Cached(fn)
 

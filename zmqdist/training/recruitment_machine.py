@@ -1,4 +1,4 @@
-"""Decides which workers a program invites, and when. The machine does no I/O and reads no clock; the recruiter's thread gives it the time.
+"""Decides which workers a program invites, and when. The machine does no I/O and reads no clock. The recruiter's thread passes it the time.
 
 Theory of operation
     The program wants workers, each by an index and an address. An invitation is one call to the server at the worker's address. The call
@@ -6,16 +6,15 @@ Theory of operation
     reports which workers are present. A worker works for the program once it has accepted an invitation and is present. The machine invites
     every other wanted worker at once, and again AGAIN_S after an invitation has ended. It also invites a worker that is present but has not
     accepted, because an earlier program with the same dispatcher address may have invited that worker.
-    An invitation has no time limit: for a server that never appears, one connection keeps trying, with back-off.
+    An invitation has no time limit. If the server never appears, the invitation's one connection is tried again and again, with back-off.
 
 Promises, checked by tests/sim/simulations/recruitment.py
-    R1  each wanted worker has at most one invitation in flight, and a worker that is no longer wanted has none
-    R2  a wanted worker that does not work for the program has an invitation in flight, or gets one within AGAIN_S
-    R3  a worker that works for the program is not invited
-    R4  the reply to an invitation that was dropped has no effect
+    R1  Each wanted worker has at most one invitation in flight. A worker that is no longer wanted has no invitation in flight.
+    R2  A wanted worker that does not work for the program has an invitation in flight, or gets an invitation within AGAIN_S.
+    R3  A worker that works for the program is not invited.
+    R4  The reply to an invitation that was dropped has no effect.
     R5  `refusal` returns a worker only if waiting cannot change the worker's error. If the worker works for another program, `refusal`
-    returns
-        the worker only after INVITE_PATIENCE_S, because the other program may have crashed a moment ago
+        returns the worker only after INVITE_PATIENCE_S, because the other program may have crashed a moment ago.
 
 Not here: the calls and the thread (worker_recruiter.py).
 """
@@ -39,7 +38,7 @@ PASSING: Final = (errors.UNAVAILABLE, errors.ABORTED, errors.CANCELLED, errors.D
 
 @dataclass(frozen=True, slots=True)
 class InviteWorker:
-    """Send an invitation. `invitation` is its number; `invitation_ended` expects this number when the invitation has ended."""
+    """Send an invitation. `invitation` is its number, which the recruiter passes to `invitation_ended` when the invitation has ended."""
 
     invitation: int
     index: int
@@ -48,7 +47,7 @@ class InviteWorker:
 
 @dataclass(frozen=True, slots=True)
 class DropInvitation:
-    """Close the connection of an invitation, because its reply does not matter any more."""
+    """Close the connection of an invitation, because the reply to the invitation does not matter any more."""
 
     invitation: int
 
@@ -65,7 +64,7 @@ class LogFailure:
 
 @dataclass(frozen=True, slots=True)
 class RecordAcceptance:
-    """Record how long a worker took to accept."""
+    """Record how long a worker took to accept its invitation."""
 
     took_s: float
 
@@ -78,9 +77,10 @@ class _Wanted:
     """One wanted worker.
 
     Attributes:
-      invitation, invited_at: the number of the invitation in flight (0: none), and when it was sent.
+      invitation: the number of the invitation in flight, or 0 if no invitation is in flight.
+      invited_at: the time at which the last invitation was sent.
       retry_at: no invitation is sent before this time.
-      code, message: how the last invitation ended; OK after a success.
+      code, message: how the last invitation ended. The code is OK after a success.
       failing_since: when the invitations began to end with `code`.
       accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
     """
@@ -96,7 +96,7 @@ class _Wanted:
 
 
 class Recruitment:
-    """The wanted workers of one program; the module's docstring has the rules. Each method with `now` is one event."""
+    """The wanted workers of one program. The docstring of the module has the rules. Each method with `now` is one event."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, _Wanted] = {}
@@ -117,14 +117,16 @@ class Recruitment:
 
     @property
     def deadline(self) -> float:
-        """The time at which the caller should call `ticked`, on the clock of `now`; inf if there is nothing to do before the next event."""
+        """The time at which the caller should call `ticked`, on the clock of `now`. It is `inf` if there is nothing to do before the next
+        event.
+        """
         return min(
             (self._wanted[index].retry_at for index in self.missing if not self._wanted[index].invitation), default=inf
         )
 
     def refusal(self, now: float) -> tuple[int, str, int, str] | None:
-        """Return (index, address, code, message) of a worker that fails with an error that waiting cannot change (R5); None if no worker
-        does."""
+        """Return (index, address, code, message) of a worker that fails with an error that waiting cannot change, as promise R5 says.
+        Return None if there is no such worker."""
         for index in self.missing:
             task = self._wanted[index]
             patient = task.code == errors.ALREADY_EXISTS and now - task.failing_since < INVITE_PATIENCE_S
@@ -133,7 +135,7 @@ class Recruitment:
         return None
 
     def want(self, index: int, address: str, now: float) -> list[RecruitmentEffect]:
-        """Want the server at `address` as the worker of this index. It replaces the server that was wanted for this index before."""
+        """Want the server at `address` as the worker of this index, in place of any server that was wanted for this index before."""
         effects = self.drop(index)
         self._wanted[index] = _Wanted(address)
         return effects + self.ticked(now)
@@ -154,7 +156,7 @@ class Recruitment:
     def invitation_ended(self, invitation: int, code: int, message: str, now: float) -> list[RecruitmentEffect]:
         """Note that an invitation was accepted (`code` OK) or has failed. An invitation may fail before it is sent."""
         index = self._invitations.pop(invitation, None)
-        if index is None:  # R4
+        if index is None:  # promise R4
             return []
         task = self._wanted[index]
         task.invitation = 0
@@ -163,7 +165,7 @@ class Recruitment:
         if code == errors.OK:
             task.accepted = True
             effects.append(RecordAcceptance(now - task.invited_at))
-        elif task.code != code:  # an error that repeats is logged once only
+        elif task.code != code:  # log a repeated error only once
             task.failing_since = now
             effects.append(LogFailure(index, task.address, message, code in PASSING))
         task.code, task.message = code, message

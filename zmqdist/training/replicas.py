@@ -1,10 +1,10 @@
 """Runs a function in each replica of one worker, and lets the replicas act together.
 
 Rules
-    A single replica runs in the caller's thread, and its values are not wrapped. Several replicas run in threads at the same time; values
-    that differ between them are PerReplica objects, at the leaves of structures.
-    Replicas that call `merge_call` wait for each other. If one replica raises, or ends without the call, the others stop waiting. `run`
-    raises the first error that is not a consequence of the failure of another replica.
+    A single replica runs in the caller's thread, and its values are not wrapped. Several replicas run in threads at the same time. A leaf
+    of a structure whose values differ between replicas is a PerReplica.
+    Replicas that call `merge_call` wait for each other. If a replica raises an error, or ends without calling `merge_call`, the other
+    replicas stop waiting. `run` raises the first error that is not a consequence of the failure of another replica.
 
 Not here: scheduling, and the warning about `run` outside scheduled functions (strategy.py).
 """
@@ -59,7 +59,7 @@ def run_replicas(
             thread.start()
         except (
             RuntimeError
-        ) as error:  # no thread can be started: without this note the other replicas would wait for ever
+        ) as error:  # no thread can be started, and without this note the other replicas would wait for ever
             rendezvous.failed(replica, error)
             break
         running.append(thread)
@@ -69,7 +69,9 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Raised in a replica that waits in a call for another replica, because the other replica has ended without making this call."""
+    """Raised in a replica that waits for another replica in `merge_call` or in an assignment, after the other replica has ended without
+    this `merge_call` or assignment.
+    """
 
 
 class _Rendezvous:

@@ -1,11 +1,11 @@
-"""Reads rows of a table that is spread over several variables: it requests the rows from the variables that hold them, and combines the
-replies.
+"""Reads rows of a table that is spread over several variables. The functions request rows from the variables that hold them, and combine
+the replies.
 
 Rules
     A request is sent only to variables that hold some of the rows, and asks for these rows only. All requests are sent before the first
     reply is awaited.
-    The result has the rows in the requested order; a row that is requested twice occurs twice.
-    A caller waits for all replies, so that no request of the operation is in flight when an error is raised.
+    The result has the rows in the requested order. A row that is requested twice occurs twice.
+    The returned future waits for all replies, so that no request of the operation is in flight when an error is raised.
 
 Not here: which rows a key of `variable[key]` selects (indexing.py), the operations that need the rows (sharded.py, embedding.py).
 """
@@ -35,7 +35,7 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     """Request some rows of a table. Return a future of an array of these rows.
 
     Args:
-      variables: the variables of the table; they agree in dtype, and in shape beyond axis 0.
+      variables: the variables of the table. They have one dtype, and one shape except for axis 0.
       offsets: variable i has the rows from offsets[i] up to offsets[i + 1].
       rows: must be in bounds.
     """
@@ -72,7 +72,7 @@ def split_rows(
     offsets: Sequence[int], rows: NDArray[np.int64]
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.intp]]]:
     """Yield (index, rows, positions) for each variable that holds some of the rows. The yielded rows are counted from the variable's first
-    row; `positions` are their positions in the argument `rows`, ascending."""
+    row. `positions` are the positions of these rows in the argument `rows`, ascending."""
     owners = np.searchsorted(np.asarray(offsets), rows, side="right") - 1
     for owner in np.unique(owners).tolist():
         positions = np.flatnonzero(owners == owner)

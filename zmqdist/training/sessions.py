@@ -1,10 +1,10 @@
-"""The session of a strategy at its parameter servers. The strategy's variables belong to the session. Its number is random, and the same at
-each server.
+"""The session of a strategy at its parameter servers. The strategy's variables belong to the session. The session has a random number,
+which is the same at each server.
 
 Rules
-    A server keeps a session while the program is connected and has not closed it. The session is closed with the strategy, or when the
-    program refers neither to the strategy nor to any of its variables. A restarted program draws other numbers, and the servers drop the
-    variables of its earlier incarnation.
+    A server keeps a session while the program is connected, until the program closes the session. The program closes it when the strategy
+    is closed, or when the program refers neither to the strategy nor to any of its variables. A restarted program draws other numbers, and
+    the servers drop the variables of its earlier incarnation.
     A server drops a variable when no handle of the variable is left in the program, in unfinished work of the strategy's coordinator, or in
     a per-worker value. If a handle was pickled for any other purpose, the variable stays as long as the session.
     A forked child may use the variables of its parent, but cannot drop variables or close the session.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zmqdist.training")
 
 _program = new_incarnation()
-"""Number of this process at its servers; a forked child draws another number."""
+"""The number by which servers recognize this process. A forked child draws another number."""
 _used: Counter[str] = Counter()
 _lock = threading.Lock()
 
@@ -72,7 +72,7 @@ class StrategySession:
     def __init__(
         self, addresses: Sequence[str], credentials: Credentials, workers_per_step: int = 0, recovery_s: float = 0.0
     ) -> None:
-        """Open the session at all servers. Raises PSUnavailableError if a server does not answer; the text names the server."""
+        """Open the session at all servers. Raises PSUnavailableError, which names the server, if a server does not answer."""
         self.number = secrets.randbits(62) | 1
         self.addresses = list(addresses)
         self._workers_per_step = workers_per_step
@@ -89,9 +89,8 @@ class StrategySession:
             _used.update(self.addresses)
             clients = [client.client_of(address, credentials) for address in self.addresses]
         self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses, _program)
-        self._end.atexit = (
-            False  # at the end of the program no message is needed: the servers notice the end of the connection
-        )
+        # At the end of the program no message is needed, because the servers notice the end of the connection.
+        self._end.atexit = False
         try:
             for each in clients:
                 each.open(_program, self.number)
@@ -161,13 +160,13 @@ class StrategySession:
         ).get_value()
 
     def add_coordinator(self, runtime: CoordinatorRuntime) -> None:
-        """Register a coordinator of this strategy. If the coordinator pickles a variable's handle into work, the variable is kept until the
-        work has ended."""
+        """Register a coordinator of this strategy. If the coordinator pickles a variable's handle into a work item, the variable is kept
+        until the work item has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
     def note_pickled(self, storage: RemoteStorage) -> bool:
-        """Note that a handle is being pickled. Return True if a coordinator of this strategy pickles the handle into work. The coordinator
-        then keeps the variable until the work has ended.
+        """Note that a handle is being pickled. Return True if a coordinator of this strategy pickles the handle into a work item. The
+        coordinator then keeps the variable until the work item has ended.
         """
         packing = get_ident()
         for user in self._users:
@@ -179,7 +178,7 @@ class StrategySession:
 
     def release(self, ref: Ref) -> None:
         """Have the server drop a variable that has no handle left. This method takes no lock of this module, because a finalizer calls it,
-        and the finalizer may interrupt code that holds the lock.
+        and the finalizer may interrupt code that holds such a lock.
         """
         if self._program != _program or not self._end.alive or sys.is_finalizing():
             return
@@ -188,7 +187,7 @@ class StrategySession:
             self._dropping = True
             try:
                 threading.Thread(target=self._drop_unused, name="zmqdist-variables-drop", daemon=True).start()
-            except RuntimeError:  # no thread can be started now: the next release tries again
+            except RuntimeError:  # no thread can be started now, so the next release tries again
                 self._dropping = False
 
     def _drop_unused(self) -> None:
@@ -201,14 +200,14 @@ class StrategySession:
                 try:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
-                    pass  # a lost server has lost its variables as well
-                except BaseException:  # the thread must survive to drop variables that are released later
+                    pass  # drop nothing at a lost server, which has lost its variables
+                except BaseException:  # survive, because the thread has to drop variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",
                         refs[0],
                     )
             if not self._unused:
-                # The condition of the loop sees a release that came before this line. A release after this line starts a new thread.
+                # A release before this line is seen by the condition of the loop. A release after this line starts a new thread.
                 self._dropping = False
 
     def _drop(self, refs: list[Ref]) -> None:
@@ -244,7 +243,7 @@ def _close_in_background(number: int, addresses: list[str], program: int) -> Non
 
 
 def _close(number: int, addresses: list[str], program: int) -> None:
-    if program != _program:  # the session belongs to the parent of this forked child
+    if program != _program:  # do nothing in a forked child, because the session belongs to the parent
         return
     try:
         with contextlib.suppress(OpError):
@@ -255,5 +254,5 @@ def _close(number: int, addresses: list[str], program: int) -> None:
             ended = [address for address in addresses if _used[address] <= 0]
             for address in ended:
                 del _used[address]
-                # Under the lock, so that a session that begins now either keeps this client in use, or gets a new one.
+                # Do this under the lock, so that a session that begins now either keeps this client in use, or gets a new client.
                 client.release_client(address)

@@ -3,8 +3,8 @@
 Rules
     "round_robin" chooses the servers in turn. It counts every variable and every shard, scalars included, but not variables that are
     colocated with another variable.
-    "least_bytes" chooses the server with the fewest bytes so far, and the first of several such servers. A callable of the user may decide
-    instead.
+    "least_bytes" chooses the server with the fewest bytes so far. If several servers have equally few, it chooses the first of them. A
+    callable of the user may decide in place of these rules.
     Every placement is recorded in `log`, so that the user can find out why one server is slower than the others.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 log = logging.getLogger("zmqdist.training")
 
 Rule = Callable[[str, tuple[int, ...], "np.dtype[Any]", Sequence[int]], int]
-"""`rule(name, shape, dtype, loads)` returns the index of a parameter server; `loads` has the number of bytes on each server."""
+"""`rule(name, shape, dtype, loads)` returns the index of a parameter server. `loads` has the number of bytes on each server."""
 
 
 @dataclass(frozen=True, slots=True)

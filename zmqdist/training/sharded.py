@@ -1,7 +1,8 @@
 """A variable that is cut along its first axis into shards, each a variable of its own.
 
 Rules
-    A ShardedVariable can be used wherever a Variable can: it has the same methods, values and errors, whatever the number of shards.
+    A ShardedVariable can be used wherever a Variable can be used. It has the methods, values and errors of a Variable, whatever the number
+    of shards.
     All checks are made before the first message is sent, so that a refused update has changed no shard.
     An operation sends a request to each shard whose rows it reads or changes, and to no other shard. The requests are in flight at the
     same time, and transfer only the rows that the operation needs.
@@ -33,7 +34,7 @@ from zmqdist.variables.casts import cast
 
 
 class ShardedVariable(ArrayLike):
-    """A variable in shards. It pickles as a handle: its copy in another process has the same shards.
+    """A variable in shards. It pickles as a handle, so that its copy in another process has the same shards.
 
     Attributes:
       name: name of the whole variable.
@@ -46,8 +47,8 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           TypeError: `variables` is not a list of variables, or is empty.
-          ValueError: the variables differ in dtype, or in shape beyond the first axis; or a variable is a shard of another variable
-              already.
+          ValueError: the variables differ in dtype, or in shape beyond the first axis, or a variable is already a shard of another
+              variable.
         """
         if (
             not isinstance(variables, list | tuple)
@@ -118,7 +119,7 @@ class ShardedVariable(ArrayLike):
 
     @property
     def synchronization(self) -> Any:
-        """The synchronization of the shards, which has no effect."""
+        """The setting `synchronization` of the shards, which has no effect."""
         return self._variables[0].synchronization
 
     @property
@@ -136,11 +137,11 @@ class ShardedVariable(ArrayLike):
         return array
 
     def read_value(self) -> NDArray[Any]:
-        """As `numpy()`."""
+        """Return the current value, as `numpy()` does."""
         return self.numpy()
 
     def value(self) -> NDArray[Any]:
-        """As `numpy()`."""
+        """Return the current value, as `numpy()` does."""
         return self.numpy()
 
     def start_read(self) -> Gathered:
@@ -152,7 +153,7 @@ class ShardedVariable(ArrayLike):
         return start_rows(self._variables, self._offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
-        """Look up rows of this table; see `embedding.embedding_lookup`."""
+        """Look up rows of this table, as `embedding.embedding_lookup` does."""
         return embedding.embedding_lookup(self, ids, max_norm)
 
     # -- updating
@@ -160,27 +161,28 @@ class ShardedVariable(ArrayLike):
     def assign(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Set all rows, and return this variable when all shards have replied. The other arguments have no effect; TensorFlow has them.
+        """Set all rows, and return this variable when all shards have replied. The arguments other than `value` have no effect, and exist
+        because TensorFlow has them.
 
         Args:
           value: an array of exactly the shape of the variable. Integers may become floats, but floats do not become integers.
 
         Raises:
-          InvalidArgumentError: the shape or the dtype does not fit; no shard was changed.
-          PSUnavailableError: a shard is lost; the other shards have the new value.
+          InvalidArgumentError: the shape or the dtype does not fit. No shard was changed.
+          PSUnavailableError: a shard is lost. The other shards have the new value.
         """
         return self._update("assign", value)
 
     def assign_add(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Add `value` to all rows; otherwise as `assign`."""
+        """Add `value` to all rows. Everything else is as for `assign`."""
         return self._update("add", value)
 
     def assign_sub(
         self, value: Any, use_locking: bool | None = None, name: str | None = None, read_value: bool = True
     ) -> ShardedVariable:
-        """Subtract `value` from all rows; otherwise as `assign`."""
+        """Subtract `value` from all rows. Everything else is as for `assign`."""
         return self._update("sub", value)
 
     def scatter_add(
@@ -190,45 +192,45 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           TypeError: `sparse_delta` is not IndexedSlices.
-          InvalidArgumentError: a row number is out of range, or the shape or dtype of the rows does not fit; no shard was changed.
-          PSUnavailableError: a shard is lost; the other shards have been updated.
+          InvalidArgumentError: a row number is out of range, or the shape or dtype of the rows does not fit. No shard was changed.
+          PSUnavailableError: a shard is lost. The other shards have been updated.
         """
         return self._scatter("add", sparse_delta)
 
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Subtract from rows; otherwise as `scatter_add`."""
+        """Subtract from rows. Everything else is as for `scatter_add`."""
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Multiply rows; otherwise as `scatter_add`."""
+        """Multiply rows. Everything else is as for `scatter_add`."""
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Divide rows; otherwise as `scatter_add`."""
+        """Divide rows. Everything else is as for `scatter_add`."""
         return self._scatter("div", sparse_delta)
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows to the elementwise minimum; otherwise as `scatter_add`."""
+        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`."""
         return self._scatter("min", sparse_delta)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows to the elementwise maximum; otherwise as `scatter_add`."""
+        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`."""
         return self._scatter("max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Set rows; if a row is named twice, the last value is set. Otherwise as `scatter_add`."""
+        """Set rows. If a row is named twice, the last value is set. Everything else is as for `scatter_add`."""
         return self._scatter("update", sparse_delta)
 
     def batch_scatter_update(
@@ -238,23 +240,23 @@ class ShardedVariable(ArrayLike):
         return self._scatter("update", sparse_delta)
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
-        """Apply a gradient. At the server of each shard, an optimizer or a function of the user changes the shard, with the shard's rows of
-        the gradient. Blocks until all shards have replied.
+        """Apply a gradient. The server of each shard applies the shard's rows of the gradient to the shard, by an optimizer or a function
+        of the user. Blocks until all shards have replied.
 
         Args:
-          fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`; each shard has slots of its own.
+          fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`. Each shard has slots of its own.
           grad: an array of the shape of the variable, or IndexedSlices of its rows.
           step: in synchronous mode, the number of the step that the gradient belongs to.
 
         Raises:
-          InvalidArgumentError: the shape or dtype of the gradient does not fit; no shard was changed.
-          PSUnavailableError: a shard is lost; the other shards have been updated.
-          UnknownError: `fn` has raised at a shard, which is unchanged.
+          InvalidArgumentError: the shape or dtype of the gradient does not fit. No shard was changed.
+          PSUnavailableError: a shard is lost. The other shards have been updated.
+          UnknownError: `fn` has raised an error at a shard. That shard is unchanged.
         """
         self.start_apply(fn, grad, step).get_value()
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        """Send the requests of `apply`, and return a future of their end."""
+        """Send the requests of `apply`. Return a future that is done when all shards have replied."""
 
         def start(grad: Any) -> Gathered:
             shares = self.shares(grad)
@@ -275,7 +277,7 @@ class ShardedVariable(ArrayLike):
         return [IndexedSlices(values[places], local) for local, places in parts]
 
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
-        """Raise UnimplementedError: several shards cannot be compared and set atomically."""
+        """Raise UnimplementedError, because several shards cannot be compared and set atomically."""
         raise UnimplementedError(
             f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set atomically: use compare_and_set "
             "of each of its .variables, or make the variable in one piece",
@@ -286,7 +288,7 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Start an update of all rows, and return a future of its end. `kind` is "assign", "add" or "sub"."""
+        """Start an update of all rows. Return a future that is done when all shards have replied. `kind` is "assign", "add" or "sub"."""
 
         def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
@@ -303,7 +305,9 @@ class ShardedVariable(ArrayLike):
         return self
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update, and return a future of its end. `kind` is the part of the method's name after "scatter_"."""
+        """Start a scatter update. Return a future that is done when the shards have replied. `kind` is the part of the method's name after
+        "scatter_".
+        """
 
         def start(delta: IndexedSlices) -> Gathered:
             rows, values = self._fitting_rows(delta)
@@ -336,7 +340,7 @@ class ShardedVariable(ArrayLike):
 
 
 def _unpickled(variables: tuple[Any, ...], name: str) -> ShardedVariable:
-    """Return this process's ShardedVariable of these shards. Make a new one if the process has none."""
+    """Return this process's ShardedVariable of these shards. Make it if the process does not have it."""
     container = getattr(variables[0], "_sharded_container", None)
     known = None if container is None else container()
     if known is not None and list(map(id, known._variables)) == list(map(id, variables)):

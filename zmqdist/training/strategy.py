@@ -4,9 +4,9 @@ Rules
     Variables that are created inside `scope()` are placed on the parameter servers (shard_placement.py). The partitioner decides whether a
     variable is cut into shards.
     A strategy has one ClusterCoordinator, made by the user or by the first `scope()`.
-    A strategy pickles as a stub. Functions on workers use the stub: it has `run`, `reduce`, `gather` and the other methods of OnWorkers,
+    A strategy pickles as a stub, which functions on workers use. The stub has `run`, `reduce`, `gather` and the other methods of OnWorkers,
     but makes no variables.
-    Several strategies may use one cluster at the same time; each has its own variables, counters and coordinator.
+    Several strategies may use one cluster at the same time. Each strategy has its own variables, counters and coordinator.
 
 Not here: finding the cluster (cluster_connection.py), what `run` does (replicas.py), sessions at the servers (sessions.py).
 """
@@ -46,7 +46,7 @@ class OnWorkers:
 
     Attributes:
       session: number of the strategy, the same on all workers.
-      num_replicas_in_sync: number of replicas on one worker; not the number of workers.
+      num_replicas_in_sync: number of replicas on one worker, which is not the number of workers.
     """
 
     session: int
@@ -62,16 +62,17 @@ class OnWorkers:
         """Call `fn(*args, **kwargs)` in each replica of this worker, in its replica context. Blocks until all replicas have ended.
 
         Args:
-          args, kwargs: arguments of `fn`. They may contain a PerReplica at any leaf of a structure; each replica gets its own value of it.
+          args, kwargs: arguments of `fn`. They may contain a PerReplica at any leaf of a structure. Each replica then gets its own value of
+            the PerReplica.
           options: must be None, because TensorFlow's RunOptions are for its compilers.
 
         Returns:
-          The result of `fn` if there is one replica. With several replicas: a structure of the same form as the results, with a PerReplica
-          at each leaf.
+          With one replica, the result of `fn`. With several replicas, a structure of the form of the results, with a PerReplica at each
+          leaf.
 
         Raises:
           InvalidArgumentError: `options` is not None.
-          Exception: `fn` has raised it.
+          Exception: the error that `fn` has raised.
         """
         _refuse_options("run", options)
         self._used("run")
@@ -81,7 +82,7 @@ class OnWorkers:
         """Combine the values of the replicas of this worker.
 
         Args:
-          reduce_op: "SUM" or "MEAN", in any case, or a ReduceOp.
+          reduce_op: "SUM" or "MEAN", in upper or lower case, or a ReduceOp.
           value: the result of `run`, or any structure.
           axis: the axes of each value along which to combine as well. A mean is then the mean of all elements, even if the replicas have
             different numbers of elements. None combines across replicas only.
@@ -93,13 +94,13 @@ class OnWorkers:
         return per_replica.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Return the replicas' arrays concatenated along `axis`; with one replica, return its value unchanged."""
+        """Return the replicas' arrays concatenated along `axis`. With one replica, return its value unchanged."""
         self._used("gather")
         return per_replica.gather_replicas(value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return a tuple with the value of each replica; a structure with PerReplica leaves becomes one structure for each replica. For any
-        other value, return a tuple of that value only.
+        """Return a tuple with the value of each replica. From a structure with PerReplica leaves, the tuple has one structure for each
+        replica. For a value without PerReplica leaves, return a tuple of this value only.
         """
         if any(isinstance(leaf, per_replica.PerReplica) for leaf in nest.flatten(value)):
             return tuple(per_replica.select(value, replica) for replica in range(self.num_replicas_in_sync))
@@ -137,7 +138,7 @@ class OnWorkers:
         raise NotImplementedError
 
     def _used(self, method: str) -> None:
-        """Note that `method` was called. The program's strategy logs a warning outside scheduled functions; a stub does nothing."""
+        """Note that `method` was called. Outside scheduled functions the program's strategy logs a warning. A stub does nothing."""
 
 
 def _refuse_options(method: str, options: Any) -> None:
@@ -150,7 +151,7 @@ class Extended:
     """`strategy.extended`: the part of TensorFlow's `extended` that programs use.
 
     Attributes:
-      _allow_run_without_coordinator: True: `run` outside scheduled functions logs no warning; for tests.
+      _allow_run_without_coordinator: if True, `run` outside scheduled functions logs no warning. Tests set this.
     """
 
     def __init__(self, strategy: OnWorkers, workers: int, servers: int) -> None:
@@ -193,18 +194,18 @@ class ParameterServerStrategy(OnWorkers):
     Args:
       cluster_resolver: a resolver, ClusterSpec or dict of jobs, whose workers and ps run as `zmqdist.Server`; a `local_cluster(ps=...)`;
         or None in a program that `zmqdist launch` has started.
-      variable_partitioner: decides the number of shards of a variable: one of `zmqdist.partitioners`, or a function of shape and dtype;
-        None: variables are not cut.
+      variable_partitioner: decides the number of shards of a variable. It is one of `zmqdist.partitioners`, or a function of shape and
+        dtype. None means that variables are not cut.
       replicas_per_worker: number of replicas in which `run` calls its function on a worker, each in a thread.
       placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which returns the index of a ps.
       connect_timeout_s: how long to wait for the tasks, in seconds.
-      aggregate: "async": the ps apply each gradient of `apply` on arrival. "sync": the ps average the gradients of a step, and apply the
-        mean once. If a worker is lost after it has sent a gradient, its function runs again and sends another one; then both gradients
-        count with "async", and one of them with "sync".
+      aggregate: with "async", the ps apply each gradient of `apply` on arrival. With "sync", the ps average the gradients of a step, and
+        apply the mean once. If a worker is lost after it has sent a gradient, its function runs again and sends another gradient. Then both
+        gradients count with "async", and only one of them counts with "sync".
       workers_per_step: number of gradients in a synchronous step. If it is below the number of workers, a step does not wait for the
-        slowest workers. None: the number of workers.
+        slowest workers. None means the number of workers.
       recovery_s: how long, in seconds, an access to a variable waits after its ps was lost, so that `zmqdist.checkpoint.Recovery` can
-        restore it; 0: the access fails at once.
+        restore it. With 0 the access fails at once.
 
     Attributes:
       cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the holder of the
@@ -212,7 +213,7 @@ class ParameterServerStrategy(OnWorkers):
 
     Raises:
       ValueError: the cluster lacks workers or ps, or an argument is out of range.
-      UnavailableError: tasks did not answer within `connect_timeout_s`; the text names them.
+      UnavailableError: tasks did not answer within `connect_timeout_s`. The error text names them.
     """
 
     def __init__(
@@ -241,7 +242,8 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
-        ShardPlacement(placement, 1)  # before the wait for the cluster, so that a bad `placement` raises at once
+        # Check `placement` before the wait for the cluster, so that a bad value raises at once.
+        ShardPlacement(placement, 1)
         self.num_replicas_in_sync = replicas_per_worker
         self.aggregate = aggregate
         self._partitioner = variable_partitioner
@@ -298,8 +300,8 @@ class ParameterServerStrategy(OnWorkers):
         return self._placement.log
 
     def task_states(self) -> Any:
-        """Return a list with the state of each worker by index, then of each ps. The state of a live task is None, of any other task an
-        UnavailableError that names the task. Blocks for up to a few seconds if a task does not answer.
+        """Return a list with the state of each worker by index, then of each ps. The state of a live task is None. The state of any other
+        task is an UnavailableError that names the task. Blocks for up to a few seconds if a task does not answer.
         """
         return self.cluster.task_states()
 
@@ -328,8 +330,8 @@ class ParameterServerStrategy(OnWorkers):
 
     @contextmanager
     def scope(self) -> Iterator[ParameterServerStrategy]:
-        """Return a context manager inside which new variables are placed on the parameter servers. Scopes of one strategy nest; scopes of
-        different strategies do not.
+        """Return a context manager inside which new variables are placed on the parameter servers. Scopes of one strategy nest, but scopes
+        of different strategies do not.
 
         Raises:
           RuntimeError: inside another strategy's scope.
@@ -359,7 +361,7 @@ class ParameterServerStrategy(OnWorkers):
         return read_all(variables)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Make a variable. This is the creator of the scope: it chooses the parameter server, and cuts the variable into shards."""
+        """Make a variable, as the creator that `scope` enters. It chooses the parameter server, and cuts the variable into shards."""
         name = self._unique(kwargs.get("name") or "Variable")
         if kwargs.pop("per_worker_variable", False):
             return per_worker_variable.create(self.coordinator, name, kwargs)
@@ -408,14 +410,14 @@ class ParameterServerStrategy(OnWorkers):
         return name if count == 0 else self._unique(f"{name}_{count}")
 
     def per_worker_resource(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Have each worker build a resource `fn(*args, **kwargs)`; see `create_per_worker_resource`. A function that captures the result
-        gets the resource of the worker that runs it.
+        """Have each worker build a resource `fn(*args, **kwargs)`, as `create_per_worker_resource` does. A function that captures the
+        result gets the resource of the worker that runs it.
         """
         return self.coordinator.create_per_worker_resource(fn, args, kwargs)
 
     @property
     def coordinator(self) -> ClusterCoordinator:
-        """The strategy's ClusterCoordinator; made at the first access."""
+        """The strategy's ClusterCoordinator. It is made at the first access."""
         return ClusterCoordinator(self)
 
     def _allocate_coordinator(self) -> StrategyCoordinator:
@@ -465,6 +467,6 @@ _stubs: weakref.WeakValueDictionary[int, StrategyStub] = weakref.WeakValueDictio
 
 
 def _stub(session: int, replicas_in_sync: int, workers: int, servers: int) -> StrategyStub:
-    """Return this process's stub of the strategy with this session number; make it if there is none."""
+    """Return this process's stub of the strategy with this session number. Make the stub if the process does not have it."""
     stub = StrategyStub(session, replicas_in_sync, workers, servers)
     return _stubs.setdefault(session, stub)

@@ -1,12 +1,12 @@
 """The coordinator of a strategy.
 
 `ClusterCoordinator(strategy)` returns a StrategyCoordinator. It schedules as any other ClusterCoordinator
-(scheduling/coordinator/coordinator.py), with these additional rules
-    A strategy has one coordinator: every call of `ClusterCoordinator(strategy)` returns the same object, and raises an error if its options
-    differ from the options of the first call.
+(scheduling/coordinator/coordinator.py), with these additional rules.
+    A strategy has one coordinator. Every `ClusterCoordinator(strategy)` returns this object, and raises an error if its options differ from
+    the options with which the coordinator was created.
     Inside another strategy's scope no function can be scheduled.
     A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the worker.
-    The strategy adds and removes workers: cluster_connection.py invites, starts or dismisses them.
+    Workers are added and removed by the strategy's connection (cluster_connection.py), which invites, starts or dismisses them.
     The coordinator pickles as a stub that has the strategy and schedules nothing.
     When a parameter server is lost, the round that is unfinished at that moment fails, even if its functions do not use the server. Each
     loss fails one round only.
@@ -42,7 +42,7 @@ class CoordinatorSlot:
 
     Attributes:
       lock: protects `coordinator`. A thread holds it while it makes or replaces the coordinator.
-      coordinator: the coordinator; None until the first one is made.
+      coordinator: the coordinator; None until the first coordinator is made.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,8 @@ class CoordinatorSlot:
         self.coordinator: StrategyCoordinator | None = None
 
     def allocate(self, strategy: CoordinatedStrategy) -> StrategyCoordinator:
-        """Return the object for `ClusterCoordinator(strategy)`: the existing coordinator, or a new one if there is none or it was closed.
+        """Return the object for `ClusterCoordinator(strategy)`. This is the existing coordinator, or a new coordinator if there was none
+        before or it was closed.
 
         Raises:
           FailedPreconditionError: the strategy was closed.
@@ -126,7 +127,7 @@ class StrategyCoordinator(ClusterCoordinator):
         once: bool | None = None,
         **how: Any,
     ) -> RemoteValue:
-        """Schedule a function; see ClusterCoordinator.schedule. Raises RuntimeError inside another strategy's scope.
+        """Schedule a function, as `ClusterCoordinator.schedule` does. Raises RuntimeError inside another strategy's scope.
 
         Args:
           once: if True, each update of the function takes effect once, even if the function runs again after a worker's crash or for
@@ -158,7 +159,7 @@ class StrategyCoordinator(ClusterCoordinator):
     def _lost(self, error: PSUnavailableError) -> None:
         runtime = self._runtime
         with runtime.lock:
-            # `join` may have raised this loss already as the error of a function. Then it must not fail the next round, too.
+            # `join` may have raised this loss already as the error of a function. Then the loss must not fail the next round, too.
             if error.address not in self._raised_losses and runtime.scheduled > runtime.resolved:
                 runtime.failures.add(ROUND, partial(copy, error))
                 runtime.changed.notify_all()
@@ -179,8 +180,8 @@ class StrategyCoordinator(ClusterCoordinator):
         for the task, except in a `local_cluster`, which starts the task.
 
         Args:
-          address: "host:port" of a `zmqdist.Server` that runs or will run; "": a `local_cluster` starts a process.
-          index: index of the new worker; the index of a removed or lost worker may be reused. None: the highest index so far + 1.
+          address: "host:port" of a `zmqdist.Server` that runs or will run. With "" a `local_cluster` starts a process.
+          index: index of the new worker. The index of a removed or lost worker may be reused. None means the highest index so far + 1.
 
         Returns:
           The index.
@@ -194,20 +195,20 @@ class StrategyCoordinator(ClusterCoordinator):
         return self.strategy.cluster.add_worker(address, index)
 
     def remove_worker(self, worker: int | str, grace_s: float = GRACE_S, *, force: bool = False) -> None:
-        """Remove a worker; see ClusterCoordinator.remove_worker. An invited task can then work for another program.
+        """Remove a worker, as `ClusterCoordinator.remove_worker` does. An invited task can then work for another program.
 
         Raises:
           ValueError: there is no such worker.
-          DrainRefusedError: values or work would be lost, and `force` is False; the error has their names.
+          DrainRefusedError: values or work would be lost, and `force` is False. The error has their names.
           UnavailableError: the dispatcher does not answer.
         """
         self.strategy.cluster.remove_worker(int(worker_name(worker).rpartition(":")[2]), grace_s, force=force)
 
     def close(self, shutdown_cluster: bool = False) -> None:
-        """Close the coordinator; see ClusterCoordinator.close.
+        """Close the coordinator, as `ClusterCoordinator.close` does.
 
         Args:
-          shutdown_cluster: also close the strategy, and stop workers and ps; see `ParameterServerStrategy.close`.
+          shutdown_cluster: also close the strategy, and stop workers and ps, as `ParameterServerStrategy.close` does with this argument.
         """
         super().close()
         if shutdown_cluster:
@@ -218,8 +219,8 @@ class StrategyCoordinator(ClusterCoordinator):
 
 
 class _Once:
-    """A function that runs the user's function with an update key. The key is its first argument. It has the module and the name of the
-    user's function."""
+    """A callable that runs the user's function with an update key, which is the callable's first argument. It has the module and the name
+    of the user's function."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

@@ -1,15 +1,15 @@
 """`zmqdist.Variable`: an array that functions on workers read and change, through handles that refer to the same variable in each process.
 
 Rules
-    A parameter server holds the value of a variable that is created under `strategy.scope()` (shard_placement.py chooses the server). This
-    process holds the value of any other variable.
+    The value of a variable that is created under `strategy.scope()` is on a parameter server, which shard_placement.py chooses. The value
+    of any other variable is in this process.
     The handle of a variable on a parameter server pickles as a handle, never as a value. A process has one handle for each variable.
-    A variable whose value is in this process does not pickle, with one exception: if a scheduled function returns a variable of its worker,
-    the result is the current value, as in TensorFlow.
+    A variable whose value is in this process does not pickle. There is one exception, as in TensorFlow: if a scheduled function returns a
+    variable of its worker, the result is the variable's current value.
     When the program that made a variable has no handle of it left, the parameter server drops the variable (sessions.py).
     Each assignment is one message, and is atomic at the server. It is applied once, even if its reply was lost. The array that a read
-    returns does not change with later updates; large arrays are read-only.
-    A value of a wrong shape or dtype is refused before a message is sent. The error names the variable, which is unchanged.
+    returns does not change with later updates. Large arrays are read-only.
+    A value of a wrong shape or dtype is refused before a message is sent. The error names the variable, whose value is unchanged.
     In a replica context with several replicas, an assignment waits for the same assignment in the other replicas. The assignment is then
     made once, with the aggregate of the replicas' values.
 
@@ -51,28 +51,29 @@ class Variable(ArrayLike):
     """A variable. Inside `strategy.scope()` the constructor blocks until the parameter server has made the variable.
 
     Args:
-      initial_value: an array, a value that NumPy can convert to one, or a function that returns one. If `shape` and `dtype` are given, the
-        parameter server calls the function. A function with the parameters `partition_shape` and `partition_offset`, or `shard_info`, is
-        called for each shard and makes that shard only.
+      initial_value: an array, a value that NumPy can convert to an array, or a function that returns such a value. If `shape` and `dtype`
+        are given, the parameter server calls the function. A function with the parameters `partition_shape` and `partition_offset`, or
+        `shard_info`, is called for each shard and makes that shard only.
       trainable: a flag for optimizers and user code; by default True for floats.
-      name: by default "Variable"; a strategy appends a number to a name that it has used already.
+      name: the variable's name, by default "Variable". A strategy appends a number to a name that it has used already.
       dtype, shape: dtype and shape of the value; by default those of `initial_value`.
-      aggregation: "none", "sum", "mean" or "only_first_replica": how the assignments of several replicas are combined into one.
-      synchronization: stored; it has no effect.
-      per_worker_variable: each worker has a variable of its own. A scheduled function that returns the variable returns its value at that
-        worker.
+      aggregation: how the assignments of several replicas are combined into one assignment: "none", "sum", "mean" or "only_first_replica".
+      synchronization: this setting is stored and has no effect.
+      per_worker_variable: whether each worker has a variable of its own. A scheduled function that returns such a variable returns the
+        value at its worker.
 
     Under a strategy with a `variable_partitioner` the result may be a ShardedVariable.
 
     Raises:
-      ValueError: `initial_value` is missing, is not an array of numbers or text, or has another shape; or `aggregation` is unknown.
+      ValueError: `initial_value` is missing, is not an array of numbers or text, or has another shape than `shape`, or `aggregation` is
+        unknown.
       RuntimeError: the constructor was called in a scheduled function, where variables cannot be made.
       UnavailableError: the parameter server is lost.
 
     Attributes:
-      name, shape, dtype: they never change; `shape` is a tuple.
+      name, shape, dtype: never change. `shape` is a tuple.
       trainable, aggregation, synchronization: as given.
-      storage: the place of the value; only zmqdist itself uses this attribute.
+      storage: the place of the value. Only zmqdist itself uses this attribute.
     """
 
     name: str
@@ -120,13 +121,14 @@ class Variable(ArrayLike):
         return self.storage.task
 
     def is_same(self, other: object) -> bool:
-        """Return whether `other` is a handle of this variable. (`==` compares values.)"""
+        """Return whether `other` is a handle of this variable. Unlike this method, `==` compares values."""
         return isinstance(other, Variable) and other.storage.key == self.storage.key
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
     def numpy(self) -> Any:
-        """Return the current value: an array, or for a scalar variable a NumPy scalar. Blocks for one message to its server.
+        """Return the current value as an array, or as a NumPy scalar if the variable is a scalar. Blocks for one message to the variable's
+        server.
 
         Raises:
           PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable.
@@ -152,7 +154,8 @@ class Variable(ArrayLike):
     # -- updates --------------------------------------------------------------------------------------------------------
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Variable:
-        """Set the value, and return this variable. `use_locking`, `name` and `read_value` have no effect; TensorFlow has them.
+        """Set the value, and return this variable. `use_locking`, `name` and `read_value` have no effect, and exist because TensorFlow has
+        them.
 
         Raises:
           InvalidArgumentError: `value` has another shape, or a dtype of another kind.
@@ -177,8 +180,8 @@ class Variable(ArrayLike):
         return self
 
     def compare_and_set(self, value: Any, *, version: int | None = None, expected: Any = None) -> bool:
-        """Set the value if its version is `version` and the value equals `expected`. Either condition may be left out. The server checks
-        and sets atomically. Return whether the value was set.
+        """Set the value if its version is `version` and the value equals `expected`. Either condition may be left out. The server compares
+        and sets the value atomically. Return whether the value was set.
 
         Raises:
           ValueError: both conditions are left out.
@@ -191,35 +194,35 @@ class Variable(ArrayLike):
         return applied
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Add to rows; if a row is named twice, both values are added. Errors as for `assign`, and InvalidArgumentError if an index is out
-        of range.
+        """Add to rows. If a row is named twice, both values are added. Raises the errors of `assign`, and InvalidArgumentError if an index
+        is out of range.
         """
         return self._scatter("add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Subtract from rows; otherwise as `scatter_add`."""
+        """Subtract from rows. Everything else is as for `scatter_add`."""
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Multiply rows; otherwise as `scatter_add`."""
+        """Multiply rows. Everything else is as for `scatter_add`."""
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Divide rows; otherwise as `scatter_add`."""
+        """Divide rows. Everything else is as for `scatter_add`."""
         return self._scatter("div", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Set rows to the elementwise minimum; otherwise as `scatter_add`."""
+        """Set rows to the elementwise minimum of old and new rows. Everything else is as for `scatter_add`."""
         return self._scatter("min", sparse_delta)
 
     def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Set rows to the elementwise maximum; otherwise as `scatter_add`."""
+        """Set rows to the elementwise maximum of old and new rows. Everything else is as for `scatter_add`."""
         return self._scatter("max", sparse_delta)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Set rows; if a row is named twice, the last value is set. Otherwise as `scatter_add`."""
+        """Set rows. If a row is named twice, the last value is set. Everything else is as for `scatter_add`."""
         return self._scatter("update", sparse_delta)
 
     batch_scatter_update = scatter_update
@@ -230,16 +233,16 @@ class Variable(ArrayLike):
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
-            the new value. The function may put arrays into the dict `slots`; its next invocation gets them. It runs at the parameter
+            the new value. The function may put arrays into the dict `slots`, which its next invocation gets. It runs at the parameter
             server, on copies of `value` and `slots`. The server finds slots by the function's module and qualified name, so two lambdas in
             one function share their slots.
           grad: an array of the variable's shape, or IndexedSlices.
           step: in synchronous mode, the number of the step that the gradient belongs to. The server averages `workers_per_step` gradients
-            and applies the mean once; `apply` blocks until then.
+            and applies the mean once. `apply` blocks until the mean is applied.
 
         Raises:
           InvalidArgumentError: the shape or dtype of the gradient does not fit.
-          UnknownError: the function has raised an error; the variable is unchanged.
+          UnknownError: the function has raised an error. The variable is unchanged.
           ValueError: the strategy is synchronous, and `step` is missing.
         """
         self.start_apply(fn, grad, step).get_value()
@@ -265,12 +268,14 @@ class Variable(ArrayLike):
         return self.storage.rows(rows)
 
     def start_update(self, kind: str, value: Any) -> Future:
-        """Start an update of the whole value, and return a future of its end. `kind` is "assign", "add" or "sub"."""
+        """Update the whole value. Return a future that is done when the server has replied. `kind` is "assign", "add" or "sub"."""
         change = _DENSE[kind]
         return once_for_all(self, value, lambda value: self.storage.change(change(self.storage.ref, value)))
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update, and return a future of its end. `kind` is the part of the method's name after "scatter_"."""
+        """Start a scatter update. Return a future that is done when the server has replied. `kind` is the part of the method's name after
+        "scatter_".
+        """
 
         def start(delta: IndexedSlices) -> Future:
             return self.storage.change(client.scatter(self.storage.ref, kind, delta))
@@ -278,7 +283,7 @@ class Variable(ArrayLike):
         return once_for_all(self, IndexedSlices(values, np.asarray(indices)), start)
 
     def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        """Send the request of `apply`, and return a future of its end."""
+        """Send the request of `apply`. Return a future that is done when the server has replied."""
         return once_for_all(self, grad, lambda grad: self.storage.apply(fn, grad, step))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:
@@ -290,7 +295,8 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # On a worker this is a variable of the worker, such as the result of a function. The pickle has its value, and the variable stays.
+        # On a worker this is a variable of the worker, such as the result of a function. The pickle contains the value, and the variable
+        # stays.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)
@@ -320,7 +326,7 @@ class Variable(ArrayLike):
         return copy
 
     def __repr__(self) -> str:
-        """Describe the variable; this sends no message to its server."""
+        """Describe the variable without sending a message to its server."""
         where = self.task or "this process"
         return f"<zmqdist.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name} on {where}>"
 

@@ -1,7 +1,8 @@
-"""The two storages of a variable's value: at a parameter server, or in this process. Both accept the same changes (variables/client.py).
+"""The two kinds of storage of a variable's value, which is at a parameter server or in this process. Both kinds accept the same changes
+(variables/client.py).
 
-Each operation returns a future, so that requests to several servers can be in flight at the same time. A LocalStorage carries an operation
-out before its method returns.
+Each operation returns a future, so that requests to several servers can be in flight at the same time. A LocalStorage carries the operation
+out before it returns the future.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ class RemoteStorage:
     is.
 
     Attributes:
-      ref: name, shape and dtype, and the server's address; error texts name the variable by it.
-      key: identifies the variable; equal for all its handles.
+      ref: name, shape and dtype of the variable, and the server's address. Error texts name the variable by `ref`.
+      key: identifies the variable, and is equal for all its handles.
       device, task: the server that holds the value.
       session: session number of the strategy that made the variable.
       version_seen: the highest version in any reply to this object.
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:
-        """Args:
-        workers_per_step: number of gradients in a synchronous step; 0: gradients are applied on arrival.
-        owner: in the program that made the variable, its StrategySession. When this object is garbage-collected, the owner drops the
-          variable.
+        """Refer to a variable that the server has.
+
+        Args:
+          workers_per_step: number of gradients in a synchronous step. With 0 gradients are applied on arrival.
+          owner: in the program that made the variable, the StrategySession of the variable. When this object is garbage-collected, the
+            owner drops the variable.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number
@@ -55,9 +58,8 @@ class RemoteStorage:
 
     def __reduce__(self) -> Any:
         if self._owner is not None and not self._owner.note_pickled(self):
-            self._pickled_elsewhere = (
-                True  # now handles may be in any process, so the server keeps the variable until the session is closed
-            )
+            # From now on handles may be in any process, so the server keeps the variable until the session is closed.
+            self._pickled_elsewhere = True
         return RemoteStorage, (self.ref, self.workers_per_step)
 
     def __del__(self) -> None:
@@ -74,7 +76,7 @@ class RemoteStorage:
         return Then(self.client.read([self.ref]), self._note_version)
 
     def rows(self, rows: Rows) -> Future:
-        """Return a future of an array with these rows; the caller owns it."""
+        """Return a future of an array with these rows. The caller owns the array."""
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
     def saved(self) -> Future:
@@ -82,11 +84,13 @@ class RemoteStorage:
         return Then(self.client.saved([self.ref]), self._note_version)
 
     def change(self, change: Change) -> Future:
-        """Start a change; return a future of an UpdateOutcome."""
+        """Start a change, and return a future of an UpdateOutcome."""
         return Then(self.client.update([(self.ref, change)]), self._note_version)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
-        """Start applying a gradient by an optimizer or a function; return a future of an UpdateOutcome. Raises as `Variable.apply`."""
+        """Start to apply a gradient by an optimizer or a function, and return a future of an UpdateOutcome. Raises as `Variable.apply`
+        does.
+        """
         change = client.apply(self.ref, how, gradient)
         return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._note_version)
 
@@ -133,7 +137,7 @@ class LocalStorage:
         )
 
     def read(self) -> Future:
-        with self._hosted.lock:  # updates change the array in place, so it is copied under their lock
+        with self._hosted.lock:  # updates change the array in place, so copy it under the lock of the updates
             version, value = self._hosted.version, self._hosted.read()
             return ReadyValue((version, value.copy() if value.flags.writeable else value))
 

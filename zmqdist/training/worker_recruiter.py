@@ -38,7 +38,7 @@ from zmqdist.transport.credentials import Credentials
 log = logging.getLogger("zmqdist.training")
 
 RECOVERY_PAUSE_S: Final = 0.25
-"""Pause after an invitation for which this process has no descriptor or thread left, in seconds."""
+"""Pause in seconds after an invitation that could not be sent, because the process has no descriptor or thread left."""
 
 _own: tuple[int, int] = (0, 0)
 
@@ -52,20 +52,23 @@ def program() -> int:
 
 
 class WorkerRecruiter:
-    """Invites workers until it is closed; the module's docstring says how. Any thread may call its methods."""
+    """Invites workers until it is closed, as the docstring of the module says. Any thread may call the methods."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
     ) -> None:
-        """Args:
-        slots: number of functions that a worker runs at a time, unless its server has a number of its own.
-        wake: the event that the thread waits for; by default a new event. A test passes an event that shows when the thread waits.
+        """Create a recruiter that wants no worker yet.
+
+        Args:
+          slots: number of functions that a worker runs at a time. A server that has a number of its own ignores this number.
+          wake: the event for which the thread waits. By default it is a new event. A test passes an event that shows when the thread waits.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials
         self._slots = slots
         self._changed = threading.Condition()
-        self._wake = wake or threading.Event()  # not `_changed`, because a client's thread must not wait for that lock
+        # Use an event of its own, because a client's thread must not wait for the lock of `_changed`.
+        self._wake = wake or threading.Event()
         self._machine = Recruitment()
         self._effects: deque[RecruitmentEffect] = deque()
         """Effects of the machine that the thread has not carried out yet."""
@@ -77,7 +80,7 @@ class WorkerRecruiter:
         dispatcher.watch_members(self._members)
 
     def want(self, index: int, address: str) -> None:
-        """Invite the task at `address` as worker:`index`. It replaces the task that was wanted for this index before."""
+        """Invite the task at `address` as worker:`index`, in place of any task that was wanted for this index before."""
         with self._changed:
             self._effects += self._machine.want(index, address, time.monotonic())
         self._wake.set()
@@ -98,7 +101,7 @@ class WorkerRecruiter:
         """Wait until all wanted workers work for the dispatcher.
 
         Args:
-          until: when to stop waiting; on the clock of `time.monotonic`.
+          until: the time at which to stop waiting, on the clock of `time.monotonic`.
 
         Returns:
           The indices of the wanted workers that do not work for the dispatcher yet.
@@ -143,7 +146,8 @@ class WorkerRecruiter:
                 break
             try:
                 due = self._step()
-            except BaseException:  # no file descriptor is left, for example; without this thread no worker would rejoin
+            except BaseException:
+                # Continue after every error, such as a lack of file descriptors, because without this thread no worker would rejoin.
                 log.exception(
                     "workers could not be invited to this program; the next attempt follows in %s s", RECOVERY_PAUSE_S
                 )
@@ -153,7 +157,9 @@ class WorkerRecruiter:
             client.close()
 
     def _step(self) -> float:
-        """Report the invitations that have ended to the machine, and carry out its effects. Return the time at which to call this again."""
+        """Report the invitations that have ended to the machine, and carry out the machine's effects. Return the time at which to call this
+        again.
+        """
         for number, (_, call) in list(self._calls.items()):
             if call.done():
                 self._ended(number, *call.get_error())
@@ -184,10 +190,10 @@ class WorkerRecruiter:
         try:
             security = self._credentials.client(effect.address, "submit")
             client = ZmqClient(effect.address, f"invites worker:{effect.index}", security=security)
-        except errors.OpError as error:  # a malformed address, or missing keys
+        except errors.OpError as error:  # no request can be sent, because the address is malformed or keys are missing
             self._ended(effect.invitation, error.error_code, error.message)
             return
-        except BaseException:  # no descriptor or thread is left, which passes
+        except BaseException:  # try again later, because a lack of descriptors or threads passes
             self._ended(effect.invitation, errors.UNAVAILABLE, "this process could not make a connection")
             raise
         call = internal_client.start(

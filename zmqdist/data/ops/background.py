@@ -5,8 +5,8 @@ Rules
     A thread belongs to one node. It stops with the node's iterator, at the end of the data or when the iterator is closed or dropped.
     Closing the iterator waits until running user functions have returned.
 
-    Elements are yielded in order, unless `deterministic=False` allows to yield them in the order in which they are ready. An error takes
-    the place of its element, and only that element is lost.
+    Elements are yielded in order. With `deterministic=False` they may be yielded in the order in which they are ready. An error takes the
+    place of its element, and only that element is lost.
 
     A state contains the elements that were read ahead. The state of a parallel map contains inputs instead, and after a load the function
     is called on them again.
@@ -183,7 +183,7 @@ class ReadAhead:
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # the lock prevents that `halt` in another thread joins a thread that has not started
+        with self.changed:  # under the lock, so that `halt` in another thread joins no thread that has not started
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
@@ -225,13 +225,13 @@ class ReadAhead:
             thread.join()
 
     def abandon(self) -> None:
-        """See `OperatorNode.abandon`."""
+        """Interrupt a blocking call of the node, as `OperatorNode.abandon` does."""
         self._node.abandon()
 
     def close(self) -> None:
         """Stop the thread and close the node."""
         self._stop = True
-        self._node.abandon()  # first interrupt the thread, which may be blocked in the node, because `halt` joins it
+        self._node.abandon()  # interrupt a blocking call of the node first, because `halt` waits for the thread
         self.halt()
         self._node.close()
 

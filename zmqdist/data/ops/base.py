@@ -177,7 +177,8 @@ class Op:
         parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if type(value) not in _PLAIN or value != field.default:  # `!=` of an array returns no bool
+            # Compare only plain values, because `!=` of an array returns no bool.
+            if type(value) not in _PLAIN or value != field.default:
                 text = repr(value)
                 parts.append(f"{field.name}={text if len(text) <= 60 else type(value).__name__}")
         return f"{self.name}({', '.join(parts)})"
@@ -190,7 +191,8 @@ def _described(value: Any) -> Any:
         return {"pickle": base64.b64encode(value.blob).decode()}
     try:
         return {"value": to_json(value)}
-    except InvalidArgumentError:  # the safe codec has refused an object, or a namedtuple of a user class with methods
+    except InvalidArgumentError:
+        # Pickle what the safe codec refuses: other objects, and namedtuples of user classes with methods.
         return {"pickle": base64.b64encode(PickledFunction(value).blob).decode()}
 
 

@@ -46,8 +46,8 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. With splits
-                # do not, because another process needs the elements that this process would discard.
+                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. Do not do
+                # this if the sources are split, because another process needs the elements that this process would discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -63,7 +63,9 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """Read the inputs after one that raised or ended up to the same row, so that the following rows still have matching elements."""
+        """Read the remaining inputs of the current row, because an input has ended or raised an error. The following rows then still have
+        matching elements.
+        """
         for child in self.children[failed + 1 :]:
             try:
                 next(child.stream(), None)
@@ -157,7 +159,8 @@ class _RepeatNode(OperatorNode):
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether to end after an empty pass, because later passes would be empty too, or because there would be passes without end.
+        """Return whether to end after an empty pass. This is so if later passes would be empty too, or if empty passes would follow without
+        end.
 
         If other processes take elements too, they may have taken all elements of this pass, and a later pass may have elements.
         """
@@ -207,11 +210,12 @@ def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
 
 
 class InterleaveNode(OperatorNode):
-    """Runs `interleave`, `flat_map`, and readers of several files at once.
+    """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of one open dataset in the cycle.
 
     Without threads, a slot whose dataset has ended is filled with the dataset of the next input when it is the slot's turn again. With
-    threads, the slot is filled at once, so that a thread can read the dataset ahead. Both give the same order of elements, because slots
-    become free in the order of their next turns. If the input raised an error, (BufferedError, None) is in the slot until the slot's turn.
+    threads, the slot is filled at once, so that a thread can read the dataset ahead. The order of elements is the same with and without
+    threads, because slots become free in the order of their next turns. If the input raised an error, (BufferedError, None) is in the slot
+    until the slot's turn.
 
     Attributes:
       slots: for each slot (input element, node of its dataset), or None if the slot is empty.
@@ -296,7 +300,8 @@ class InterleaveNode(OperatorNode):
             for x in self.source():
                 node = self._open_inner(number, x)
                 self.slots[number] = (x, node)
-                if self.abandoned.is_set():  # another thread is closing the iterator, and has not seen this slot
+                # Close the node here, because the thread that closes the iterator has not seen this slot.
+                if self.abandoned.is_set():
                     node.abandon()
                     node.close()
                 return True
@@ -404,8 +409,8 @@ def default_cycle_length(parallel: int | None) -> int:
 @operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
-    """Yields blocks of elements of the datasets that a function returns for the input elements, in turn. flat_map is interleave with one
-    dataset at a time.
+    """Yields blocks of elements from several datasets in turn. A function returns the dataset for each input element. flat_map is
+    interleave with one dataset at a time.
     """
 
     function: PickledFunction
@@ -426,7 +431,8 @@ class Interleave(Op):
 
     def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
-            with contextlib.suppress(NoElements):  # the dataset for the next input element may have elements
+            # After an empty dataset try the next input element, whose dataset may have elements.
+            with contextlib.suppress(NoElements):
                 return self.dataset_of(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
@@ -500,7 +506,7 @@ class _Selecting(Op):
         return spec
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        return tuple(range(1, count))  # each worker reads the whole selector
+        return tuple(range(1, count))  # split all inputs except the selector, which each worker reads whole
 
 
 @operator("choose_from_datasets", _ChooseNode)

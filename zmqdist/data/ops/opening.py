@@ -1,4 +1,5 @@
-"""A dataset of interleave that its reading thread creates and opens, while other threads create and open other datasets.
+"""The node of a dataset in a parallel interleave. The thread that reads the dataset creates and opens it, while other threads create and
+open other datasets.
 
 Rules
     The user functions run concurrently. If elements must be in order, the nodes are opened in the order of the inputs, because the n-th
@@ -45,7 +46,7 @@ class DeferredNode:
         self.opened = threading.Event()
 
     def stream(self) -> Iterator[Any]:
-        """See `OperatorNode.stream`. The first call opens the dataset."""
+        """Return the generator of the node, as `OperatorNode.stream` does. The first call opens the dataset."""
         if self._failed:
             return iter(())
         return self.open().stream()
@@ -68,7 +69,7 @@ class DeferredNode:
                 self.opened.set()
             with self._lock:
                 abandoned = self._abandoned
-            if abandoned:  # `abandon` was called before the node was created
+            if abandoned:  # abandon the new node too, because `abandon` was called before it was created
                 self._node.abandon()
         return self._node
 
@@ -84,12 +85,14 @@ class DeferredNode:
         return node
 
     def restart(self) -> None:
-        """See `OperatorNode.restart`."""
+        """Restart the node, if it is created, as `OperatorNode.restart` says."""
         if self._node is not None:
             self._node.restart()
 
     def abandon(self) -> None:
-        """See `OperatorNode.abandon`. Nodes that have to be opened after this node no longer wait."""
+        """Interrupt a blocking call of the node, as `OperatorNode.abandon` does. Nodes that have to be opened after this node no longer
+        wait.
+        """
         with self._lock:
             self._abandoned = True
             node = self._node
@@ -98,12 +101,12 @@ class DeferredNode:
             node.abandon()
 
     def close(self) -> None:
-        """See `OperatorNode.close`."""
+        """Close the node, if it is created, as `OperatorNode.close` says."""
         if self._node is not None:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the node, which is None if the node is not opened yet, and whether opening it has failed."""
+        """Return the state of the node, or None in its place before the node is opened, and whether opening the node has failed."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

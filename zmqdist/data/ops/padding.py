@@ -238,8 +238,8 @@ class BucketBatch:
     """A picklable function that returns the batch of a bucket's elements.
 
     Attributes:
-      boundaries: a boundary for each bucket except the last. The batch is padded to the boundary minus 1. With None it is padded to the
-        longest element of the batch.
+      boundaries: a boundary for each bucket except the last. The batch is padded to the boundary minus 1. If `boundaries` is None, the
+        batch is padded to its longest element.
     """
 
     def __init__(

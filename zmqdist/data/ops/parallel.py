@@ -7,7 +7,7 @@ Theory
     long runs without a thread switch.
 
 Rules
-    Elements are yielded in order, unless `deterministic=False` allows to yield them in the order in which they are ready. If a call raises,
+    Elements are yielded in order. With `deterministic=False` they may be yielded in the order in which they are ready. If a call raises,
     only its element is lost. The state contains the inputs of the pending calls. After a load, the function is called on these inputs
     again.
 """
@@ -76,7 +76,7 @@ class MapThreads:
             thread.start()
 
     def wait(self, calls: Sequence[MapCall], ordered: bool) -> MapCall:
-        """Wait until the first of the calls is done. If not `ordered`, wait until any call is done. Return that call."""
+        """Wait until a call is done, and return that call. With `ordered` wait for the first of the calls, otherwise for any call."""
         with self._done:
             self._awaited = calls[0] if ordered else _ANY
             try:
@@ -120,7 +120,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # the reading thread raises the error
+            except BaseException as error:  # keep the error, which the reading thread raises
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:

@@ -166,7 +166,7 @@ def _values(column: Any, name: str, path: str) -> Any:
 
 
 def spec_of_schema(schema: Any, names: Sequence[str], batch: int) -> Any:
-    """Return the spec of elements of these columns; None if the types of the columns do not determine the spec."""
+    """Return the spec of elements of these columns, or None if the types of the columns do not determine the spec."""
     types = _pyarrow().types
     spec = {}
     for name in names:

@@ -2,13 +2,13 @@
 
 Rules
     A reader takes names from its input, one after another, and reads each file to its end. With `parallel`, this number of files is open at
-    the same time, a thread reads each of them, and they yield one record each in turn. FILE sharding of a data service looks for an
-    operator with `is_reader`, and divides the file names in its input.
+    the same time. A thread reads each open file, and the operator yields one record of each in turn. FILE sharding of a data service looks
+    for an operator with `is_reader`, and divides the file names in its input.
 
     A state is the current file, and the number of its records that were read. A load reads and discards this number of records, because
     compressed files have no seek. After a damaged record, reading continues with the next file.
 
-Lines are str (UTF-8; invalid bytes are kept as surrogates), records are bytes.
+Lines are str, decoded from UTF-8 with invalid bytes kept as surrogates. Records are bytes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class FileReader(Op):
 
     compression: str = ""
     parallel: int = field(default=0, kw_only=True)
-    """The number of files that are read at the same time, one record of each in turn. With 0 one file is read after another."""
+    """The number of files that are open at the same time, of which the operator yields one record each in turn. With 0 one file is read
+    after another.
+    """
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         return InterleaveNode(dataset, context) if self.parallel else ReaderNode(dataset, context)

@@ -332,7 +332,7 @@ class _SnapshotNode(OperatorNode):
                 function = self.op.shard_func
                 self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
             self.writer.write(x)
-            yield read_only(x)  # read-only, because the arrays are written later, with their block
+            yield read_only(x)  # yield read-only arrays, because they are written later, with their block
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)
             self.writer, self.writes = None, False

@@ -1,8 +1,8 @@
 """Sources: numbers, arrays, generators, objects with items by position, and lists of files.
 
 Rules
-    An `Indexed` source returns the element at any position, so that it can be split by positions. `random` can be split too, without end; a
-    position is then the number of a draw. A generator cannot be split.
+    An `Indexed` source returns the element at any position, so that it can be split by positions. `random` can be split too. It has
+    positions without end, and a position is the number of a draw. A generator cannot be split.
 
     `from_tensors`, `from_tensor_slices` and `from_source` do not copy arrays, and yield read-only views of the caller's memory. The items
     that a generator yields belong to the reader.
@@ -52,8 +52,8 @@ class Indexed(Op):
         raise NotImplementedError
 
     def chunk(self, start: int) -> Sequence[Any]:
-        """Return elements from position `start` on, as many as are cheap to create at a time. Return at least one element, or none if
-        `start` is the end.
+        """Return as many elements from position `start` on as are cheap to create at a time. Return at least one element, unless `start` is
+        the end.
         """
         return (self.at(start),)
 
@@ -211,7 +211,8 @@ class Slices(Indexed):
     value: Any
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", read_only(self.value))  # for the reason given in Tensors
+        # Make the value read-only here, so that it is read-only after deserialization too.
+        object.__setattr__(self, "value", read_only(self.value))
 
     @classmethod
     def build(cls, value: Any) -> Slices:

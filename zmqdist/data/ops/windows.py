@@ -221,7 +221,8 @@ class GroupByWindow(Op):
             key = self.key_function.value(*x) if type(x) is tuple else self.key_function.value(x)
             try:
                 return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
-            except NoElements:  # the function returned an empty dataset for a window of one element
+            except NoElements:
+                # The spec is unknown if the function returns an empty dataset for a window of one element.
                 return super().infer(dataset)
         return UNKNOWN_SPEC
 

@@ -1,8 +1,9 @@
 """`distribute`, `register_dataset` and `from_dataset_id`, with which this program reads a pipeline that runs on the workers of a data
 service.
 
-Each function checks its arguments at once. `distribute` registers a dataset when it is applied to that dataset. Elements are requested only
-after an iterator was created. Error texts are those of tf.data service where programs depend on them.
+Each function checks its arguments at once. The transformation that `distribute` returns registers a dataset when `Dataset.apply` applies
+the transformation. This program requests elements only after it has created an iterator. Where programs depend on the error texts of
+tf.data service, the error texts are equal to those.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """Return a transformation for `Dataset.apply`. The operators before it run on the service's workers, and the operators after it in this
-    program.
+    """Return a transformation for `Dataset.apply`. The operators before the transformation run on the service's workers, and the operators
+    after it run in this program.
 
     Use it when one program cannot compute elements fast enough. Applying the transformation registers the dataset, and blocks until a
     dispatcher replies, for up to an hour. docs/data_service.md explains the arguments that are not listed here, which are as in tf.data
@@ -69,9 +70,9 @@ def distribute(
       ordered: if True, the elements are delivered exactly once, in the pipeline's own order. This and "exactly_once" require
         "distributed_epoch" (docs/delivery.md).
 
-    Raises (when it is called):
+    Raises (when `distribute` is called):
       ValueError, InvalidArgumentError: an argument is invalid, or two arguments exclude each other.
-    Raises (when it is applied):
+    Raises (when the transformation is applied):
       TypeError: the argument of `apply` is not a Dataset.
       UnimplementedError: "exactly_once" or `ordered` was requested, and the pipeline cannot be cut into portions.
     """
@@ -92,7 +93,7 @@ def distribute(
     def apply(dataset: Dataset) -> Dataset:
         _check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
-            portion_rules(dataset)  # raises if the pipeline cannot be cut into portions
+            portion_rules(dataset)  # raise an error here if the pipeline cannot be cut into portions
         id = register_dataset(service, dataset, compression)
         made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -316,8 +317,8 @@ def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str
 
 
 def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout_s: float = REGISTER_S) -> Any:
-    """Call a method of a dispatcher, and repeat the call across restarts of the dispatcher until it replies. Raises DeadlineExceededError
-    if no dispatcher replies in time.
+    """Call a method of a dispatcher, and repeat the call, also across restarts of the dispatcher, until the dispatcher replies. Raises
+    DeadlineExceededError if no dispatcher replies in time.
     """
     due = time.monotonic() + timeout_s
     security = service.credentials.client(service.address, "submit")
@@ -330,15 +331,17 @@ def ask_dispatcher(service: Service, method: str, *args: Any, what: str, timeout
 def _distribute(
     *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
 ) -> Callable[[Dataset], Dataset]:
-    """Return the transformation of `distribute`, with a pause of `task_refresh_interval_hint_ms` between two watch requests of a reader.
-    For tests.
+    """Call `distribute` with an option for tests. `task_refresh_interval_hint_ms` is the pause, in milliseconds, that a reader makes
+    between two watch requests.
     """
     apply = distribute(*args, **options)
     return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
 
 
 def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
-    """Return the dataset of `from_dataset_id`, with the pause between watch requests of `_distribute`. For tests."""
+    """Call `from_dataset_id` with an option for tests. `task_refresh_interval_hint_ms` is the pause, in milliseconds, that a reader makes
+    between two watch requests.
+    """
     return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
 
 

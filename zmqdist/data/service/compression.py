@@ -10,7 +10,8 @@ codec first compresses samples of a large buffer, so that incompressible data su
 
 `decompress` never returns more bytes than the number that is passed to it. A receiver checks this number against a bound before the call.
 
-Not here: which codec a dataset has; how a batch states the number of bytes of each compressed buffer (batch_compression.py).
+Not here: the choice of the codec, and the form of a compressed batch, which states the number of bytes of each buffer
+(batch_compression.py).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ NAMES: Final = ("SNAPPY", "ZLIB", "GZIP", "LZ4", "ZSTD")
 
 _SAMPLES: Final = 4
 _SAMPLE_BYTES: Final = 8192
-"""The number of samples of a large buffer, which are at equal distances, and the length of each sample. They show how much the buffer
-shrinks."""
+"""How many samples a codec takes of a large buffer, and the bytes of each sample. The samples are at equal distances, and show how much the
+buffer would shrink."""
 
 _SAMPLED_BYTES_MIN: Final = 16 * _SAMPLES * _SAMPLE_BYTES
-"""A buffer of at least this size is sampled first, because compressing the samples in vain costs only a sixteenth of compressing the buffer
-in vain."""
+"""A codec samples a buffer of at least this many bytes. For an incompressible buffer this takes at most a sixteenth of the time that
+compressing the whole buffer would take."""
 
 _LZ4_BYTES_MAX: Final = 0x7E000000
 """LZ4's bound for the size of a block. Larger buffers are sent uncompressed."""
@@ -121,7 +122,8 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
 
 def _lz4() -> Codec:
-    block: Any = importlib.import_module("lz4.block")  # the type stubs of the package do not export its functions
+    # Import by name, because the type stubs of lz4 do not export its functions.
+    block: Any = importlib.import_module("lz4.block")
 
     def compress_batch(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))

@@ -88,8 +88,8 @@ def _column(items: Sequence[Any]) -> Any:
 
 
 def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
-    """Return whether all dicts have equal strings as keys, in the same order. Keys of other types do not count, because keys such as 1 and
-    True are equal but differ.
+    """Return whether all dicts have the same strings as keys, in one order. Return False if a key is not a string, because keys such as 1
+    and True compare equal although they differ.
     """
     keys = list(map(tuple, items))
     return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
@@ -124,7 +124,8 @@ def _arrays(items: Sequence[Any]) -> Any:
     fits = 0 < nbytes <= ROW_BYTES_MAX and not dtype.names and not dtype.hasobject
     if not (fits and _alike(items, _shape_of) and _alike(items, _dtype_of)):
         return [EACH, *map(_single, items)]
-    column = np.empty((len(items), *shape), dtype)  # np.stack would convert the arrays to the byte order of this host
+    # Do not use np.stack, which would convert the arrays to the byte order of this host.
+    column = np.empty((len(items), *shape), dtype)
     if shape:
         np.concatenate(items, out=column.reshape(-1, *shape[1:]))
     else:
@@ -145,7 +146,7 @@ def _single(value: Any) -> Any:
     if isinstance(value, tuple):
         return _like(value, map(_single, value))
     if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return value  # for example an item of an array of strings, or of a structured dtype
+        return value  # a scalar, for example an item of an array of strings or of a structured dtype
     if is_dataset(value):
         raise UnimplementedError(
             "elements that hold datasets (of window) cannot be sent to a reader: apply batch() or flat_map() to them"
@@ -169,7 +170,7 @@ def unpack(value: Any, peer: str) -> list[Any]:
       peer: the sender, for error texts.
 
     Raises:
-      WireError: the value is not one that `pack` returns.
+      WireError: `pack` does not return such a value.
     """
     try:
         return _entries(value)

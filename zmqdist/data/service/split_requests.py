@@ -48,7 +48,7 @@ def call_until_answered(
     Args:
       method: the part of the method's name after "zmqdist.data.".
       timeout_s: seconds for which a failed call is repeated; `inf` means for ever.
-      due: the deadline of each call, as for `internal_client.start`.
+      due: the deadline of each call, in the form that `internal_client.start` takes.
       stopped: an event that ends the wait with CancelledError when it is set.
       what: a phrase that names the call in the log and in error texts.
       again: the codes after which the call is repeated.
@@ -111,18 +111,20 @@ class SplitClient:
         self._drained = False
 
     def ask(self, source: int, repetition: int) -> int | None:
-        """Return the next position of a source; None at the end of this repetition. Blocks while a request is pending.
+        """Return the next position of a source, or None at the end of this repetition. Blocks while a request is pending.
 
         Raises:
           PositionsUnavailable: the dispatcher refuses the request, or does not reply in time.
-          WorkerDrained: the worker is leaving, and the pipeline asks for a repetition after the one that has ended because of this.
+          WorkerDrained: the worker is leaving, so the current repetition has ended early, and the pipeline asks for positions of the next
+            repetition.
         """
         with self._lock:
             run = self._runs.setdefault(source, _Run())
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
-                # End the current repetition. Raise if the pipeline begins another one, because such a pipeline would never end by itself.
+                # End the current repetition. Raise if the pipeline begins another repetition, because such a pipeline would never end by
+                # itself.
                 if repetition > run.drained_in >= 0:
                     raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition
@@ -146,13 +148,13 @@ class SplitClient:
         except (
             NotFoundError,
             UnavailableError,
-        ) as error:  # another worker has the task, or the dispatcher is away
+        ) as error:  # the dispatcher is away, or another worker has the task
             raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:
-        """Give the pipeline no more positions, and return unused positions to the dispatcher. Blocks until the dispatcher has confirmed
-        this.
+        """Give the pipeline no more positions, and return unused positions to the dispatcher. Blocks until the dispatcher has confirmed the
+        returned positions.
 
         Raises:
           OpError: the dispatcher has refused the positions.

@@ -20,11 +20,11 @@ PROTOCOLS: Final = ("zmq", "tcp")
 
 
 def target_of(terms: Terms, deployment_mode: str) -> str:
-    """Return the target of a reader. "AUTO" is replaced if the job's terms decide the target; otherwise `reads_from` decides for each
-    worker.
+    """Return which workers a reader reads from: "ANY", "LOCAL" (only those of this process) or "AUTO". If a static job runs where workers
+    and readers share processes, the target "AUTO" becomes "LOCAL". If the result is "AUTO", `reads_from` decides for each worker.
 
     Raises:
-      InvalidArgumentError: the target of a coordinated read is "LOCAL", the workers of this process only.
+      InvalidArgumentError: the target is "LOCAL", but a coordinated read has to read from all workers.
     """
     policy, target = ShardingPolicy(terms.mode), terms.target_workers
     if target == "AUTO" and policy in STATIC and deployment_mode == COLOCATED:
@@ -37,10 +37,10 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
 
 
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
-    """Raise InvalidArgumentError if this process has no worker of the dispatcher, which a read from local workers needs.
+    """Raise InvalidArgumentError if this process has no worker of the dispatcher. Reads from local workers need such a worker.
 
     Args:
-      state: the number of the dispatcher's state, by which a worker is found that knows the dispatcher by another address.
+      state: the number of the dispatcher's state. It finds a worker that knows the dispatcher by another address than `dispatcher`.
     """
     policy = ShardingPolicy(terms.mode)
     if local_workers.has_worker_of(dispatcher, state):

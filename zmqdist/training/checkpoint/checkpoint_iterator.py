@@ -29,7 +29,7 @@ def path_of(directory: str, number: int) -> str:
 
 
 def number_of(path: str) -> int | None:
-    """Return the number in the name of a checkpoint's folder; None for any other name."""
+    """Return the number in the name of a checkpoint's folder, or None for any other name."""
     found = re.fullmatch(r"(?:.*/)?ckpt-(\d+)", path, re.ASCII | re.DOTALL)
     return None if found is None else int(found[1])
 
@@ -46,7 +46,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
             continue
         try:
             found.append((path, Manifest.read(path)))
-        except NotFoundError:  # the checkpoint is unfinished, or was deleted after the folder was listed
+        except NotFoundError:  # leave out a checkpoint that is unfinished, or was deleted since the folder was listed
             continue
         except OpError as error:
             log.warning("a checkpoint is skipped: %s", error)
@@ -54,7 +54,7 @@ def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Return the path of the complete checkpoint that was saved last; None if there is none."""
+    """Return the path of the complete checkpoint that was saved last, or None if there is no complete checkpoint."""
     found = checkpoints(directory)
     return found[-1][0] if found else None
 
@@ -65,26 +65,27 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Yield the path of each new checkpoint of a directory. If several appear while the caller works on one, only the latest is yielded.
-    Between checkpoints the iterator blocks and polls the directory.
+    """Yield the path of each new checkpoint of a directory. If several checkpoints appear while the caller works on a checkpoint, only the
+    latest of them is yielded. Between checkpoints the iterator blocks and polls the directory.
 
     The iterator ends when training has finished (`CheckpointManager.finish`) and the last checkpoint was yielded.
 
-    A checkpoint may be deleted before the caller reads it: `restore` then raises NotFoundError, and the caller should continue with the
+    A checkpoint may be deleted before the caller reads it. Then `restore` raises NotFoundError, and the caller should continue with the
     next checkpoint.
 
     Args:
-      directory: the directory; it need not exist yet.
+      directory: the directory, which need not exist yet.
       min_interval_secs: minimum time between two yielded checkpoints, in seconds.
       timeout: how long to wait for a new checkpoint, in seconds. None waits for ever.
-      timeout_fn: a function that the iterator calls after a timeout; if it returns True, the iterator ends. None: every timeout ends the
-        iterator.
+      timeout_fn: a function that the iterator calls after each timeout. If the function returns True, the iterator ends. None means that
+        the first timeout ends the iterator.
     """
     directory = storage.absolute(directory)
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:
-        # Look for FINISHED before listing: no checkpoint is saved after it, so if it exists, the list includes the last checkpoint.
+        # Look for FINISHED before listing, because no checkpoint is saved after FINISHED: if it exists, the list includes the last
+        # checkpoint.
         finished = storage.exists(storage.join(directory, FINISHED))
         found = checkpoints(directory)
         latest = (found[-1][0], found[-1][1].serial) if found else None

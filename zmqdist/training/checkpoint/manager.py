@@ -2,10 +2,9 @@
 
 Promises
     1. A crash at any moment leaves the last complete checkpoint, because an old checkpoint is deleted only after a newer checkpoint is
-       complete
-    and on disk.
+       complete and on disk.
     2. An error of periodic saving is logged at once, and the next method that the program calls raises it. Periodic saving continues.
-    3. No checkpoint is saved after `close` has returned, or during a restore.
+    3. The manager saves no checkpoint after `close` has returned, or while it restores a checkpoint.
 
 One manager at a time may write to a directory, because it removes unfinished checkpoints there. Any number of programs may read.
 
@@ -34,7 +33,7 @@ _UNFINISHED = re.compile(r"ckpt-\d+\.[0-9a-f]{8}" + re.escape(storage.TMP), re.A
 
 
 class CheckpointManager:
-    """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager; a with-statement closes it."""
+    """Saves, restores and deletes the checkpoints of one directory. Threads may share a manager. A with-statement closes the manager."""
 
     def __init__(
         self,
@@ -49,10 +48,11 @@ class CheckpointManager:
 
         Args:
           checkpoint: a Checkpoint, or any structure that `zmqdist.checkpoint.save` accepts.
-          directory: the directory; it is made when the first checkpoint is saved.
-          max_to_keep: number of checkpoints to keep; None: all.
-          every_s: save in a background thread, this many seconds after the last save; None: no periodic saving.
-          every_steps: `maybe_save` saves when at least this many steps have passed since the last save; None: it never saves.
+          directory: the directory, which is made when the first checkpoint is saved.
+          max_to_keep: number of checkpoints to keep. None means that all checkpoints are kept.
+          every_s: a background thread saves this many seconds after the last save. None means no periodic saving.
+          every_steps: `maybe_save` saves when at least this many steps have passed since the last save. None means that `maybe_save` never
+            saves.
 
         Raises:
           ValueError: a number is not positive.
@@ -93,21 +93,21 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Path of the checkpoint that was saved last; None if there is none."""
+        """Path of the checkpoint that was saved last, or None if there is no checkpoint."""
         return next(reversed(self.checkpoints), None)
 
     def save(self, step: SupportsIndex | None = None) -> str:
         """Save as `ckpt-<step>`, and delete the oldest checkpoints beyond `max_to_keep`. Blocks until the checkpoint is on disk.
 
         Args:
-          step: an integer of Python or NumPy, or a variable that holds one; None: the highest number in the directory + 1. An existing
-            checkpoint with that number is replaced.
+          step: an integer of Python or NumPy, or a variable that holds an integer. None means the highest number in the directory + 1. An
+            existing checkpoint with the number `step` is replaced.
 
         Returns:
           The path of the checkpoint.
 
         Raises:
-          As `zmqdist.checkpoint.save`; also the error of an earlier periodic save.
+          The errors of `zmqdist.checkpoint.save`, and the error of an earlier periodic save.
         """
         self._raise()
         return self._save(None if step is None else whole(step))
@@ -131,7 +131,7 @@ class CheckpointManager:
             return self._save(number)
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the latest checkpoint and return its path. If there is none, change nothing and return None.
+        """Restore the latest checkpoint and return its path. If there is no checkpoint, change nothing and return None.
 
         Raises:
           As `zmqdist.checkpoint.restore`.
@@ -148,13 +148,13 @@ class CheckpointManager:
             return path
 
     def finish(self) -> None:
-        """Close the manager, and mark the directory as finished. Programs that wait for a new checkpoint (`checkpoints_iterator`) then
-        end.
+        """Close the manager, and mark the directory as finished. The `checkpoints_iterator` of a program that waits for a new checkpoint
+        then ends.
         """
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
-        self._tidied = False  # a later save removes the mark again
+        self._tidied = False  # have a later save remove the FINISHED mark again
 
     def close(self) -> None:
         """Stop periodic saving, and wait until a save in progress has ended. A second call does nothing.
@@ -182,7 +182,7 @@ class CheckpointManager:
                 self.close()
 
     def _save(self, step: int | None) -> str:
-        with self._lock:  # no save during a restore (promise 3), because a restore also holds this lock
+        with self._lock:  # promise 3: a restore also holds this lock, so that no save runs during a restore
             self._tidy()
             existing = checkpoints(self._directory)
             if step is None:

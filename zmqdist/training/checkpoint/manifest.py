@@ -1,20 +1,20 @@
 """The layout of a checkpoint's folder, and its manifest.
 
 <path>/
-  manifest.json           written last: a folder without one is not a checkpoint. {"format", "crc32", "checkpoint": {...}}
+  manifest.json           {"format", "crc32", "checkpoint": {...}}. Written last: a folder without this file is not a checkpoint.
   00003-emb-00001-of-00004.5f0c9a21.npz
                           the rows of one shard: "value", and "slot:<name>" for each slot of an optimizer beside it
 
 Rules
     An entry is one array, with its logical name, its full shape and dtype, and its pieces. Each piece has some consecutive rows in a file
-    of its own; all pieces in order have all rows. A variable has one piece for each shard that it had when it was saved. When it is
-    restored, the variable may have other shards.
+    of its own. Together, in order, the pieces have all rows. A variable has one piece for each shard that it had when it was saved. When it
+    is restored, the variable may have other shards.
 
-    A slot is cut by rows, like its variable, if in every piece the slot has as many rows as the piece. Any other slot, such as a count of
-    steps, is not cut, and each piece has a copy of its own.
+    An optimizer's slot is cut by rows, like its variable, if in every piece the slot has as many rows as the piece. Any other slot, such as
+    a count of steps, is not cut, and each piece has a copy of the slot.
 
-    Files hold plain data only, JSON and npz; nothing is unpickled. A manifest is validated before it is used, and the sizes and checksums
-    of all needed files are checked before any data of a checkpoint is used.
+    Files hold plain data only, as JSON and npz, and nothing is unpickled. A manifest is validated before it is used. The sizes and
+    checksums of all needed files are checked before any data of a checkpoint is used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StoredPiece:
     """Some rows of an entry, and the file that holds them.
 
     Attributes:
-      start, stop: the rows, counted in the whole variable; `stop` is after the last. A scalar is one row.
+      start, stop: the first row, and the row after the last, counted in the whole variable. A scalar is one row.
       file, size, crc32: name of the file, and the number and checksum of its bytes.
       version: version of the variable when it was read.
       source: identifies the variable, as in parts.py.
@@ -91,8 +91,8 @@ class Manifest:
     Attributes:
       entries, values: the arrays and the plain values, by logical name.
       step: the step that was passed to `save`, or None.
-      serial: increases with each checkpoint that is saved to a directory.
-      saved_at: seconds since 1970, on the clock of the program that saved it.
+      serial: a number that increases with each checkpoint that is saved to a directory.
+      saved_at: the time of the save in seconds since 1970, on the clock of the program that saved the checkpoint.
     """
 
     entries: dict[str, Entry]
@@ -209,7 +209,7 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
 def _read_piece(fields: dict[str, Any]) -> StoredPiece:
     start, stop = map(int, fields["rows"])
     file = fields["file"]
-    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # refuses a path, which could lead out of the folder
+    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # refuse a path, because it could lead out of the folder
         raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
     slots = {
         str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in fields["slots"].items()

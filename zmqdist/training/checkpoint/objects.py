@@ -1,5 +1,5 @@
-"""`Checkpoint`: an object whose attributes are saved and restored together. If an attribute is set only after the restore, it is restored
-at the moment when it is set.
+"""`Checkpoint`: an object whose attributes are saved and restored together. An attribute that the program first sets after the restore is
+restored at that moment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class _Source:
 
     Attributes:
       prefix: prefix of the names that the object's attributes have in the checkpoint.
-      used: names of the entries that have been restored; all objects of one `restore` share this set.
+      used: names of the entries that have been restored. All objects of one `restore` share this set.
     """
 
     reader: CheckpointReader
@@ -31,7 +31,7 @@ class Checkpoint(Container):
     """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
 
     An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with a leading underscore are not saved.
-    Your class of a model may be a subclass of Checkpoint; its attributes are then saved.
+    If your class of a model is a subclass of Checkpoint, its attributes are saved.
 
     After `restore`, an attribute that is set for the first time is restored at that moment, if the checkpoint holds it.
     """
@@ -43,15 +43,15 @@ class Checkpoint(Container):
             setattr(self, name, value)
 
     def save(self, path: str | os.PathLike[str], *, step: SupportsIndex | None = None) -> str:
-        """Write a checkpoint of all attributes; see `zmqdist.checkpoint.save`."""
+        """Write a checkpoint of all attributes, as `zmqdist.checkpoint.save` does."""
         return save(path, self, step=step)
 
     def restore(self, path: str | os.PathLike[str] | None) -> Checkpoint:
-        """Restore the attributes that the checkpoint holds: existing attributes at once, others when they are set. Attributes that the
-        checkpoint does not hold stay as they are.
+        """Restore the attributes that the checkpoint holds. Existing attributes are restored at once, and other attributes when they are
+        set. Attributes that the checkpoint does not hold stay unchanged.
 
-        If `path` is None, such as the `latest_checkpoint` of an empty directory, nothing is restored. Raises as
-        `zmqdist.checkpoint.restore`; after a refusal nothing has changed.
+        If `path` is None, such as the `latest_checkpoint` of an empty directory, nothing is restored. Raises the errors of
+        `zmqdist.checkpoint.restore`. If the checkpoint is refused, no attribute has changed.
 
         Returns:
           This object, for `restore(...).assert_consumed()`.
@@ -97,8 +97,8 @@ class Checkpoint(Container):
         return self._source
 
     def _take(self, source: _Source, structure: Any) -> None:
-        """Restore the leaves of a structure that the source has and that were not restored yet. Each Checkpoint in the structure gets a
-        source of its own, so that it restores attributes that are set later.
+        """Restore those leaves of a structure that the source has and that were not restored yet. Each Checkpoint in the structure gets a
+        source of its own, from which the Checkpoint restores attributes that are set later.
         """
         available = set(source.reader.manifest.names) - source.used
         found = {

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of a variable, with the rows of its slots. The holder of a Part owns the arrays: no other code changes them.
+    """Rows of a variable, with the rows of its slots. The code that has a Part owns the arrays, and no other code changes them.
 
     Attributes:
       slots: the slots of optimizers, by name.
       version: version of the variable at the moment when it was read.
       source: identifies the variable: (number of its session, its number in the session). (0, 0) means that the rows are not from a single
         variable.
-      once: encoded keys of the updates that the value contains (variables/update_keys.py); they are valid for the variable `source` only.
+      once: encoded keys of the updates that the value contains (variables/update_keys.py). The keys are valid for the variable `source`
+        only.
     """
 
     value: NDArray[Any]

@@ -1,4 +1,4 @@
-"""Reads any rows of a checkpoint, whatever pieces the rows were saved in.
+"""Reads any rows of a checkpoint, from whatever pieces the rows were saved in.
 
 Rules
     `verify` reads every file that will be used, and compares its size and checksum. Callers call it before they assign a value, so that a
@@ -30,7 +30,7 @@ from zmqdist.training.checkpoint.manifest import Entry, Manifest, StoredPiece
 from zmqdist.training.checkpoint.parts import Part
 
 _BLOCK = 2**20
-"""Bytes that are read and checked at a time; small enough for the CPU's cache."""
+"""Bytes that are read and checked at a time. They fit into the CPU's cache."""
 
 
 class CheckpointReader:
@@ -45,7 +45,7 @@ class CheckpointReader:
         """Compare each file of these entries with the size and checksum in the manifest.
 
         Raises:
-          DataLossError: a file is missing, cut off or changed; the text names file, variable and rows.
+          DataLossError: a file is missing, cut off or changed. The error text names file, variable and rows.
           NotFoundError: the checkpoint was deleted or replaced after its manifest was read.
         """
         entries = self.manifest.entries
@@ -58,7 +58,7 @@ class CheckpointReader:
                 raise
 
     def rows(self, name: str, start: int, stop: int, kept: dict[str, Part] | None = None) -> Part:
-        """Return rows of an entry, with the same rows of its slots. `kept` caches the contents of the last file: pass the same dict in
+        """Return rows of an entry, with the same rows of its slots. `kept` caches the contents of the last file. Pass one dict in
         successive calls with ascending rows, so that no file is read twice.
 
         Raises:
@@ -142,7 +142,7 @@ class CheckpointReader:
 
 
 def initial_of(slot: str) -> float:
-    """Return the initial value of a slot such as "Adagrad/accumulator"; 0 for a slot that no optimizer of zmqdist has."""
+    """Return the initial value of a slot such as "Adagrad/accumulator". Return 0 for a slot that no optimizer of zmqdist has."""
     kind, _, name = slot.rpartition("/")
     return KINDS[kind]().slot_values.get(name, 0.0) if kind in KINDS else 0.0
 

@@ -6,15 +6,17 @@ Rules
     variable atomically with its slots and its version. A variable that is in no checkpoint gets its first value if `from_initial` allows
     it.
 
-    If the strategy was made with `recovery_s`, accesses to a lost variable wait until it is restored, on workers as well. Otherwise these
-    accesses raise PSUnavailableError. Other parameter servers keep their values, so after a recovery some shards are older than others.
+    If the strategy was made with `recovery_s`, accesses to a lost variable wait until the variable is restored, on workers as well. Without
+    `recovery_s` these accesses raise PSUnavailableError. Other parameter servers keep their values, so after a recovery some shards are
+    older than others.
 
-    The log and `strategy.recoveries` report the losses. No two values of a variable have the same version, even if the server has made
-    updates after the last check, because the high bits of a version are the incarnation of the variable, and each recovery begins a new
-    incarnation. With each variable, a checkpoint also stores the keys of the updates that its value contains (`schedule(once=True)`), and
-    the number of its last synchronous step. So the parameter server recognizes a repeated run of a function after a recovery, too.
+    The log and `strategy.recoveries` report the losses. No two values of a variable have the same version, because the high bits of a
+    version are the incarnation of the variable, and each recovery begins a new incarnation. This holds even if the server has made updates
+    after the last check. With each variable, a checkpoint also stores the keys of the updates that the variable's value contains
+    (`schedule(once=True)`), and the number of the variable's last synchronous step. So the parameter server recognizes a repeated run of a
+    function after a recovery, too.
 
-Not here: restarting the process (`zmqdist launch` does, with `restarts`), saving (manager.py).
+Not here: saving (manager.py), and the restart of the process, which `zmqdist launch` makes if `restarts` allows it.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Recovered:
       restored: names of the variables and shards that were restored from the checkpoint at `path`.
       began_anew: names of the variables and shards that got their first values again.
       lost: names of the variables and shards that were not recreated, because no checkpoint holds them.
-      path: path of the checkpoint; None if none was used.
+      path: path of the checkpoint; None if no checkpoint was used.
       age_s: seconds from the save of that checkpoint to the recovery.
       updates_lost: lower bound of the number of updates that are lost. Updates between the last check and the crash are not counted.
     """
@@ -92,7 +94,7 @@ class RecoverySnapshot:
 
 
 class Recovery:
-    """Watches the parameter servers of a strategy, and restores lost variables. A with-statement closes it."""
+    """Watches the parameter servers of a strategy, and restores lost variables. A with-statement closes the Recovery."""
 
     def __init__(
         self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
@@ -100,7 +102,7 @@ class Recovery:
         """Start one thread for each parameter server, which watches it.
 
         Args:
-          strategy: make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
+          strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
           manager: its directory holds the checkpoints, and its `checkpoint` names the variables.
           from_initial: whether a variable that no checkpoint holds gets its first value again.
         """
@@ -118,7 +120,7 @@ class Recovery:
         try:
             for thread in self._threads:
                 thread.start()
-        except BaseException:  # the caller gets no object that it could close, so the started threads are ended here
+        except BaseException:  # end the started threads here, because the caller gets no object that it could close
             self._closing.set()
             raise
 
@@ -129,7 +131,7 @@ class Recovery:
             thread.join()
 
     def snapshot(self) -> RecoverySnapshot:
-        """Return the watched servers and the versions seen so far. Any thread may call this; it sends no message."""
+        """Return the watched servers and the versions seen so far, without sending a message. Any thread may call this."""
         seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
         names = {storage.ref.number: storage.ref.name for storage in self._session.storages()}
         return RecoverySnapshot(
@@ -164,8 +166,8 @@ class Recovery:
                 logged = str(error)
 
     def _look(self, ps: int) -> None:
-        """Check one parameter server. If it does not have the session, recover its variables. Note the versions of its variables. Raises
-        UnavailableError if the server is lost.
+        """Check one parameter server. If the server does not have the session, recover its variables. Note the versions of the variables.
+        Raises UnavailableError if the server is lost.
         """
         self._due[ps] |= not self._session.open_at(ps)
         if self._due[ps]:
@@ -205,7 +207,8 @@ class Recovery:
             seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             updates_lost += max(0, _changes(seen) - changes)
             versions[ref.number] = _version(incarnation, changes)
-        # Only now, because after a recovery that fails halfway the next attempt needs the old versions to count all lost updates.
+        # Update `_versions` only now, because after a recovery that failed halfway the next attempt needs the old versions to count all
+        # lost updates.
         self._versions[ps].update(versions)
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
         path = reader.path if reader is not None and restored else None
@@ -226,7 +229,9 @@ class Recovery:
         return places
 
     def _reader(self, needed: dict[str, Leaf]) -> CheckpointReader | None:
-        """Open the newest readable checkpoint whose entries have the shapes and dtypes of `needed`; None if there is none."""
+        """Open the newest readable checkpoint whose entries have the shapes and dtypes of `needed`. Return None if there is no such
+        checkpoint.
+        """
         for path, _ in reversed(checkpoints(self._manager.directory)):
             try:
                 reader = CheckpointReader(path)

@@ -2,9 +2,8 @@
 
 Promises
     1. When `save` returns, the checkpoint is on disk, complete, with the slots of the optimizers beside each variable.
-    2. Each shard is saved with the contents that it had at one moment. Training goes on during a save, so these moments differ, and one
-       shard
-    may contain updates that another shard does not.
+    2. Each shard is saved with the contents that it had at one moment. These moments differ between shards, because training goes on during
+       a save, so a shard may contain updates that another shard does not.
     3. `restore` checks names, shapes, dtypes and every file before it assigns a value, so that a refused restore has changed nothing.
     4. A variable and its slots can be restored into any number of shards.
 """
@@ -37,7 +36,8 @@ def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | 
       path: a folder, which is made if necessary, or a URL that fsspec knows.
       variables: a variable, a list of variables (saved under their names), or any structure of dicts, lists and `Checkpoint`s with
         variables, arrays, numbers and strings.
-      step: a number that the checkpoint records: an integer of Python or NumPy, or a variable that holds one; None: no number.
+      step: a number that the checkpoint records. It is an integer of Python or NumPy, or a variable that holds an integer. With None no
+        number is recorded.
 
     Returns:
       The absolute path of the checkpoint.
@@ -67,7 +67,7 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
             shards = [(shard.start, shard.stop, shard.read) for shard in shards_of(leaf.value)]
             arrays.append(ToWrite(name, tuple(leaf.value.shape), np.dtype(leaf.value.dtype), shards, True))
         elif leaf.is_array:
-            array = np.array(leaf.value)  # a copy, because the program may change the array during the save
+            array = np.array(leaf.value)  # copy the array, because the program may change it during the save
             rows = array.shape[0] if array.shape else 1
             arrays.append(ToWrite(name, array.shape, array.dtype, [(0, rows, _known(array))], False))
         else:
@@ -82,18 +82,17 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
 
     Args:
       path: path of the checkpoint.
-      variables: as for `save`; a variable may have other shards than when it was saved.
+      variables: as for `save`. A variable may have other shards than when it was saved.
       strict: if True, `variables` and the checkpoint must have the same names. If False, the names that are in both are restored.
 
     Raises:
-      ValueError: the checkpoint does not fit: names, a shape or a dtype differ, or no name is in both.
-      TypeError: `variables` is a number, or has one in a tuple, where it cannot be replaced.
+      ValueError: names, a shape or a dtype of the checkpoint differ from those of `variables`, or no name is in both.
+      TypeError: `variables` is a number, or has a number in a tuple, where the number cannot be replaced.
       NotFoundError: there is no such checkpoint, or it was deleted during the restore.
-      DataLossError: the checkpoint is damaged; the text names file, variable and shard.
+      DataLossError: the checkpoint is damaged. The error text names file, variable and shard.
       FailedPreconditionError: a newer zmqdist wrote the checkpoint.
-      PSUnavailableError: a variable could not be assigned, but other variables may have been. All other errors are raised before anything
-      has
-        changed.
+      PSUnavailableError: a variable could not be assigned. Other variables may have been assigned before. All other errors are raised
+        before anything has changed.
     """
     reader = CheckpointReader(path)
     found = leaves(variables)
@@ -116,7 +115,7 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
     """Return the contents of a checkpoint by name: arrays, numbers and strings. Needs no cluster.
 
     Args:
-      names: return only the items with these names; None: all items.
+      names: the names of the items to return. None means all items.
 
     Raises:
       NotFoundError, DataLossError, FailedPreconditionError: as `restore`.
@@ -133,7 +132,7 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
 
 
 def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
-    """Restore leaves that the checkpoint holds. All leaves are checked before the first one is assigned."""
+    """Restore leaves that the checkpoint holds. All leaves are checked before the first leaf is assigned."""
     for name, leaf in found.items():
         check(reader, name, leaf)
     reader.verify(found)
@@ -172,7 +171,9 @@ def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
 
 
 def _alike(one: Plain, other: Plain) -> bool:
-    """Return whether one value may replace the other: both are numbers, both are bools, both are strings, or one is None."""
+    """Return whether one of two values may replace the other. This is so if both are numbers, both are bools, both are strings, or one of
+    them is None.
+    """
     kinds = [bool if isinstance(value, bool) else str if isinstance(value, str) else float for value in (one, other)]
     return one is None or other is None or kinds[0] is kinds[1]
 
@@ -185,7 +186,7 @@ def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
             part = reader.rows(name, shard.start, shard.stop, kept)
             if under_way is not None:
                 under_way.get_value()
-            under_way = shard.start_writing(part)  # the loop reads the next shard from disk while this one is sent
+            under_way = shard.start_writing(part)  # the loop reads the next shard from disk while this shard is sent
         if under_way is not None:
             under_way.get_value()
     elif isinstance(leaf.value, np.ndarray):

@@ -5,8 +5,7 @@ Rules
     in any way. The name of a leaf is the path to the leaf: `model/w` for {"model": {"w": ...}}. For an item of a list or tuple, the path
     has the item's own name if the item is a variable, and otherwise its position.
 
-    A leaf is restored in its place: variables are assigned, arrays are changed in place, and numbers are replaced in the dict, list or
-    Checkpoint that holds them.
+    A restore assigns variables, changes arrays in place, and replaces numbers in the dict, list or Checkpoint that holds them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ class Leaf:
     """A variable, an array or a plain value.
 
     Attributes:
-      put: replaces the leaf in the dict, list or Checkpoint that holds it; None for a leaf in a tuple or on its own.
+      put: a function that replaces the leaf in the dict, list or Checkpoint that holds the leaf. It is None for a leaf in a tuple, and for
+        a leaf that is the whole structure.
     """
 
     name: str
@@ -54,7 +54,7 @@ def leaves(structure: Any) -> dict[str, Leaf]:
     """Return the leaves of a structure by name.
 
     Raises:
-      TypeError: an item of the structure cannot be saved; the text names it.
+      TypeError: an item of the structure cannot be saved. The error text names the item.
       ValueError: two leaves have one name.
     """
     found: dict[str, Leaf] = {}
@@ -68,7 +68,7 @@ def leaves(structure: Any) -> dict[str, Leaf]:
 
 
 def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]]:
-    """Yield (name, Container) for each Container in a structure; the name of the structure itself is ""."""
+    """Yield (name, Container) for each Container in a structure. The name of the structure itself is ""."""
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(structure, Container):
         yield name, structure
@@ -86,7 +86,7 @@ def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[
         for key, child in list(value._parts().items()):
             yield from _walk(child, _join(name, key), _setter(setattr, value, key))
     elif isinstance(value, dict):
-        for key, child in list(value.items()):  # a copy, because another thread may add to the dict
+        for key, child in list(value.items()):  # iterate over a copy, because another thread may add to the dict
             if not isinstance(key, str | int):
                 raise TypeError(
                     f"{name or '(top)'}: a dict to be saved has keys that are strings or whole numbers, not {key!r}"

@@ -3,8 +3,8 @@
 Rules
     A checkpoint appears under its name only when all of it is on disk, because its files are written into another folder, which is then
     renamed. If a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced
-    atomically, and then the old files are deleted. A crash before the replacement leaves the old checkpoint. All other files in the folder
-    stay.
+    atomically, and then the old files are deleted. A crash before the replacement leaves the old checkpoint. Files in the folder that
+    belong to no checkpoint stay.
 
     After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a disk error names the file.
 """
@@ -40,7 +40,8 @@ class ToWrite:
     """An array to be saved.
 
     Attributes:
-      shards: for each shard (first row, row after the last, function that returns its rows). Another thread calls the function.
+      shards: for each shard (first row, row after the last, function that returns the rows). A thread other than the caller's calls the
+        function.
     """
 
     name: str
@@ -60,7 +61,7 @@ def write(
       UnknownError: another fault of the disk.
     """
     path = storage.absolute(path)
-    # New names, so that the files of a checkpoint that is replaced stay readable until the new manifest is written.
+    # Give the files new names, so that the files of a checkpoint that is replaced stay readable until the new manifest is written.
     suffix = uuid.uuid4().hex[:8]
     # At a URL the files are written to the final folder, because a rename there may copy the files.
     in_place = "://" in path or storage.exists(path)
@@ -142,7 +143,7 @@ def _write_shard(
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the array in a form that npz can hold. An array whose dtype is not NumPy's own becomes raw bytes; the manifest records its
+    """Return the array in a form that npz can hold. An array whose dtype is not NumPy's own becomes raw bytes, and the manifest records its
     dtype.
 
     Raises:
@@ -155,8 +156,8 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, which forces its
-    user to write each byte only once."""
+    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so that code that
+    uses it can write each byte only once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

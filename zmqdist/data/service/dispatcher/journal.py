@@ -3,17 +3,18 @@
 Promises
  1. The journal calls `done(None)` when the records are synchronised to the disk (SQLite's write-ahead log, synchronous=FULL), never before.
  2. Records that are appended while a commit runs form the next commit. A commit is one transaction, so that either all of its records are
-    written or none. After `done(error)` the journal has none of them, and continues from its earlier content.
- 3. `load` returns exactly the acknowledged records, or raises DataLossError; it never returns fewer of them, nor an empty state instead.
+    written or none. After `done(error)` the journal has no record of the failed commit, and continues from its earlier content.
+ 3. `load` returns all acknowledged records, or raises DataLossError. It never leaves out a record, and never returns an empty state
+    instead.
  4. Only one process at a time uses a journal. That process holds a lock on `journal.lock`, and the kernel releases the lock
- when the process ends, however it ends.
+    when the process ends, however it ends.
 
 The journal detects a loss as follows. Records are numbered without gaps, and no number is used twice. Each record has a checksum over its
 number and bytes. `journal.lock` contains the number of the last acknowledged record. The journal writes this number after each commit, so
-that the file never names a record that is not on the disk. With this number the journal detects damage that SQLite alone takes for the end
-of the log: a write-ahead log that was removed, cut or damaged, and a database that was removed, emptied or replaced by an older copy. The
-number is not synchronised to the disk. After a loss of power `journal.lock` may therefore have an older number, and damage to the records
-after that number is not detected.
+that the file never names a record that is not on the disk. By this number the journal notices missing records in two cases in which SQLite
+alone would open the database without an error. One is a write-ahead log that was removed, cut or damaged. The other is a database that was
+removed, emptied or replaced by an older copy. The number is not synchronised to the disk. After a loss of power `journal.lock` may
+therefore have an older number, and damage to the records after that number is not detected.
 
 The database file never shrinks, but SQLite reuses the pages of records that a snapshot has replaced.
 
@@ -144,8 +145,8 @@ class Journal:
         Args:
           records: the caller must not change the records or the sequence afterwards.
           done: the journal calls it in the journal's thread, with None when all records are on the disk, or with an error when no record
-            is. The error is ResourceExhaustedError if there is no room or no permission, and then a later attempt may succeed; otherwise it
-            is DataLossError. `done` must not block, and must not call `close`.
+            is. The error is ResourceExhaustedError if there is no room or no permission, so that a later attempt may succeed. Any other
+            error is a DataLossError. `done` must not block, and must not call `close`.
 
         Raises:
           FailedPreconditionError: the journal is closed.
@@ -153,7 +154,7 @@ class Journal:
         self._put(_Waiting(records, None, done))
 
     def compact(self, snapshot: bytes, done: Done) -> None:
-        """Replace all earlier records by a snapshot, in one transaction. Does not block; `append` says how `done` is called."""
+        """Replace all earlier records by a snapshot, in one transaction. Does not block. `done` is called as `append` says."""
         self._put(_Waiting((), snapshot, done))
 
     def close(self) -> None:
@@ -217,7 +218,8 @@ class Journal:
                 number += len(rows)
         execute("COMMIT")
         self._last = number
-        # The records are durable without the new number. With the old number the journal would only detect fewer losses.
+        # Ignore an error, because the records are durable without the new number. With the old number the journal only detects fewer
+        # losses.
         with suppress(OSError):
             self._write_lock()
 
@@ -272,7 +274,7 @@ class Journal:
 
     def _read_last(self) -> int:
         """Return the number of the last record. First check that the files are a journal of zmqdist, and that no acknowledged record is
-        missing at its end.
+        missing at the journal's end.
         """
         acknowledged = self._acknowledged()
         if not os.path.exists(self.path):
@@ -364,7 +366,7 @@ def _take_lock(folder: str) -> int:
 
 
 def _read_lock(lock: int) -> tuple[int, int]:
-    """Return (process id, number of the last acknowledged record) from `journal.lock`; zeros if the file is new or unreadable."""
+    """Return (process id, number of the last acknowledged record) from `journal.lock`, or zeros if the file is new or unreadable."""
     try:
         process, number = map(int, os.pread(lock, 64, 0).split())
     except ValueError:

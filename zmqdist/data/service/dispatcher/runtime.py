@@ -102,7 +102,7 @@ class DataDispatcher:
           snapshots_max: the largest number of distributed snapshots that one worker writes at the same time.
 
         Raises:
-          DataLossError, FailedPreconditionError, ResourceExhaustedError: the journal cannot be used; journal.py gives the reasons.
+          DataLossError, FailedPreconditionError, ResourceExhaustedError: the journal cannot be used, for a reason that journal.py gives.
         """
         self._loop = loop
         self._rules = rules
@@ -369,7 +369,7 @@ class DataDispatcher:
             call.fail(error)
             return
         event = ev.RegisterRequest(call, request, id, fingerprint, metadata, on_conflict)
-        with suppress(OpError):  # the dispatcher has ended, and its loop with it
+        with suppress(OpError):  # the loop refuses the call if the dispatcher has ended
             self._loop.call_soon(self._handle_stored, call, event)
 
     def _handle_stored(self, call: PendingCall, event: ev.Request) -> None:

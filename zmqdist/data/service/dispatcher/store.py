@@ -91,7 +91,7 @@ class DatasetStore:
             raise _unwritable(path, error) from error
 
     def path(self, dataset_id: str) -> str | None:
-        """Return the path of the file for an id, whether or not it exists; None if the texts are in memory."""
+        """Return the path of the file for an id, whether or not it exists, or None if the texts are in memory."""
         if self._folder is None:
             return None
         if _PLAIN.fullmatch(dataset_id):
@@ -145,7 +145,7 @@ def _make_private(folder: str) -> None:
         try:
             os.makedirs(each, mode=0o700, exist_ok=True)
             status = os.stat(each)
-        except OSError:  # the fault is reported when the first dataset is stored or the journal is opened
+        except OSError:  # ignore the fault: storing the first dataset or opening the journal will report it
             return
         require_private(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
     with os.scandir(work_dir) as entries:

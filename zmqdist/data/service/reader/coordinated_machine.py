@@ -4,10 +4,10 @@ Theory
     In each round a consumer takes one element from each task of that round, in the order of the tasks' numbers. The machine requests the
     rounds of each task ahead, independently of the other tasks. A received element waits until it is its task's turn in its round.
 
-    The machine delivers an element only when it knows that all consumers have received their parts of the group. It learns this from the
-    reply to a later request: a consumer requests a round of a task only after it has received all earlier rounds, and the task sees the
-    requests of all consumers. Until then the machine holds the element. It drops the element if the dispatcher decides that the task ends
-    before that round.
+    The machine delivers an element only when it knows that all consumers have received their parts of the group. It learns this from a
+    later reply of the task. The task knows it from the requests of the consumers, because a consumer requests a round of a task only after
+    it has received all earlier rounds. Until the machine knows it, the element waits. If the dispatcher decides that the task ends before
+    the element's round, the machine drops the element.
 
     The machine reports its position to the dispatcher, and does not move beyond that position until the dispatcher has replied. The rules
     are in data/service/dispatcher/machine/rounds.py.
@@ -15,7 +15,8 @@ Theory
 Promises
     C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
     C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while it replies to the consumers.
-    C3  While the dispatcher holds a consumer, the consumer does not begin the round that it reported as `stopped`.
+    C3  After the dispatcher has told a consumer to stop, and until it allows the consumer to go on, the consumer does not begin the round
+        that it reported as `stopped`.
     C4  At most ROUNDS_MAX rounds of a task are received ahead of the current round. While the consumer's queue is full, the machine
         requests no rounds.
 """
@@ -47,7 +48,7 @@ from zmqdist.data.service.retry import PAUSE_S_MAX, RETRIABLE, next_pause_s
 from zmqdist.errors import OpError
 
 SKIP_S: Final = 0.1
-"""Seconds after which all consumers skip a round that is not complete."""
+"""Seconds. If a task cannot serve a round to all consumers within this time, all consumers skip the round."""
 
 ROUNDS_MAX: Final = 64
 """The largest number of rounds in one reply, and of elements that wait for the consumer."""
@@ -65,8 +66,8 @@ class RoundsSource:
       incarnation: the incarnation of the task's worker when the worker was last alive.
       worker_alive: whether the dispatcher reports that the worker is alive.
       skipped: whether the last reply of the task was SKIP.
-      lost: the task does not reply. The machine sends it no further request until the dispatcher has decided at which round it ends, or
-        reports a worker that serves it.
+      lost: whether the task has ceased to reply. The machine sends the task no further request until the dispatcher decides at which round
+        the task ends, or reports a worker that serves the task.
       paused_until: the time until which the machine sends the task no request; negative infinity if the task is not paused.
     """
 
@@ -254,19 +255,21 @@ class CoordinatedDelivery:
         if source is None:
             return self._begin_round()
         if source.next <= self._round:
-            if source.error is not None:  # all elements before the error have been delivered
+            if source.error is not None:  # raise the error now, because all elements before it have been delivered
                 self._over = True
                 effects.append(ReadingEnded(source.error))
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
-                return False  # promise C2: another consumer may not have received its part
+                return False  # promise C2: wait, because another consumer may not have received its part yet
             delivered.append(source.received.popleft()[1])
         self._last_task = source.task
         return True
 
     def _begin_round(self) -> bool:
-        """Begin the next round that has tasks. Return False when no such round exists, or when the dispatcher holds this consumer."""
+        """Begin the next round that has tasks. Return False when no such round exists, or when the dispatcher has told this consumer to
+        stop.
+        """
         for source in [each for each in self._sources.values() if each.end <= self._round + 1]:
             del self._sources[source.task]
         following = min((max(each.start, self._round + 1) for each in self._sources.values()), default=None)

@@ -1,8 +1,8 @@
 """The events and effects between a reader's runtime (data/service/reader/runtime.py) and its delivery machine.
 
-The runtime has one delivery machine, an object with the protocol `Delivery`. The runtime passes the machine an event for each action of the
-dispatcher, of a worker or of the consumer, with the time, and carries out the effects that the machine returns, in their order. It calls
-`handle` from one thread only. At the time `deadline` it passes the event `Ticked`.
+The runtime has one delivery machine, an object with the protocol `Delivery`. For each action of the dispatcher, of a worker or of the
+consumer, the runtime passes the machine an event and the time. It carries out the effects that the machine returns, in their order. The
+runtime calls `handle` from one thread only. At the time `deadline` it passes the event `Ticked`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Wanted:
     """One request of a reader to a task.
 
     Attributes:
-      elements_max, bytes_max: about the largest number of elements and of bytes in the reply. A reply has at least one element.
+      elements_max, bytes_max: about the largest number of elements and of bytes in the reply. A reply may have a single element of more
+        than `bytes_max` bytes.
       wait_s: seconds after which the task replies SKIP if it has no elements. None means that the request waits without limit.
       reader: number of the reading client.
       consumer, round, skipped: in coordinated reads, the index of the consumer, the round that it requests, and whether the last reply
@@ -54,7 +55,7 @@ class TaskLocation(NamedTuple):
 
     Attributes:
       location: address and key at which a worker serves the task; empty while no worker serves it.
-      incarnation: incarnation of that worker; negative while it is away.
+      incarnation: incarnation of that worker; negative while the worker is away.
       starting_round: in coordinated reads, the first round in which the task takes part.
     """
 
@@ -136,7 +137,7 @@ class RequestElements(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """Append these items to the consumer's queue."""
+    """Append these items to the queue from which the consumer takes elements."""
 
     items: list[Any]
 

@@ -3,20 +3,20 @@ so that another reader continues from it.
 
 Theory
     An element is identified by (portion, offset). The machine drops an element that it has already received. If a run of elements begins
-    beyond the next offset of its portion, a reply was lost before. The machine drops this run as well; the elements are computed again
-    because the machine reports the lost reply to the dispatcher (`missed`).
+    beyond the next offset of its portion, a reply was lost before. The machine drops this run as well. It reports the lost reply to the
+    dispatcher (`missed`), so that the elements are computed again.
 
-    The machine acknowledges an element only after the consumer has asked for the next element, so that an element is not lost if the reader
-    crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the consumer
-    has received. While one acknowledgment is in flight, further acknowledgments gather. A saved state contains the elements that the
-    consumer has received, whether or not it has finished them.
+    The machine acknowledges an element only after the consumer has asked for the next element. An element is therefore not lost if the
+    reader crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the
+    consumer has received. While one acknowledgment is in flight, further acknowledgments gather. A saved state contains the elements that
+    the consumer has received, whether or not it has finished them.
 
 Promises
     X1  No element is delivered twice, even if it arrives twice or is computed again.
     X2  The elements of a portion are delivered in order and without a gap. With `ordered`, the portions are delivered in order and without
         a gap too.
     X3  An element that the consumer has not finished is not acknowledged.
-    X4  An element that the consumer has finished is acknowledged in the end, even if the dispatcher does not reply for a while.
+    X4  The machine acknowledges each element that the consumer has finished, and repeats the acknowledgment until the dispatcher replies.
     X5  When a reply was lost, the machine reports this to the dispatcher, so that the elements in the reply are computed again.
     X6  Reading ends when the dispatcher reports that all portions of the reader's lane are acknowledged, or with a permanent error.
 """
@@ -113,8 +113,8 @@ class PortionPiece:
 
 
 class Consumption:
-    """The elements that a consumer has finished. The consumer and the delivery machine share this object; `lock` guards the fields that
-    both change.
+    """The elements that a consumer has finished. The consumer and the delivery machine share this object. `lock` guards the fields that
+    both of them change.
 
     Attributes:
       waits: whether the consumer waits at an empty queue.
@@ -156,7 +156,7 @@ class Consumption:
             _note(self._done, self._open, self._lanes, *position)
 
     def forget(self) -> None:
-        """Drop the current piece, which in the child of a fork belongs to the parent."""
+        """Drop the current piece in the child of a fork, because the piece belongs to the parent."""
         self._piece = None
 
     def saved(self) -> Consumed:
@@ -293,7 +293,7 @@ class ExactlyOnceDelivery:
         sources = self._window.available()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
-        # Until the next portion arrives, replies of tasks without it would only fill the memory.
+        # Until the next portion arrives, replies of tasks that do not have this portion would only fill the memory.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
@@ -309,7 +309,7 @@ class ExactlyOnceDelivery:
             self._window.fail(source, now)
             # Promise X5: the lost reply may have had elements, which must be computed again.
             return [NotifyDispatcher(MISSED, source.incarnation)]
-        if error is not None:  # the error is permanent, so the task cannot continue
+        if error is not None:  # end the reading, because the error is permanent
             return self._end(error)
         if event.kind == SOME:
             self._window.succeed(source)

@@ -194,7 +194,7 @@ class ServiceReader:
         self._credentials = credentials
         self._stopped = threading.Event()
         self._open_cancelled = threading.Event()
-        """Set to make the thread that opens the iteration stop waiting for the dispatcher."""
+        """When this event is set, the thread that opens the iteration stops waiting for the dispatcher."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
@@ -214,7 +214,7 @@ class ServiceReader:
         self._watch_number = 0
         self._watch_pause_s = 0.0
         self._dispatcher_error = ""
-        """The error of the last request to the dispatcher, for the log; empty if the request succeeded."""
+        """The error of the last request to the dispatcher, for the log. It is empty if the request succeeded."""
         self._dispatcher = self._connect(request.dispatcher)
         self._opened: tuple[int, int] | None = None
         """(number of the dispatcher's state, number of this client); None until the iteration is open."""
@@ -291,8 +291,8 @@ class ServiceReader:
             self._element_s += (took_s - self._element_s) / ELEMENT_S_SAMPLES if self._element_s else took_s
 
     def pieces(self) -> Iterator[Iterator[Any]]:
-        """Yield iterators over the elements of a reader of portions. Exhaust each iterator before taking the next. Raises as `batches`
-        does.
+        """Yield iterators over the elements of a reader of portions. The consumer has to exhaust each iterator before it takes the next
+        iterator. Raises as `batches` does.
         """
         consumption = self._consumption
         self._post(CONSUMER_BEGAN)
@@ -326,7 +326,7 @@ class ServiceReader:
             try:
                 batch.elements = self._elements_of(batch.value)
             except OpError as error:
-                # End the reading, because no other reply will have this unacknowledged piece.
+                # End the reading, because this piece is not acknowledged, and no later reply will contain it.
                 self._end(copy(error))
                 raise
             batch.value = None
@@ -410,7 +410,7 @@ class ServiceReader:
         """Make this reader unusable in the child of a fork, because the loop thread does not exist in the child, and the queue and the
         client belong to the parent.
         """
-        # Create new objects, because a thread of the parent may have held the locks of the old ones at the fork.
+        # Create new objects, because a thread of the parent may have held the locks of the old objects at the fork.
         self._stopped, self._ready = threading.Event(), threading.Condition()
         self._stopped.set()
         self._elements_in_use.clear()
@@ -533,7 +533,7 @@ class ServiceReader:
             try:
                 places, others_exist = self._places(tasks)
                 self._handle(News(places, others_exist, self._finished, hold, ended))
-            except OpError as error:  # this reader is not allowed to connect to a worker
+            except OpError as error:  # for example, this reader is not allowed to connect to the worker
                 self._end(error)
         if not self._finished:
             if self._request.refresh_s:

@@ -7,8 +7,9 @@ Promises
         exceeds the window, so that a slow consumer does not fill the reader's memory. There is one exception. If the consumer needs a
         certain batch while the window is full of other batches, each task without a request in flight gets a request, because one of these
         tasks has the needed batch. If the user limits the elements, only one task at a time gets such a request.
-    W3  A task in a new incarnation of its worker starts afresh, even if it had ended or failed before. If a task returns to an incarnation
-        whose earlier requests are still in flight, its new requests come after the earlier requests, so that its batches keep their order.
+    W3  A task in a new incarnation of its worker counts as a new task, even if it had ended or failed before. If a task returns to an
+        incarnation whose earlier requests are still in flight, its new requests come after the earlier requests, so that its batches keep
+        their order.
 
 *Invariant*: 0 <= in_flight <= AHEAD for each task, and `held` counts all requests in flight and all batches that the consumer has not
 taken.
@@ -80,7 +81,7 @@ class TaskWindow:
     """
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """Start without tasks. `outstanding_max` is the number of elements that may be requested ahead; a negative number means no limit
+        """Start without tasks. `outstanding_max` is the number of elements that may be requested ahead. A negative number means no limit
         except the window.
         """
         self.sources: dict[int, TaskSource] = {}
@@ -106,7 +107,7 @@ class TaskWindow:
                 source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
                     source = TaskSource(place.task, place.address, place.incarnation)
-                else:  # promise W3: earlier requests still count, and new replies come after theirs
+                else:  # promise W3: earlier requests still count, and their replies come first
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
                 self.sources[place.task] = source

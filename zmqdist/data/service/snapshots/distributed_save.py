@@ -23,7 +23,7 @@ def distributed_save(
 
     Use this for a pipeline that is expensive and read often. Each element is computed by one worker only. All workers and the dispatcher
     must reach the folder by the same path. The service continues to write after this program has ended, and after restarts of the
-    dispatcher and of workers. This function does not wait until the elements are written; call `SnapshotHandle.wait` for that.
+    dispatcher and of workers. This function does not wait until the elements are written. To wait, call `SnapshotHandle.wait`.
 
     Args:
       path: a folder that does not exist yet, on a shared file system or as a URL (which needs the extra `zmqdist[fsspec]`).

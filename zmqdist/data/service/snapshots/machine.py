@@ -4,12 +4,12 @@ the snapshot is over, which means complete or failed.
 Theory
     A decision is a reply, together with the records that must be written before the reply is sent. The manager writes each record into the
     snapshot's folder, and then has the machine apply the record. If a record cannot be written, it is not applied, and the worker or user
-    that sent the request gets the error. The folder therefore has every change that a reply shows, and a restarted dispatcher restores the
-    machine from the folder.
+    that sent the request gets the error. Therefore the folder has every change that a reply shows, and a restarted dispatcher can restore
+    the machine from the folder.
 
 Rules
-    A stream belongs to the address of a worker. The stream of a lost worker is an orphan. An orphan goes to the first worker that requests
-    a stream and is either the earlier owner of the orphan or has no unfinished stream of this snapshot. That worker continues at the
+    A stream belongs to the address of a worker. The stream of a lost worker is an orphan. The machine assigns an orphan to its earlier
+    owner or to a worker without an unfinished stream of this snapshot, whichever requests a stream first. That worker continues at the
     orphan's checkpoint. The machine begins new streams until one stream has ended, because then no positions are left for a new stream.
 
     The machine gives out the positions of a source in a repetition in order, to the stream that requests them. Within a stream, the
@@ -208,7 +208,8 @@ class SnapshotMachine:
         """Return positions for a stream as (first position, number). A number of 0 means that the repetition has no positions left.
 
         Args:
-          local: the number of positions that the stream has used. If it has got more positions than these, it gets the later ones again.
+          local: the number of positions that the stream has used. If the stream has got more positions than these, it gets the later
+            positions again.
 
         Raises:
           InternalError: another worker has the stream.
@@ -232,8 +233,8 @@ class SnapshotMachine:
         return (start, number), [PositionsGiven(stream, source, repetition, PositionRun(local, start, number))]
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
-        """Return the next positions of a source. Their number is at most a quarter of a stream's share of the rest, so that all streams end
-        at about the same time.
+        """Return the next positions of a source. Their number is at most a quarter of a stream's share of the positions that are left, so
+        that all streams end at about the same time.
         """
         start = self._next.get((source, repetition), 0)
         total = self._counts[source]

@@ -184,7 +184,7 @@ class SnapshotFolder:
     # -- requests of workers and users --
 
     def assign(self, worker: str, may_begin: bool = True) -> int | None:
-        """Call `SnapshotMachine.assign`, and write its records."""
+        """Call `SnapshotMachine.assign`, and write the records that it returns."""
         with self._lock:
             stream, records = self._machine.assign(worker, may_begin)
             self._write(records)
@@ -193,24 +193,24 @@ class SnapshotFolder:
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[int, int]:
-        """Call `SnapshotMachine.hand_out`, and write its records."""
+        """Call `SnapshotMachine.hand_out`, and write the records that it returns."""
         with self._lock:
             positions, records = self._machine.hand_out(worker, stream, source, repetition, local, count)
             self._write(records)
             return positions
 
     def finished(self, worker: str, stream: int) -> None:
-        """Call `SnapshotMachine.finished`, and write its records."""
+        """Call `SnapshotMachine.finished`, and write the records that it returns."""
         with self._lock:
             self._write(self._machine.finished(worker, stream))
 
     def failed(self, worker: str, stream: int, error: OpError) -> None:
-        """Call `SnapshotMachine.failed`, and write its records."""
+        """Call `SnapshotMachine.failed`, and write the records that it returns."""
         with self._lock:
             self._write(self._machine.failed(worker, stream, error))
 
     def cancel(self) -> None:
-        """Call `SnapshotMachine.cancel`, and write its records."""
+        """Call `SnapshotMachine.cancel`, and write the records that it returns."""
         with self._lock:
             self._write(self._machine.cancel())
 

@@ -1,8 +1,9 @@
 """The distributed snapshots of a dispatcher: the RPC methods, and the replies to pending requests.
 
 Rules
-    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. They alone take the locks of
-    snapshots, because a lock is held while a change is written. Only the loop thread uses the tables of workers and of pending requests.
+    Threads of this service read and write the folders, so that a slow disk does not delay the loop thread. Only these threads take the
+    locks of snapshots, because a thread holds such a lock while it writes a change. Only the loop thread uses the tables of workers and of
+    pending requests.
 
     Each worker always has one request "streams" pending, which lists the streams that the worker writes. The service replies when the
     worker should write other streams. At most one stream in the reply is new to the worker.
@@ -106,7 +107,7 @@ class SnapshotService:
         not prevent the start of the dispatcher.
 
         Raises:
-          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid; see manager.py.
+          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid, in a way that manager.py explains.
         """
         there: list[str] = []
         for path in paths:
@@ -341,7 +342,7 @@ class SnapshotService:
         try:
             self._loop.call_soon(fn, *args)
         except FailedPreconditionError:
-            pass  # the dispatcher has ended
+            pass  # the loop refuses the call, because the dispatcher has ended
 
     def _close(self) -> None:
         """Wait until the threads have written their files, so that another dispatcher does not read incomplete files."""

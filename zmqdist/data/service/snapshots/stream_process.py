@@ -155,7 +155,7 @@ def main(pipe_fd: int) -> None:
         try:
             pipe.send(msgspec.msgpack.encode([*figures, over]))
         except OSError:
-            pass  # the worker has ended
+            pass  # the pipe is broken, because the worker has ended
 
     def ended(_: SnapshotStream) -> None:
         report(True)

@@ -110,7 +110,8 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                self._note_completed(stream)  # the dispatcher may learn of the stream's end before `_note_ended` runs
+                # Note the end here, because the dispatcher may learn of it before `_note_ended` runs.
+                self._note_completed(stream)
                 stream.stop()
                 self._ending.add(stream)
                 del self._writing[path]
@@ -161,7 +162,7 @@ class SnapshotWorker:
         try:
             self._loop.call_soon(self._note_ended, stream)
         except OpError:
-            pass  # the worker has ended
+            pass  # the loop refuses the call, because the worker has ended
 
     def _report_failure(self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]) -> None:
         def replied(value: Any, error: OpError | None) -> None:

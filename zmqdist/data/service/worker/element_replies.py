@@ -36,8 +36,8 @@ class Packed:
         self._forms: dict[str, Any] = {"": value}
 
     def form(self, codec: str) -> Any:
-        """Return the elements compressed with `codec`. Any thread may call this. If two threads compress at the same time, one result is
-        cached.
+        """Return the elements compressed with `codec`. Any thread may call this. If two threads compress at the same time, only one of the
+        results is cached.
         """
         encoded = self._forms.get(codec)
         if encoded is None:
@@ -99,8 +99,8 @@ class ReplySender:
                 reply.fail(failure)
 
     def failure(self, error: BaseException) -> BaseException:
-        """Return the error for requests that cannot be served because of `error`. The first error of the task is logged, and no further
-        one, because a bug may fail each request.
+        """Return the error for requests that cannot be served because of `error`. Only the first error of the task is logged, because a bug
+        may fail each request.
         """
         _, text = code_and_message(error)
         failure = self._describe_error(InternalError(f"a bug in zmqdist: {text}"), "a reply")

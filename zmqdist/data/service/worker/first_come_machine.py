@@ -115,7 +115,8 @@ class FirstComeBuffer:
         elements = self.elements
         popleft = elements.popleft
         count = min(len(elements), wanted.elements_max)
-        # By their positions, because an iterator over a deque raises RuntimeError once the computing thread has appended.
+        # Take the elements by index, because an iterator over the deque raises RuntimeError once the computing thread has appended an
+        # element.
         count = min(count, self._fits((elements[at] for at in range(count)), wanted.bytes_max))
         taken: list[Any]
         if not self._failures:

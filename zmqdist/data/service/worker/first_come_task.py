@@ -46,7 +46,7 @@ class FirstComeRunner:
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
           finished: a function that is called once, in any thread, when the last element has been taken.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           progress: the task's progress (element_replies.py), which this object updates.
           failed: the crash of an earlier process of this task. A request gets this error before any element.
         """
@@ -78,8 +78,8 @@ class FirstComeRunner:
         self._requests.ask(wanted, reply)
 
     def figures(self) -> tuple[Any, ...]:
-        """Return the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates from the last element that was
-        weighed.
+        """Return the fields of a TaskReport (dispatcher/machine/status_rows.py). The sizes are estimates, computed from the size of one
+        recent element.
         """
         machine = self._machine
         taken = self._progress[TAKEN]
@@ -105,7 +105,7 @@ class FirstComeRunner:
             if not self._machine.ended:
                 self._started = time.monotonic()
                 self._read(self._open())
-        except BaseException as failure:  # opening or closing the pipeline raised an error
+        except BaseException as failure:  # opening or closing the pipeline has failed
             error = failure
         with self._lock:
             self._machine.end(error)

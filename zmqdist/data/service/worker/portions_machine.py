@@ -7,16 +7,17 @@ can continue a portion at the offset that the reader has acknowledged.
 Promises
     L1  Elements are sent portion after portion, and within a portion in the order of the pipeline. The offsets of a portion begin at the
         offset at which the task began the portion, and have no gap or repetition.
-    L2  Only the run with the last element of a portion is marked as done. A portion without elements has a run too, which is empty.
-    L3  An error takes the place and the offset of its element, and is a run of its own.
+    L2  A reply consists of runs, which are consecutive elements of one portion. Only the run with the last element of a portion is marked
+        as done. A portion without elements has one empty run.
+    L3  If the computation of an element raises an error, the error takes the place and the offset of the element, and is a run of its own.
     L4  The number of elements in the buffer is bounded. The number of portions is bounded too, because portions may have no elements.
     L5  Each reply names the portions that the task holds for this reader, so that the reader knows which task has the portion that it needs
         next.
 
 Tag of a reply
-    (runs, bytes, portions in hand). A run is (number, skip, first, count, done, code, text). It has `count` elements, from offset `first`
-    on, of the portion `number`, which the task began at offset `skip`. A run with a `code` is the error of one element, and has no element
-    in the batch.
+    (runs, bytes, portions in hand). In the tag, a run is (number, skip, first, count, done, code, text). The run has `count` elements of
+    the portion `number`, from offset `first` on. The task began this portion at offset `skip`. A run with a `code` is the error of one
+    element, and has no element in the batch.
 
 One thread computes elements and other threads take them. The callers hold a lock while they call a method of this class. Without the lock,
 the computing thread may only append to the elements of its segment, up to `room`. This is safe because appending is atomic, and because the
@@ -36,7 +37,7 @@ GIVEN_MAX: Final = 64
 """The largest number of portions in one request to the dispatcher."""
 
 QUICK_S: Final = 0.02
-"""Seconds. If the last portions took less time than this, the next request is for twice as many portions."""
+"""Seconds. If the task computed the portions of its last request in less time, its next request is for twice as many portions."""
 
 SEGMENTS_MAX: Final = 256
 """The largest number of portions in the buffer."""
@@ -66,7 +67,7 @@ class PortionSegment:
 
 
 class PortionsLane:
-    """The buffer for one reader. A caller identifies its request by any object, `reply`.
+    """The buffer with the portions that a task computes for one reader. A caller identifies its request by any object, `reply`.
 
     Args:
       elements_min: how many elements may be computed ahead until the size of an element is known.

@@ -1,8 +1,8 @@
 """The runner of a task that computes portions. The dispatcher gives the task portions for each reader, and the task opens a pipeline for
 each portion.
 
-Each reader has a lane. A thread of the lane requests portions, runs them one after the other, and puts their elements into the machine's
-buffer (portions_machine.py). The reply to a request may have elements of several portions.
+The task has a lane for each reader. The lane's thread requests portions, runs their pipelines one after the other, and puts the elements
+into the lane's buffer (portions_machine.py). The reply to a request may have elements of several portions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PortionsRunner:
 
         Args:
           open: `open(start, length)` opens the pipeline over these positions. A lane's thread calls it.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           more: `more(client, count)` returns the next portions for a client. It blocks until the dispatcher has a portion, and returns an
             empty list when no more portions will come. A lane's thread calls it.
         """

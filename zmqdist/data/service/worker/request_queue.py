@@ -1,7 +1,7 @@
 """The requests of a task that serves them in order of arrival, and the replies to them.
 
-A thread of the task computes elements. It wakes the loop that sends the reply to the first request, and the loop sends the replies that are
-ready by then. One thread at a time sends replies, because they must leave in the order in which elements were taken.
+A thread of the task computes elements. It wakes the loop that sends the reply to the first request. That loop sends all replies that are
+ready when it runs. One thread at a time sends replies, because they must leave in the order in which elements were taken.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class ServingMachine(Protocol):
     waiting: deque[tuple[Wanted, Any]]
 
     def add_request(self, wanted: Wanted, reply: Any) -> None:
-        """Add a request; `next_reply` returns its reply."""
+        """Add a request, to which `next_reply` will return the reply."""
 
     def next_reply(self) -> TaskReply | None:
-        """Return the reply to the first request; None if it cannot be served now."""
+        """Return the reply to the first request. Return None if no reply is possible now."""
 
 
 class RequestQueue:
@@ -80,7 +80,7 @@ class RequestQueue:
             self.woken = True
             reply = self._machine.waiting[0][1]
         if not reply.soon(self.serve):
-            self.serve()  # the reader of the first request has stopped, but others may wait
+            self.serve()  # serve here, because the reader of the first request has stopped, but other readers may wait
 
     def serve(self) -> None:
         """Send all replies that are ready. Any thread may call this."""
@@ -93,7 +93,7 @@ class RequestQueue:
         self._served()
 
     def _next_reply(self) -> TaskReply | None:
-        """Return the next reply to send. If there is none, this thread does not serve any more."""
+        """Return the next reply to send. If no reply is ready, note that this thread has ceased to send replies, and return None."""
         waiting = self._machine.waiting
         with self.lock:
             self.woken = False

@@ -1,21 +1,24 @@
-"""The machine of a task of a coordinated read, in which consumer i gets the i-th element of each group of consecutive elements.
+"""The machine of a data task in a coordinated read, in which consumer i gets the i-th element of each group of consecutive elements.
 
 Promises
-    K1  A round is either served to all consumers, with one group, or skipped by all consumers. It is served when all consumers have
-        requested it and a group is ready. If the waiting time of one request ends earlier, all consumers skip the round. A consumer that
-        requests a skipped round later gets a skip up to the current round.
-    K2  Groups are served in order. A skipped round uses up no group; the next round gets the group instead.
+    K1  A round is either served to all consumers, with one group, or skipped by all consumers. The task serves a round when all consumers
+        have requested the round and a group is ready. If the waiting time of one of the requests ends before that, all consumers skip the
+        round. A consumer that requests a round after it was skipped is told to skip to the current round.
+    K2  Groups are served in order. A skipped round uses up no group. The next round gets the group instead.
     K3  A reply may have the elements of several rounds if several groups are ready. The number of rounds is equal for all consumers.
     K4  If a consumer repeats a request after a lost reply, it gets the same reply again.
-    K5  At most one request of each consumer waits. A newer request of the consumer replaces the waiting request, which is refused: with
-        ABORTED if both requests are from the same reader, and with FAILED_PRECONDITION if two readers send requests as the same consumer.
-    K6  When the groups that are ready have been served, every waiting and later request gets the error that ended the pipeline.
+    K5  At most one request of each consumer waits. A newer request of the consumer replaces the waiting request, which is refused. The
+        refusal has the code ABORTED if both requests are from the same reader, and FAILED_PRECONDITION if two readers send requests as the
+        same consumer.
+    K6  When an error has ended the pipeline, the task first serves the groups that are ready. After that, every waiting and later request
+        gets the error.
 
 When this machine starts, some consumers may have received a round that the other consumers have not. When all consumers have sent a
-request, the others get a group for that round, unless a request of a consumer that is ahead says that the round was skipped.
+request, the consumers that are behind get a group for that round, unless a consumer that is ahead reports in its request that the round was
+skipped.
 
-A tag is (next round of this consumer, the last round that all consumers have received). The machine knows the last round from the requests,
-because a consumer that requests a round has received all earlier rounds.
+The tag of a reply is (next round of this consumer, the last round that all consumers have received). The machine computes the second number
+from the requests, because a consumer that requests a round has received all earlier rounds.
 """
 
 from __future__ import annotations
@@ -83,7 +86,9 @@ class RoundsMachine:
         self._waiting = {consumer: each for consumer, each in self._waiting.items() if each[1] is not reply}
 
     def expired(self, reply: Any) -> list[TaskReply]:
-        """Have all consumers skip the round of this request, whose waiting time is over. Return the replies that are ready."""
+        """Have all consumers skip the round that this request asks for, because its waiting time is over. Return the replies that are
+        ready.
+        """
         late = next((wanted for wanted, each in self._waiting.values() if each is reply), None)
         if late is None:
             return []
@@ -112,7 +117,7 @@ class RoundsMachine:
             return [GiveError(reply, FailedPreconditionError(text))]
         before = self._served.get(consumer)
         if before is not None and requested < before.next:
-            if (before.reader, before.round) == (wanted.reader, requested):  # promise K4: the same reply again
+            if (before.reader, before.round) == (wanted.reader, requested):  # promise K4: repeat a reply that was lost
                 tag = before.next, self._received_by_all()
                 return [GiveSkip(reply, tag) if before.elements is None else GiveElements(reply, before.elements, tag)]
             return [GiveError(reply, FailedPreconditionError(restarted(consumer, requested, before.next)))]
@@ -144,7 +149,7 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskReply]
-        if any(wanted.skipped for wanted in ahead):  # promise K1: a consumer that is ahead has skipped this round
+        if any(wanted.skipped for wanted in ahead):  # promise K1: skip a round that a consumer ahead has skipped
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:

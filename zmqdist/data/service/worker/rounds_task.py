@@ -1,4 +1,4 @@
-"""The runner of a task of a coordinated read. A thread computes groups ahead, and the machine (rounds_machine.py) decides when the
+"""The runner of a data task in a coordinated read. A thread computes groups ahead, and the machine (rounds_machine.py) decides when the
 consumers get a group.
 """
 
@@ -24,7 +24,7 @@ at least one group ahead."""
 
 
 class RoundsRunner:
-    """Runs a task of a coordinated read."""
+    """Runs one data task of a coordinated read."""
 
     def __init__(
         self, name: str, open: Callable[[], DatasetIterator], describe_error: DescribeError, consumers: int
@@ -33,7 +33,7 @@ class RoundsRunner:
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
         """
         self._open = open
         self._describe_error = describe_error
@@ -54,7 +54,7 @@ class RoundsRunner:
         self._decide(lambda: self._machine.add_request(wanted, reply), reply)
 
     def expire(self, reply: ElementReply) -> None:
-        """Have all consumers skip the round of this request, because the request's waiting time is over."""
+        """Have all consumers skip the coordinated read's round that this request asks for, because its waiting time is over."""
         self._decide(lambda: self._machine.expired(reply))
 
     def close(self) -> None:
@@ -71,8 +71,8 @@ class RoundsRunner:
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
     def _decide(self, decision: Callable[[], Sequence[TaskReply]], *new: ElementReply) -> None:
-        """Have the machine decide, and send the replies that it returns. `new` is the request that the decision adds, if it adds one. Any
-        thread may call this.
+        """Call `decision`, which has the machine decide, and send the replies that it returns. `new` is the request that the decision adds,
+        if any. Any thread may call this.
         """
         with self._lock:
             for reply in self._machine.waiting():
@@ -126,7 +126,7 @@ class RoundsRunner:
             self._machine.add(group, self._group_bytes)
             waiting = self._machine.waiting()
         if waiting and not waiting[0].soon(self._serve):
-            self._serve()  # the reader of the first request has stopped, but others may wait
+            self._serve()  # serve here, because the reader of the first request has stopped, but other readers may wait
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
                 self._room.wait()

@@ -2,8 +2,8 @@
 
 Rules
     The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request.
-    Tasks run in threads of the worker's process (`TaskThreads`), or each task runs in a process of its own (task_process.py), so that no
-    user code runs in the worker's process. A process of a task has a `TaskThreads` with this one task.
+    Tasks run in threads of the worker's process (`TaskThreads`), or each task runs in a process of its own (task_process.py). With
+    processes, no user code runs in the worker's process. The process of a task has a `TaskThreads` that runs only this task.
 
     Everything except the pipelines runs in the loop thread.
 
@@ -109,8 +109,8 @@ class TaskHost(Protocol):
       cache_bytes: size of the window of a task that trainers share.
       began: called in the loop thread when a task has begun to run.
       finished: called in the loop thread with the number of a task whose last element was taken.
-      crashed: `crashed(task, how, then)` is called in the loop thread when the process of a task that computes portions has ended. It
-        reports this to the dispatcher, and calls `then` when the dispatcher has confirmed the report.
+      crashed: `crashed(task, how, then)` is called in the loop thread when the process of a task that computes portions has crashed. The
+        function reports the crash to the dispatcher, and calls `then` when the dispatcher has confirmed the report.
     """
 
     state: int
@@ -270,7 +270,7 @@ class DataWorker:
     def _report_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
         def replied(value: Any, error: OpError | None) -> None:
             if error is None or error.error_code not in RETRIABLE:
-                then()  # a dispatcher that does not know the task will tell this worker to drop it
+                then()  # after a permanent error the dispatcher will tell this worker to drop the task
             else:
                 again = partial(self._report_crash, number, how, then)
                 self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
@@ -308,7 +308,8 @@ class DataWorker:
         """Finish the worker's tasks. Take no more positions, give back the positions that are not begun, wait until readers have taken the
         elements that are ready, and then call `then`. Call this in the loop thread.
 
-        A task that reads the whole dataset or a static shard continues to its end. If there is no time for this, call `close` instead.
+        A task that reads the whole dataset or a static shard continues until its pipeline has ended. To stop without this delay, call
+        `close`.
         """
         self._drained = then
         self._report_leaving()
@@ -440,14 +441,16 @@ class TaskThreads:
         self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Handle the request of a reader in this process. Any thread may call this."""
+        """Reply to the request of a reader in this process. Any thread may call this."""
         try:
             self._loop.call_soon(self._answer_local, state, number, wanted, reply)
         except OpError as error:
             reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
 
     def _answer_local(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Answer a request that no RPC call carries, so that an error here has to be sent to the reader by this method."""
+        """Reply to a request of a reader in this process. If this fails, the reader has to get the error from here, because there is no RPC
+        call that would carry it.
+        """
         try:
             self._answer(state, number, wanted, reply)
         except BaseException as error:
@@ -460,7 +463,7 @@ class TaskThreads:
         try:
             self._loop.call_soon(self._delete, number)
         except OpError:
-            pass  # the worker has ended
+            pass  # the loop refuses the call, because the worker has ended
 
     def _delete(self, number: int) -> None:
         task = self._tasks.get(number)
@@ -553,4 +556,4 @@ class TaskThreads:
         try:
             self._loop.call_soon(self.finished, task.id)
         except OpError:
-            pass  # the worker has ended
+            pass  # the loop refuses the call, because the worker has ended

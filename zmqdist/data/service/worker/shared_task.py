@@ -4,8 +4,8 @@ Rules
     Each trainer has a position of its own, and gets no element twice. A new trainer begins at the oldest element in the window. A trainer
     that has fallen behind the window continues at the oldest element too. A trainer at the end of the window waits for the next batch. The
     task computes that batch for the first waiting trainer, and sends it to all trainers.
-    A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window, so that a trainer that is a little
-    slower than the others does not fall behind the window.
+    A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window. A trainer that is a little slower
+    than the others therefore does not fall behind the window.
     When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
     One trainer gets the error of an element, and the next request continues after the error. If the pipeline ends, all trainers get an
     error.
@@ -33,7 +33,7 @@ from zmqdist.errors import CancelledError
 BATCHES_IN_WINDOW: Final = 16
 """A batch takes at most the window's bytes divided by this number."""
 BATCH_S: Final = 0.01
-"""A batch that takes longer than this to compute halves the size of the next batch; a faster batch doubles it."""
+"""Seconds. The next batch has half the size if a batch took longer than this to compute, and twice the size if it took less."""
 
 
 class SharedRunner:
@@ -51,7 +51,7 @@ class SharedRunner:
 
         Args:
           open: a function that opens the pipeline. The runner's thread calls it.
-          describe_error: see element_replies.py.
+          describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           limit: largest size of the window, in bytes.
         """
         self._open = open
@@ -66,10 +66,10 @@ class SharedRunner:
         self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
-        """The error of the element after the last batch, until one request has got it; otherwise None."""
+        """The error of the element after the last batch, until one request has got the error. Otherwise None."""
         self._woken = False
-        """True while a call of `_serve` is scheduled. Until that call the thread computes no batch, because the window may already have the
-        batch that the waiting requests need."""
+        """True while a call of `_serve` is scheduled. Until `_serve` has run, the thread computes no batch, because the window may already
+        have the batch that the waiting requests need."""
         self._error: BaseException | None = None
         self._replies = self.misses = self.nbytes = 0
         self._lock = threading.Lock()
@@ -202,7 +202,8 @@ class SharedRunner:
                 self.misses += 1
                 self._window.append((batch, nbytes))
                 self.nbytes += nbytes
-            while self.nbytes > self._limit:  # a trainer that needs a dropped batch continues at the oldest batch
+            # Drop old batches. A trainer that needs a dropped batch continues at the oldest batch.
+            while self.nbytes > self._limit:
                 self.nbytes -= self._window.popleft()[1]
                 self._first += 1
             self._wake()

@@ -1,11 +1,12 @@
 """The process of one data-service task. It runs the task's pipeline, and replies to the task's readers without the worker.
 
 The worker's zygote forks this process. The process has a loop, and a router on the listening socket that the worker has opened, so that it
-sends elements directly to the readers. It requests positions from the dispatcher. With the worker it shares
+sends elements directly to the readers. It requests positions from the dispatcher. It shares two things with the worker:
     a pipe      The worker sends Begin first, later perhaps HAND_BACK or REFUSE, and closes its end of the pipe when the task is dropped.
-                This process sends its figures, FINISHED when the last element was taken, and ANSWERED when no request waits after REFUSE.
-    a page      of memory, to which this process writes the progress of the task (element_replies.py). If the process crashes, the worker
-                reads the numbers for the error text there.
+                This process sends its figures, FINISHED when readers have taken the last element, and ANSWERED when, after REFUSE, no
+                request waits any more.
+    a page      This process writes the progress of the task (element_replies.py) to a page of shared memory. If the process crashes, the
+                worker reads the progress from this page for the error text.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop.on_stop(service.close)
     router.bind_fd(listener_fd)
     loop.start()
-    loop.call_soon(tasks.start, task)  # the worker started this process because a reader is connecting
+    loop.call_soon(tasks.start, task)  # start computing at once, because a reader is connecting
     with contextlib.suppress(EOFError):
         while True:
             message, _ = pipe.receive()

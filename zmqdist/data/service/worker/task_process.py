@@ -1,4 +1,4 @@
-"""Data-service tasks as child processes of the worker. User code that crashes or hangs stops only its own task. This is the worker's side.
+"""The worker's side of data-service tasks that run as child processes. User code that crashes or hangs stops only its own task.
 
 How readers reach a task
     The worker opens a listening socket for each task, and publishes the socket's port at once. It accepts no connection on this socket.
@@ -170,7 +170,7 @@ class _TaskProcess:
         # The listening socket stays open across crashes, so that readers reach the next process at the same port.
         try:
             self._listener = listen(owner.bind)
-        except UnknownError as error:  # without a port, the readers of the task would wait for ever
+        except UnknownError as error:  # report a task without a port, because its readers would wait for ever
             log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]
@@ -224,8 +224,8 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
-            # An exit after the last element is no crash, because it loses nothing. Nor is SILENT, with which the zygote ended the process
-            # of a suspended worker.
+            # An exit after the last element is no crash, because no element is lost. An exit with the code SILENT is no crash either,
+            # because the zygote ended the process while the worker was suspended.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())
@@ -264,14 +264,16 @@ class _TaskProcess:
         return self._child is not None
 
     def hand_back(self) -> bool:
-        """See `TaskHost.hand_back`."""
+        """Have the process give back positions, as `TaskHost.hand_back` says."""
         if self._pipe is None:
             return False
         self._pipe.send(HAND_BACK)
         return True
 
     def refuse(self) -> None:
-        """See `TaskHost.refuse`. If no process runs, no reader has sent a request, and the task only closes its port."""
+        """Have the process refuse requests, as `TaskHost.refuse` says. If no process runs, no reader has sent a request, and the task only
+        closes its port.
+        """
         if self._pipe is not None:
             self._pipe.send(REFUSE)
         else:

@@ -6,12 +6,12 @@ Promises
         and sends a failed request again a little later.
     T2  Each request lists the tasks that the worker has, and which of them have ended. A task stays on the list, ended or not, until the
         dispatcher drops it.
-    T3  A task is begun once and dropped once. If the dispatcher has lost its state, its state number differs, and it tells the worker to
-        drop all tasks of the earlier state.
+    T3  The worker begins each task once, and drops each task once. A dispatcher that has lost its state begins a new state with another
+        number. Its next reply then tells the worker to drop all tasks of the earlier state.
     T4  A worker that leaves takes no more positions. A DYNAMIC task that computes portions ends at once, because other workers compute the
         unacknowledged elements. A DYNAMIC task without readers ends at once too. Every other DYNAMIC task gives back the positions that it
         has not begun, and then ends. A task in another mode continues to its end.
-    T5  After `leave` the worker sends no request, because the dispatcher has released it.
+    T5  After `leave` the worker sends no request for work, because the dispatcher has released the worker.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RequestWork:
     """Send a request for work to the dispatcher.
 
     Attributes:
-      request: the number of the request, for `work_received` and `request_failed`.
+      request: the number of the request, which the runtime passes to `work_received` or `request_failed`.
       tasks: the numbers of the tasks that this worker has.
       done: the numbers of the tasks among these that have ended.
     """
@@ -124,7 +124,7 @@ class WorkerTasks:
         return sum(not (task.done or task.deleted) for task in self.tasks.values())
 
     def ask(self) -> list[WorkerTasksEffect]:
-        """Request work, with the current list of tasks. Call this each time the worker has been registered, and after a change."""
+        """Request work, with the current list of tasks. Call this when the worker has been registered, and after a change of the list."""
         if self._left:
             return []
         self._request += 1
@@ -132,12 +132,12 @@ class WorkerTasks:
         return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
-        """Note the dispatcher's reply, (number of its state, tasks to begin, tasks to drop). It is None if another request of this worker
-        has replaced this request.
+        """Note the dispatcher's reply: the number of its state, the definitions of tasks to begin, and the numbers of tasks to drop. The
+        reply is None if another request of this worker has replaced this request.
         """
         if request != self._request:
             return []
-        if reply is None:  # the dispatcher received a request of an earlier connection after this request
+        if reply is None:  # a request of an earlier connection arrived after this request and replaced it
             return self.ask()
         self.state, new, drop = reply
         dropped = [number for number in drop if self.tasks.pop(number, None) is not None]

@@ -1,5 +1,5 @@
-"""Estimate how many workers would be enough for the readers. The estimate is for the operator of a cluster; zmqdist starts no worker
-because of it.
+"""Estimate how many workers would be enough for the readers. The estimate is for the operator of a cluster. zmqdist itself starts no worker
+because of the estimate.
 
 Theory
     An iteration needs enough workers to make elements as fast as its readers could take them: the sum of the readers' rates, divided by the
@@ -39,12 +39,12 @@ class AutoScaler:
         self._taken[reader] = _rate("target_processing_time", seconds)
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:
-        """Forget the rates of all workers and readers except these."""
+        """Forget the rates of all workers and readers except those with these numbers."""
         self._made = {number: rate for number, rate in self._made.items() if number in workers}
         self._taken = {number: rate for number, rate in self._taken.items() if number in readers}
 
     def optimal(self) -> int | None:
-        """Return how many workers would be enough; None until both a worker and a reader have reported."""
+        """Return how many workers would be enough, or None until both a worker and a reader have reported."""
         if not self._made or not self._taken:
             return None
         return max(1, ceil(sum(_usual(self._taken.values())) / fmean(_usual(self._made.values()))))

@@ -29,7 +29,7 @@ class WorkerJoined:
       name: the worker's job and index, "worker:0".
       address: the address at which readers connect to it.
       incarnation: the number of its process.
-      named: True if the worker was started with its index; False if a dispatcher, this one or an earlier one, assigned the index.
+      named: True if the worker was started with its index. False if this dispatcher or an earlier dispatcher assigned the index.
     """
 
     name: str
@@ -138,8 +138,8 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old; otherwise it replies at the next
-    change, and without a change after WATCH_S_MAX at the latest (clients.py).
+    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, and otherwise at the next change.
+    Without a change it replies after WATCH_S_MAX at the latest (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
     starting round). `failed` is the reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads
@@ -149,7 +149,7 @@ class WatchRequest:
     Attributes:
       version: the version of the news that the client received last.
       stopped: in coordinated reads, the round that the consumer does not begin before the reply arrives; -1 if the consumer does not stop.
-      lost: in coordinated reads, maps each task that does not reply to the first round that the consumer has not received from this task.
+      lost: in coordinated reads, maps each task that does not reply to the first round that the consumer has not received from that task.
     """
 
     token: Token
@@ -255,7 +255,7 @@ class CrashReport:
     """Report that the process in which a worker ran a task has died, and that the elements in the process are lost. The worker starts the
     next process after the reply. -> None.
 
-    `how` describes the death of the process. It is "" if the pipeline did not cause the death; then no portion is charged with it.
+    `how` describes the death of the process. It is "" if the pipeline did not cause the death. Then no portion is charged with the death.
     """
 
     token: Token
@@ -289,7 +289,9 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Decide whether compression "AUTO" is off for a dataset. -> the decision. The first request for the dataset decides, by its `off`."""
+    """Decide whether compression "AUTO" is off for a dataset. -> the decision. The value of `off` in the first request for a dataset is the
+    decision.
+    """
 
     token: Token
     dataset: str
@@ -328,8 +330,8 @@ Event: TypeAlias = Request | WorkerJoined | WorkerGone | CallerGone | JournalCom
 
 @dataclass(frozen=True, slots=True)
 class ReplyToRequest:
-    """Reply to a request. `news` tells whether the request waited for news. If the journal then fails, the caller has to send such a
-    request again.
+    """Reply to a request. `news` tells whether the request waited for news. If the journal fails before such a reply is sent, the caller
+    has to send its request again.
     """
 
     token: Token

@@ -55,8 +55,8 @@ LOOK_AGAIN_S: Final = 0.5
 that has just failed may fail again."""
 
 FIRST_WATCH_S: Final = 3600.0
-"""Seconds within which a reader has to send its first watch request after it has opened its iteration. The machine releases a reader that
-was killed before its first watch request `client_timeout_s` after this time."""
+"""Seconds within which a reader has to send its first watch request after it has opened its iteration. If a reader was killed before its
+first watch request, the machine waits for this time and then for `client_timeout_s`, and releases the reader."""
 
 
 class DataDispatcherMachine:
@@ -82,8 +82,8 @@ class DataDispatcherMachine:
         return self._tables.state
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Replace the state by the state in a journal. The times since which clients are silent begin at `now`. Each worker is missing
-        until it registers.
+        """Replace the state by the state in a journal. Each client counts as silent since `now`, and each worker counts as missing until it
+        registers.
         """
         self._tables.restore(snapshot, records, now)
         self._look_at = now + LOOK_AGAIN_S
@@ -133,7 +133,9 @@ class DataDispatcherMachine:
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event, and return the effects in order. A wrong request raises nothing; an effect sends the error to its caller."""
+        """Apply one event, and return the effects in order. For a wrong request, an effect sends an error to the caller, and this method
+        raises nothing.
+        """
         self._tables.now = now
         match event:
             case ev.JournalCommitted():

@@ -73,7 +73,8 @@ class PortionAssignment:
         iteration, portions = self._of(client)
         if call.saved is not None:
             self._resume_saved(call.saved, client)
-        elif self._has_one_reader_per_lane(iteration):  # a second reader of a lane replaces the first reader
+        elif self._has_one_reader_per_lane(iteration):
+            # A second reader of a lane takes over the portions of the first reader.
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]
@@ -95,7 +96,7 @@ class PortionAssignment:
         return iteration, iteration.portions
 
     def saved_iteration(self, saved: ev.SavedRequest, dataset: str) -> r.Iteration | None:
-        """Return the iteration of a saved state; None if this dispatcher does not have that iteration.
+        """Return the iteration of a saved state, or None if this dispatcher does not have that iteration.
 
         Raises:
           Refusal: the client cannot continue in that iteration without losing elements.
@@ -202,7 +203,8 @@ class PortionAssignment:
 
     def lost(self, event: ev.WorkerGone) -> None:
         """Free the portions that a lost incarnation of a worker was computing, and refuse the pending requests of this incarnation."""
-        # First repeat the revocations that a failed journal may have lost, because with a charge too many this loss could reach DEATHS_MAX.
+        # First revoke again those charges whose revocation a failed journal may have lost. Otherwise this loss could raise a portion's
+        # charges to DEATHS_MAX.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
@@ -380,8 +382,7 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        # While this worker computes a charged portion, it gets a further portion only if that has to be acknowledged before the charged
-        # one.
+        # While this worker computes a charged portion, it gets a further portion only if the reader has to acknowledge that portion first.
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)

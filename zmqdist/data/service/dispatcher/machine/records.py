@@ -9,7 +9,7 @@ Theory
     A newer version of zmqdist has to read the journal of an older version. Therefore new fields are added at the end, with a default, and
     tags of records are never reused.
 
-Not here: the decisions (machine.py); facts that are not durable, such as connections, pending requests and times (tables.py).
+Not here: the decisions (machine.py), and facts that are not durable, such as connections, pending requests and times (tables.py).
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class ClientEntry(Row):
 
 
 class WorkerEntry(Row):
-    """The place of a worker. A worker has the same place again after a restart of its process.
+    """The place of a worker. After a restart of its process a worker has its earlier place again.
 
     Attributes:
       incarnation: the incarnation of the process that has the place, or had it last.

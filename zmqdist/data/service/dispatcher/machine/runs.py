@@ -27,7 +27,7 @@ def add(runs: Runs, start: int, stop: int) -> None:
 
 
 def end_of(runs: Runs, number: int) -> int | None:
-    """Return the `stop` of the run that contains `number`; None if the set does not contain `number`."""
+    """Return the `stop` of the run that contains `number`, or None if the set does not contain `number`."""
     place = bisect_right(runs, number, key=_start) - 1
     return runs[place][1] if place >= 0 and number < runs[place][1] else None
 

@@ -139,8 +139,8 @@ class SnapshotStreamRow:
     Attributes:
       path: the folder of the snapshot.
       stream: the number of the stream in the snapshot.
-      moves: whether another worker is present that continues the stream when this worker is drained. If none is, the stream waits for the
-        next worker. In both cases the elements that were committed stay.
+      moves: whether another worker is present that continues the stream when this worker is drained. If no other worker is present, the
+        stream waits for the next worker. In both cases the elements that were committed stay.
     """
 
     path: str

@@ -73,7 +73,7 @@ class Figures:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
 
     def optimal(self) -> int | None:
-        """Return how many workers would be enough for all readers; None until workers and readers have reported."""
+        """Return how many workers would be enough for all readers, or None until workers and readers have reported."""
         self.forget()
         state = self._tables.state
         return self._scalers.optimal(len(state.workers) - len(self._tables.missing))

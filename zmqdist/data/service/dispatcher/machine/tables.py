@@ -62,7 +62,7 @@ class DispatcherTables:
       missing: the workers without a connection, and the time since which they are missing.
       now: the time of the current event.
       last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
-      unread_since: the iterations without clients, and the time since which they have none.
+      unread_since: maps each iteration without clients to the time since which it counts as unread.
       versions: the version of each iteration's news for clients.
       serving: maps a task to (the incarnation of the worker that serves it, the address at which it is served).
       client_by_request: maps the number of the request that opened an iteration to the client.
@@ -159,11 +159,11 @@ class DispatcherTables:
         ]
 
     def restore(self, snapshot: DurableState | None, records: Iterable[r.Change], now: float) -> None:
-        """Replace the state by the state in a journal. The times since which clients are silent begin at `now`. Each worker is missing
-        until it registers.
+        """Replace the state by the state in a journal. Each client counts as silent since `now`, and each worker counts as missing until it
+        registers.
 
-        Workers have at least `RETURN_S` to register, because the dispatcher was away and not they. A worker that was known to be lost
-        before the journal failed stays confirmed as gone.
+        Workers have at least `RETURN_S` to register, because it was the dispatcher that was away. A worker that was known to be lost before
+        the journal failed stays confirmed as gone.
         """
         gone = {self.state.workers[number].incarnation for number in self.confirmed_gone}
         self.state = snapshot or DurableState(number=self._fresh)

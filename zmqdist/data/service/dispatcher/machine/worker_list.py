@@ -1,16 +1,17 @@
-"""The fixed list of workers. It assigns each worker an entry of `worker_addresses`; the index of the entry is the worker's static shard.
+"""The fixed list of workers. It assigns each worker an entry of `worker_addresses`. The index of the entry is the worker's static shard.
 
 Rules
-    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host
-    is written in brackets; the text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host;
-    every other entry fits exactly its port, and a name counts as a port.
+    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with or without `proto://` before it. An IPv6 host is
+    written in brackets. The text after the last colon is the port. An entry without a port, or with `%port%`, fits any port of its host.
+    Every other entry fits exactly its port, and a name counts as a port.
 
     Each entry has at most one worker. A worker gets the first entry in this order that fits it:
         1. the entry that it has had before
         2. the entry with exactly its port
         3. a free entry for any port of its host. The entries of workers that have left come before unused entries, because the list is
            filled from its beginning. A worker that was started again with another port therefore gets its old entry.
-    If a worker returns after another worker has got its entry, it gets another entry that fits, or else it is refused.
+    If a worker returns after another worker has got its entry, the returning worker gets another entry that fits. If no entry fits, the
+    worker is refused.
 
 The assignment depends only on the calls of `join` and `leave` and their order.
 Not here: the decision that a worker has gone (membership, lease).

@@ -66,8 +66,8 @@ class WorkerTable:
         new place.
 
         After a restart of the dispatcher, workers register in any order. The dispatcher may therefore assign a name that the earlier
-        dispatcher had assigned to another worker, which is alive, has not registered yet, and must keep its place. So a worker whose name
-        was assigned takes over a place by name only if the worker of that place is confirmed as gone.
+        dispatcher had assigned to another worker, which is alive, has not registered yet, and must keep its place. So a worker whose name a
+        dispatcher assigned takes over a place by name only if the worker of that place is confirmed as gone.
         """
         workers = self._tables.state.workers
         same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
@@ -132,7 +132,8 @@ class WorkerTable:
         for number_of_task in list(self._tables.tasks_of.get(number, ())):
             task = self._tables.state.tasks[number_of_task]
             if is_coordinated(self._tables, self._tables.state.iterations[task.iteration]) and not is_pending(task):
-                self._clients.notify(task.iteration)  # the task ends later, at the round on which its consumers agree
+                # Do not end the task now: it ends at the round on which its consumers agree.
+                self._clients.notify(task.iteration)
             else:
                 self._finish_task(task.id, interrupted=True)
         self._tables.tasks_of.pop(number, None)
@@ -146,7 +147,7 @@ class WorkerTable:
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
-                return  # create the task when the worker registers again
+                return  # create no task for a missing worker before it registers again
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
