@@ -19,8 +19,8 @@ Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at the same time
     P2  all callers of a round get the same outcome, but if a task calls a round twice, its first call gets CANCELLED
     P3  each ticket gets one outcome or is dropped, and no state of the ticket is kept after that
-    P4  a round ends at the latest at its deadline, which is the first deadline that a caller named; with `earliest_deadline` it is the
-        earliest deadline of all callers
+    P4  a round ends at the latest at its deadline. This is the deadline of the first caller that names one, even if a later caller names an
+        earlier deadline; with `earliest_deadline` it is the earliest deadline of all callers
     P5  a restarted task never passes a round in the place of its earlier incarnation, unless it names no round
     P6  the table has at most `names_max` names; to make room it forgets the least recently used name at which no caller waits, and the
         rounds of a forgotten name may begin with any number

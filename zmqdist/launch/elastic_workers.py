@@ -174,9 +174,8 @@ class ElasticWorkers:
     def _handle(self, event: ElasticityEvent) -> None:
         try:
             effects = self._machine.handle(event, time.monotonic())
-        except (
-            Exception
-        ) as error:  # the thread must go on with the other events, and the caller must not wait for a reply
+        # An error does not end this thread, because later events need it. A caller that waits for a reply gets the error.
+        except Exception as error:
             log.exception("an event of the workers failed: %s", event)
             if isinstance(event, machine.SizeRequested):
                 self._take_reply(event.request).set_exception(errors.InternalError(f"the launcher failed: {error!r}"))

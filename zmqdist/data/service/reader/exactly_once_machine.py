@@ -327,8 +327,8 @@ class ExactlyOnceDelivery:
         for number, skip, first, count, done, code, text in runs:
             stop = index if code else index + count
             offset = self._arrived.get(number, skip)
-            # Promises X1 and X2: skip a run of a complete portion, and a run that would leave a gap. Of any other run, drop the elements
-            # that have arrived before.
+            # `run` means consecutive elements of one portion. Promises X1 and X2: skip the run if its portion is already complete, or if
+            # elements before the run are missing. Otherwise drop only those elements of the run that have arrived before.
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
                 duplicates = min(count, offset - first)
                 if count > duplicates or done:

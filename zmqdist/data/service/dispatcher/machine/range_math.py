@@ -129,7 +129,8 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
 
 
 def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
-    """Free the portions that an incarnation of a worker was computing. If a process died (`died`), charge the portions with its death.
+    """Free the portions that an incarnation of a worker was computing. `died` describes the death of
+    the process that computed them, and the death counts against each of these portions. "" means that no process died.
 
     A reader may report a lost reply before the dispatcher learns that the worker has died. The portions of that reply are then already free
     when the dispatcher learns of the death, and are charged as well.
