@@ -123,7 +123,7 @@ class CollectiveMember(Protocol):
 
 
 class CrossDeviceOps:
-    """TensorFlow's operations on one value for each replica, among the tasks of a group.
+    """TensorFlow's cross-device operations. Each combines the values that the replicas have, one value per replica, over a group of tasks.
 
     Every method is a collective, so all members of the group must call the methods in the same order. A method blocks until this task has
     the result, at most for the `timeout_seconds` of its options.

@@ -243,7 +243,8 @@ class CancelWork(Message, tag=25):
     """Cancel these work items. Waiting items are dropped, and running items are killed after `grace_s`. Each item ends with a Result.
 
     The kind of the Result is CANCELLED, unless the item has ended in another way before. With `unless_begun`, items that have begun
-    continue, and the coordinator, which has subscribed to Begun, gets CANCELLED, Begun or the Result of each item.
+    continue. The coordinator, which has subscribed to Begun, then gets one message for each item: a Result of kind CANCELLED if the item
+    was waiting, a Begun if it was running, or its Result if it had ended.
     """
 
     SENT = "coordinator -> dispatcher"

@@ -2,10 +2,13 @@
 
 Rules
     One connection stands for the task's incarnation. Over this connection the link's thread polls for errors of tasks all the time, and
-    each poll is a sign of life. Requests use a second connection, because the latency would double if another thread read their replies.
+    each poll is a sign of life. Requests use a second connection, so that the requesting thread reads its reply itself. If the link's
+    thread read the reply and passed it on, the latency would double.
+
     Until the keeper appears for the first time, every request waits for the keeper, up to the time-out of the request. When the keeper
     goes, waiting requests end with UNAVAILABLE, and so do new requests until the keeper is back, because its barriers and keys are lost.
-    If the keeper refuses the task for good (not allowed, unknown, restarted without a reset), all later requests raise this error.
+    If the keeper refuses the task for good (not allowed, unknown, restarted without a reset), all later requests raise the error of the
+    refusal.
     When the task itself ends, its waiting requests end with CANCELLED first, and the keeper is notified only after that (`end_waits`).
     Callbacks run in a thread of their own, because a slow callback must not delay the signs of life.
 

@@ -120,7 +120,9 @@ class DatasetConstructors(Tree):
         """
         spec = without_attrs(output_signature)
         if isinstance(source, Mapping):
-            raise TypeError("a mapping has no order of items: from_tensor_slices takes a dict of arrays")
+            raise TypeError(
+                "the items of a mapping have no order: pass a list, or call from_tensor_slices() for a dict of arrays"
+            )
         if hasattr(source, "__next__"):
             raise TypeError(
                 f"{type(source).__name__} can be read only once: pass from_generator a function that makes it"

@@ -75,8 +75,8 @@ class Launch:
     Args:
       config: the loaded cluster file. This class fills in its `runtime`.
       arguments: words to add to the program's command line.
-      say: a function that is called with each line of output of a worker, ps or evaluator, in front of which is a prefix, and with a line
-        for each end of such a process.
+      say: a function that `Launch` calls with a line of text. It does so for each line that a worker, ps or evaluator prints, after a
+        prefix with the name of the role, and when such a process ends.
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
     Raises:

@@ -43,7 +43,8 @@ class SlurmClusterResolver(ResolverByRank):
       tasks_per_node: a number for all nodes, or {host: number}. The default is Slurm's numbers.
       auto_set_gpu: whether `cluster_spec` sets CUDA_VISIBLE_DEVICES of this process to its GPUs. Without GPUs it changes nothing.
       order: "name" sorts hosts by name, so that n10 precedes n9. "nodelist" uses Slurm's order of hosts, in which Slurm itself numbers
-        tasks unless a user changes their distribution. With the wrong order a task gets the address of another host; `validate` reports this.
+        tasks unless a user changes their distribution. With the wrong order a task gets the address of another host, which `validate`
+        reports.
 
     Raises:
       RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks do not match, this process is not one of

@@ -12,9 +12,9 @@ Theory of operation
     that was configured without an index accepts a new index from the dispatcher, because another worker may have got the old index
     while this worker was away.
     A Register names the leases that the worker had when it sent the Register. Leases that end before the reply are reported after the
-    reply, because the dispatcher refuses messages from a peer that is not registered. If all work must stop before the reply arrives, the
-    worker sends a second Register, without leases. It then ignores the reply to the first Register, and the work that the dispatcher
-    assigned before it read the second Register.
+    reply, because the dispatcher refuses messages from a peer that is not registered. If the worker has to stop all work while it still
+    waits for the reply, it sends a second Register, without leases. The worker then ignores the reply to the first Register, and all work
+    that the dispatcher has assigned before the reply to the second.
     The dispatcher replies to a Register and a Beat at once, so the time until the reply is the round-trip time.
 
 Not here: which work is stopped, and the content of a registration (machine.py).
