@@ -108,7 +108,7 @@ def make_token(
 @click.argument("folder", metavar="DIR")
 @ticket_options
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
-    """Make a key pair in the folder DIR, and join the dispatcher of a ticket with it.
+    """Make a key pair in the folder DIR, and join with it the dispatcher that made the ticket.
 
     The folder may have no keys, except those of an earlier join under the same name. The command reads the ticket from standard input,
     unless an option gives a file or descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this
@@ -123,7 +123,9 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 
 @keys.command("revoke", short_help="Revoke keys, and end their connections.")
 @click.argument("target_and_key", nargs=-1, metavar="[TARGET] NAME_OR_KEY")
-@click.option("--force", is_flag=True, help="Revoke the key of this command, too; it may be the last admin key.")
+@click.option(
+    "--force", is_flag=True, help="Revoke the key even if this command itself uses it, or if it is the last admin key."
+)
 @target_options
 def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any) -> None:
     """Revoke the keys of a name (worker:3), or one public key as `list` prints it, and end their connections.

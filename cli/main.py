@@ -117,8 +117,9 @@ def cli(context: click.Context, verbose: int) -> None:
     """Distributed Python and NumPy over ZeroMQ: a dispatcher, workers, and functions that run on them.
 
     \b
-    TARGET is the host:port of a dispatcher. You may leave it out in a
-    process that `zmqdist launch` has started.
+    TARGET is the host:port of a dispatcher, or the cluster file that
+    `zmqdist launch` runs on this host. You may leave it out in a process
+    that `zmqdist launch` has started.
 
     \b
     Exit codes: 0 done, 1 the program or request failed, 2 the command line

@@ -148,7 +148,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "orphan_limit_s",
     type=Seconds(),
     metavar="SECONDS",
-    help=f"End after so long without a connection to the dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
+    help=f"End after this time without a connection to the dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
 )
 @ticket_options
 @_grace

@@ -49,7 +49,7 @@ def scale(
     timeout_s: float,
     **secrets: Any,
 ) -> None:
-    """Change how many workers a cluster has that `zmqdist launch` runs.
+    """Change the number of workers of a cluster that `zmqdist launch` runs.
 
     If the cluster has too few workers, new ones are started. If it has too many, those with the least to lose finish their running
     functions and leave. The command returns when the new workers have registered and the others have left.

@@ -17,7 +17,8 @@ from zmqdist_cli.common import Dispatcher, place, target_options
 def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """Show the workers, queues and losses of the dispatcher TARGET, once.
 
-    TARGET is host:port; you may leave it out if the environment variable ZMQDIST_CONFIG names a running cluster.
+    TARGET is the host:port of a dispatcher, or the cluster file that `zmqdist launch` runs on this host. You may leave it out if the
+    environment variable ZMQDIST_CONFIG names a running cluster.
     """
     with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
         show(dispatcher.call("status"), as_json=as_json)

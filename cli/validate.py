@@ -21,7 +21,8 @@ from .exit_codes import ExitCode
 def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
     """Check the cluster file CONFIG. The command starts nothing and contacts no host.
 
-    `zmqdist launch` can start the cluster of a file without errors, unless a port is in use or an address belongs to another host.
+    If the file has no errors, `zmqdist launch` can start its cluster, unless for example a port is in use or an address belongs to another
+    host.
     Each error is one line: file:line: key: what is wrong.
 
     Exit codes: 0 the file is right, 2 the file or the command line is wrong.
