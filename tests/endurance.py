@@ -6,7 +6,8 @@ first, and shows it once in a hundred runs. A piece runs the files with the fewe
 on from the log. A failure stays in the log with its last error. When its cause is mended, `--forget FILE` drops the file's
 lines, so that its count begins anew.
 
-The log has one line for each file: its runs, its tests, the failures by test with the last error, the first and the last commit that ran.
+The log has one line for each file: its runs, its tests and their seconds, the failures by test with the last error, the first and the last
+commit that ran.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000):\n        pass"
 BUSY_PROCESSES = 2
 SIDE_BY_SIDE = 6
-FILES_AT_ONCE = 80
+FILES_AT_ONCE = 120
 ERROR_CHARS_MAX = 2000
 OUTCOMES = "ENDURANCE_OUTCOMES"
 
@@ -45,9 +46,10 @@ class Outcomes:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or report.outcome == "failed":
-            error = [shortened(report.longreprtext)] if report.outcome == "failed" else []
-            self._file.write(json.dumps([report.nodeid, report.outcome, *error]) + "\n")
+        is_outcome = report.when == "call" or report.outcome == "failed"
+        error = shortened(report.longreprtext) if report.outcome == "failed" else ""
+        row = [report.nodeid, report.outcome if is_outcome else report.when, error, report.duration]
+        self._file.write(json.dumps(row) + "\n")
 
 
 def shortened(report: str) -> str:
@@ -70,6 +72,10 @@ def waiting_files(tier: str) -> list[str]:
     return [name for name in names if not name.startswith("tests/house/")]
 
 
+Row = tuple[str, str, str, float]
+"""The id of a test, the outcome of its call or else the phase (setup, teardown), the error or "", and the seconds of the phase."""
+
+
 @dataclass
 class Record:
     """What the log has of one test file.
@@ -77,6 +83,7 @@ class Record:
     Attributes:
       runs: of the whole file.
       tests: in its last run.
+      seconds: that the tests of its last run took, with their setup.
       failed: by test, how often and the last error.
       since, until: the commits of its first and its last run.
     """
@@ -84,20 +91,22 @@ class Record:
     file: str
     runs: int = 0
     tests: int = 0
+    seconds: float = 0.0
     failed: dict[str, tuple[int, str]] = field(default_factory=dict)
     since: str = ""
     until: str = ""
 
-    def add(self, outcomes: list[list[str]], commit: str) -> dict[str, str]:
-        """Take one run of this file: [test's id, outcome, error] each. Returns the errors by test."""
+    def add(self, outcomes: list[Row], commit: str) -> dict[str, str]:
+        """Add one run of this file. Return the errors by test."""
         own = [row for row in outcomes if row[0].partition("::")[0] == self.file]
         new: dict[str, str] = {}
-        for name, outcome, *error in own:
+        for name, outcome, error, _ in own:
             if outcome == "failed":  # twice, where a test leaves behind what its own failure did not let it end
                 test = name.partition("::")[2]
-                new[test] = " ; then ".join([*filter(None, [new.get(test)]), *error])
+                new[test] = " ; then ".join(filter(None, [new.get(test), error]))
         self.runs += 1
-        self.tests = len({row[0] for row in own})
+        self.tests = len({row[0] for row in own if row[1] in ("passed", "failed", "skipped")})
+        self.seconds = round(sum(row[3] for row in own), 1)
         self.since, self.until = self.since or commit, commit
         for test, error in new.items():
             self.failed[test] = (self.failed.get(test, (0, ""))[0] + 1, error)
@@ -135,8 +144,8 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def run(files: list[str], tier: str, side_by_side: int) -> list[list[str]]:
-    """Run each file once; return the outcomes as `Record.add` takes them."""
+def run(files: list[str], tier: str, side_by_side: int) -> list[Row]:
+    """Run each file once, and return a row for each phase of each test."""
     with tempfile.NamedTemporaryFile() as outcomes:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.endurance", "--tier", tier, *files]
         command += [
@@ -191,6 +200,7 @@ def main() -> None:
             wanted = [record for record in wanted if record.runs < arguments.runs][:FILES_AT_ONCE]
             if not wanted:
                 break
+            wanted.sort(key=lambda record: -record.seconds)  # else the longest file may begin last, and run alone
             outcomes = run([record.file for record in wanted], arguments.tier, arguments.side_by_side)
             for record in wanted:
                 for test, error in record.add(outcomes, commit).items():
