@@ -109,7 +109,7 @@ def test_how_long_it_takes_until_a_worker_is_told_is_counted_where_metrics_are_w
     monkeypatch.setattr(metrics, "enable_metrics", True)
     before = metrics.get_metric_summary("server_def_update")["num"]
     connected(cluster(2, 1).spec)
-    assert metrics.get_metric_summary("server_def_update")["num"] >= before + 2
+    eventually(lambda: metrics.get_metric_summary("server_def_update")["num"] >= before + 2, "both are counted")
 
 
 def test_a_worker_that_has_accepted_is_not_asked_again_before_the_dispatcher_tells_of_it(
