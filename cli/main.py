@@ -85,7 +85,7 @@ class Commands(click.Group):
         except (OpError, ConfigError, NotImplementedError) as error:
             report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
-        except BrokenPipeError:  # not left to click, which would exit with code 1
+        except BrokenPipeError:  # caught here, because click would exit with code 1
             discard_output()
             ctx.exit(int(ExitCode.OK))
 

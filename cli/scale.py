@@ -89,8 +89,8 @@ def _lines(decision: dict[str, Any], count: int) -> list[str]:
 
 
 def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:
-    """Wait until the launcher has carried out its decision, and return "". If a worker fails or a time limit passes, return a sentence that
-    names the workers.
+    """Wait until the workers of the decision have registered or left, and return "". If a worker fails or a time limit passes, return a
+    sentence that names the workers.
     """
     starts, leaves = set(decision["starts"]), set(decision["leaves"])
     begun = time.monotonic()
