@@ -213,7 +213,7 @@ class KeeperLink:
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """Note that a round of a barrier has ended. Drop the least recently used name if too many are counted, as the keeper does."""
+        """Note that a round of a barrier has ended. If too many names are counted, drop the least recently used one, as the keeper does."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:
@@ -239,7 +239,7 @@ class KeeperLink:
         """
         try:
             if self._state == UP:
-                # `close` comes later, so that signs of life are sent meanwhile.
+                # Call `close` only after this, because the thread has to send signs of life while this task waits.
                 self.request("leave", self.identity, True)
         finally:
             self.close(notify=False)

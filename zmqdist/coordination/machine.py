@@ -1,4 +1,4 @@
-"""The tasks of a cluster: which of them are alive, which have failed, and for what they wait together. No I/O.
+"""The tasks of a cluster: which of them are alive, which have failed, and what they wait for together. No I/O.
 
 Theory of operation
     A task registers under its name and its incarnation, a number that its process has drawn, and is up from then on. It polls for errors

@@ -287,7 +287,7 @@ class CoordinationService:
 
     def _peer_gone(self, peer: Peer) -> None:
         for task, (connection, incarnation, pid) in list(self._connections.items()):
-            if connection is not peer:  # this connection is of another task, or is a newer connection of the same task
+            if connection is not peer:  # `task` is another task, or has connected again
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
@@ -295,7 +295,7 @@ class CoordinationService:
                 self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
 
     def _check_process_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
-        """Report a task on this host that is away as lost if its process has ended. Otherwise check again later."""
+        """If the process of a disconnected task on this host has ended, report the task as lost. Otherwise check again later."""
         if task in self._connections or not self._tasks.is_away(task, incarnation):
             return
         now = self._loop.now()
