@@ -337,8 +337,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Group elements by key, and return a dataset of the elements of all datasets that `reduce_func(key, dataset)` returns.
 
-        `reduce_func` is called when `window_size` elements of one key have come together, and at the end of the input with the remaining
-        elements of each key.
+        `reduce_func` is called as soon as a key has `window_size` elements, and at the end of the input with the remaining elements of each
+        key.
 
         Raises:
           ValueError: not exactly one of `window_size` and `window_size_func` was passed. While iterating: a key is not an integer.
@@ -462,7 +462,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Take each element from the dataset whose index comes next in `choice_dataset`.
 
         Args:
-          stop_on_empty_dataset: True ends when the chosen dataset has ended. False skips choices of datasets that have ended.
+          stop_on_empty_dataset: True ends the iteration when a chosen dataset has ended. False skips choices of datasets that have ended.
 
         Raises:
           ValueError: there are no datasets.
@@ -484,7 +484,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Take each element from a dataset that is drawn at random, with probabilities by weight. Draws of datasets that have ended are
+        """Take each element from a dataset that is drawn at random, in proportion to `weights`. Draws of datasets that have ended are
         skipped.
 
         Args:

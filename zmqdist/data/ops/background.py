@@ -85,7 +85,7 @@ class ReadAheadLimit:
 
 
 class ReadAhead:
-    """Replaces a node for its reader, and reads the node in a thread: `least` elements ahead, or up to `most` elements if they are computed
+    """Takes the place of a node, and reads that node in a thread: `least` elements ahead, or up to `most` elements if they are computed
     quickly.
 
     The thread starts with the first read, or with `begin`. It reads in runs, and holds `_run_lock` during a run. A run ends when the limit

@@ -124,8 +124,8 @@ class Op:
         return inputs[0]
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Compute the first element of `dataset`, which has this operator, and return the element's spec. Return UNKNOWN_SPEC if `dataset`
-        is empty.
+        """Compute the first element of `dataset`, whose last operator this is, and return the element's spec. Return UNKNOWN_SPEC if
+        `dataset` is empty.
         """
         for first in dataset.probe():
             return spec_of(first)

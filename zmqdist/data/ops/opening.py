@@ -20,7 +20,7 @@ from zmqdist.errors import CancelledError
 
 
 class DeferredNode:
-    """Replaces a node for its reader, and creates the node at the first read.
+    """Takes the place of a node, and creates that node at the first read.
 
     Attributes:
       opened: an event that is set when the node has been opened, or when it is certain that the node will never be opened.
@@ -85,7 +85,7 @@ class DeferredNode:
         return node
 
     def restart(self) -> None:
-        """Restart the node, if it is created, as `OperatorNode.restart` says."""
+        """Restart the node if it exists, as `OperatorNode.restart` does."""
         if self._node is not None:
             self._node.restart()
 
@@ -101,7 +101,7 @@ class DeferredNode:
             node.abandon()
 
     def close(self) -> None:
-        """Close the node, if it is created, as `OperatorNode.close` says."""
+        """Close the node if it exists, as `OperatorNode.close` does."""
         if self._node is not None:
             self._node.close()
 

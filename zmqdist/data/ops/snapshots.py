@@ -2,7 +2,7 @@
 
 Rules
     A snapshot's chunks are read in the order (index, stream). While the snapshot is being written, the chunks that exist are read before
-    later ones, and the chunks of one stream are always read in order. All readers of a complete snapshot read the same order.
+    later ones, and the chunks of one stream are always read in order. All readers of a complete snapshot read the chunks in the same order.
 
     A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
     the writer's error, with its code.

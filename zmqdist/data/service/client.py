@@ -272,7 +272,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return `value` if it is an integer, which may be one of NumPy, or None. Raises ValueError otherwise."""
+    """Return `value` as an int, also if it is an integer of NumPy, or None if it is None. Raises ValueError for other values."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:

@@ -45,7 +45,7 @@ class Codec(NamedTuple):
 
     Attributes:
       name: one of NAMES.
-      compress_batch: a function that compresses a buffer.
+      compress_batch: a function that compresses a whole buffer, without sampling it.
       unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of `failures` if the data are damaged.
     """
 
