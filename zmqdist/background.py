@@ -60,7 +60,7 @@ def wait_finished(within_s: float) -> bool:
 def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
     """Start a `threading.Thread` that runs the function.
 
-    The thread that calls `_begin` was started without `threading`, so that log records and `threading.enumerate` could not name it.
+    The thread that calls `_begin` was started without `threading`, so log records and `threading.enumerate` cannot name it.
     """
     try:
         threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()

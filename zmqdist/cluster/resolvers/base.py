@@ -61,9 +61,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str:
-        """The kind of environment in which this process runs, as a word that the author of the resolver has chosen. "" means no such
-        word.
-        """
+        """The kind of environment in which this process runs, as a word that the author of the resolver has chosen, or ""."""
         return ""
 
     @property
