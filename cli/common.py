@@ -63,7 +63,7 @@ def grace_option(help: str) -> Callable[[F], F]:
 
 
 def secret_options(command: F) -> F:
-    """Add the options --token-file, --keys and --insecure to a command. They say which secret to use if it is not in its usual place."""
+    """Add the options --token-file, --keys and --insecure to a command, for a secret in an unusual place or for no secret."""
     for option in (
         click.option(
             "--insecure",
@@ -139,7 +139,7 @@ def ticket_options(command: F) -> F:
 
 
 def target_options(command: F) -> F:
-    """Add the options for a connection to a running server to a command: --timeout and the options for the secrets."""
+    """Add to a command the options for connecting to a running server: --timeout and the options for the secrets."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -217,7 +217,7 @@ def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
 
 
 def printable_line(text: str) -> str:
-    """Return a text with unprintable characters replaced, because names in it are from other processes."""
+    """Return a text with unprintable characters replaced, because other processes have chosen the names in it."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

@@ -29,7 +29,7 @@ def keys() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the keys as JSON; since_s is in seconds since 1970.")
 @target_options
 def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """Show the state, role, name, time and public key of each key that the dispatcher TARGET knows.
+    """Show each key that the dispatcher TARGET knows: its state, role, name, time of joining and public key.
 
     Keys in the file `authorized` are static; all others joined with a ticket. The dispatcher refuses connections with a replaced key, but a
     process that opened its port with this key still shows the key there.

@@ -1,4 +1,4 @@
-"""The command `zmqdist`. It finds the subcommand, and reports an error of the subcommand by one line and an exit code.
+"""The command `zmqdist`. It finds the subcommand, and reports an error of the subcommand with one line and an exit code.
 
 The module of a subcommand is imported when a user runs the subcommand, because some of these modules import NumPy and ZeroMQ, which
 `zmqdist --help` does not need. Each short help is therefore written here as well as at its command. tests/cli/test_help.py compares the two

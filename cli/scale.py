@@ -96,7 +96,7 @@ def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, gr
     begun = time.monotonic()
     while True:
         scaling = dispatcher.call("status")["scaling"]
-        # Wait only for workers that still start, because another command may have told one of them to leave meanwhile.
+        # Wait only for workers that are still starting, because another command may have told one of them to leave meanwhile.
         failed = sorted(starts & set(scaling["failed"]))
         if failed:
             return f"{', '.join(failed)} failed; the launcher shows why"
