@@ -1,4 +1,4 @@
-"""Barriers: points at which tasks of a set wait until all of them have called. No I/O.
+"""Barriers: points at which tasks wait until all tasks of a set have arrived. No I/O.
 
 Theory of operation
     A barrier has a name and can be used any number of times. Each use is a round with a number. In its call a task names the number of its
@@ -105,7 +105,7 @@ class Barriers:
 
         Args:
           earliest_deadline: whether a later caller with an earlier deadline shortens the round. If False, the first deadline holds.
-          out_of_step: the code with which a round ends if a task has called it with another number than the other tasks.
+          out_of_step: the code with which a round ends if its tasks called the barrier with different numbers.
         """
         self.deadline = inf
         self._earliest_deadline = earliest_deadline
@@ -334,8 +334,9 @@ class Barriers:
         return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Return whether the caller lacks rounds: it names a round before the last round, or it names the last round and was restarted
-        after it."""
+        """Return whether the caller has missed rounds: it names a round before the last round, or it names the last round but was restarted
+        after that round.
+        """
         assert barrier.counter is not None
         return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
 

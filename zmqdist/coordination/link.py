@@ -133,7 +133,7 @@ class KeeperLink:
         """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: when to stop waiting for the keeper to appear, by `time.monotonic`. Later the keeper itself watches the request's time-out.
+          due: when to stop waiting for the keeper to appear, by `time.monotonic`. After that the keeper watches the request's time-out.
           wait: the description with which the log reports the wait at intervals; None means that it is not logged.
 
         Raises:
@@ -149,7 +149,7 @@ class KeeperLink:
         result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._requests.add(result)
-        if self._state == LOST:  # the keeper has gone since `ready`, and the thread may not have seen this request
+        if self._state == LOST:  # the keeper went after `ready`, when the link's thread may have missed this request
             self._cancel_unsent()
         elif self._state == ENDED:
             result.cancel()

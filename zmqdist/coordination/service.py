@@ -81,7 +81,7 @@ class CoordinationService:
         """Register the RPC methods at `service`, which must not be attached to a router yet.
 
         Args:
-          incarnation: the incarnation of the process that hosts the keeper. Another incarnation has other keys.
+          incarnation: the incarnation of the process that hosts the keeper. The keys of an earlier incarnation are lost.
           tasks: the tasks of the cluster, in its order. None means that every task that registers belongs to the cluster.
         """
         config = config or CoordinationConfig()
