@@ -1,7 +1,7 @@
 """Threads for the blocking part of finalizers, and the entry point of threads that run one function.
 
-The garbage collector runs a finalizer in any thread, between any two lines, and while the thread has any locks. While a finalizer runs, the
-process collects no other garbage. A finalizer therefore must not wait for a reply or a lock. It must not even wait until a thread has
+The garbage collector runs a finalizer in any thread, between any two lines, and while the thread holds any locks. While a finalizer runs,
+the process collects no other garbage. A finalizer therefore must not wait for a reply or a lock. It must not even wait until a thread has
 started, as `threading.Thread.start` does.
 """
 

@@ -59,7 +59,7 @@ class ReadAheadLimit:
 
     Attributes:
       size: the current limit.
-      low: the number of remaining elements at which the next run starts. Then a quarter of the limit, and at least one place, is free.
+      low: the number of remaining elements at which the next run starts. Then a quarter of the limit is free, but at least one place.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")

@@ -159,7 +159,7 @@ class _RepeatNode(OperatorNode):
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether to end after an empty pass. This is so if later passes would be empty too, or if empty passes would follow without
+        """Return whether to end after an empty pass, because every later pass would be empty, or because empty passes might follow without
         end.
 
         If other processes take elements too, they may have taken all elements of this pass, and a later pass may have elements.

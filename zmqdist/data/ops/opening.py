@@ -106,7 +106,7 @@ class DeferredNode:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the node, or None in its place before the node is opened, and whether opening the node has failed."""
+        """Return whether opening the node has failed, and the state of the node. This state is None until the node is opened."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

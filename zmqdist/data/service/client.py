@@ -2,8 +2,8 @@
 service.
 
 Each function checks its arguments at once. The transformation that `distribute` returns registers a dataset when `Dataset.apply` applies
-the transformation. This program requests elements only after it has created an iterator. Where programs depend on the error texts of
-tf.data service, the error texts are equal to those.
+the transformation. This program requests elements only after it has created an iterator. Error texts that programs may depend on are the
+same as in tf.data service.
 """
 
 from __future__ import annotations
