@@ -134,9 +134,7 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
 
 
 def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
-    """Wait until the dispatcher does not reply any more, or a process with another pid replies. Return False if `within_s` passes
-    before.
-    """
+    """Wait until the dispatcher does not reply any more, or a process with another pid replies. Return False if `within_s` passes first."""
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s

@@ -108,8 +108,8 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that the annotation is that of a plain
-    value or of a list of sections.
+    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that the annotation is for a plain value
+    or a list of sections.
     """
     if get_origin(hint) is list:
         return None

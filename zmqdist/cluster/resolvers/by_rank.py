@@ -18,7 +18,7 @@ from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
 
 
 class ResolverByRank(ClusterResolver):
-    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, unless `_launched` is set."""
+    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, except in a process of `zmqdist launch`."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
         self._launched = launched_cluster()
