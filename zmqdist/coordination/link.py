@@ -149,7 +149,7 @@ class KeeperLink:
         result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._requests.add(result)
-        if self._state == LOST:  # the keeper went after `ready`, when the link's thread may have missed this request
+        if self._state == LOST:  # the keeper went after `ready` returned: the link's thread may not know this request
             self._cancel_unsent()
         elif self._state == ENDED:
             result.cancel()

@@ -276,7 +276,7 @@ class CoordinationService:
             self._stopped, self._keys = True, Keys()
 
     def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """Have this connection stand for an incarnation of a task from now on, if this incarnation is registered."""
+        """Record that this connection stands for an incarnation of a task, if this incarnation is registered."""
         if not self._tasks.is_registered(task, incarnation):
             return
         previous = self._connections.get(task)
@@ -287,7 +287,7 @@ class CoordinationService:
 
     def _peer_gone(self, peer: Peer) -> None:
         for task, (connection, incarnation, pid) in list(self._connections.items()):
-            if connection is not peer:  # `task` is another task, or has connected again
+            if connection is not peer:  # another connection stands for this task
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
