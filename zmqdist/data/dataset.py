@@ -181,7 +181,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.ShardOp.build(checked_int(num_shards, "num_shards"), checked_int(index, "index")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """End before the first element for which `predicate` returns False."""
+        """Keep the elements before the first element for which `predicate` returns False."""
         return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
 
     def unique(self, name: str | None = None) -> Dataset:
@@ -488,7 +488,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         skipped.
 
         Args:
-          weights: float32 or float64 values, or a dataset of such vectors; None means equal. A dataset with weight 0 is never read.
+          weights: float32 or float64 values, or a dataset of such vectors; None means equal weights. A dataset with weight 0 is never read.
           stop_on_empty_dataset: whether to end as soon as a drawn dataset has ended.
           rerandomize_each_iteration: whether each iterator draws another sequence.
 

@@ -286,7 +286,7 @@ class OperatorNode:
         return self._stream
 
     def source(self) -> Iterator[Any]:
-        """Return the elements of the only input."""
+        """Return an iterator over the elements of the node's only input."""
         return self.children[0].stream()
 
     def restart(self) -> None:
@@ -328,7 +328,7 @@ class OperatorNode:
 
 
 class _IteratorCore:
-    """The part of an iterator that has the root node, and that creates one generator after another until the end of the data.
+    """The part of an iterator that has the root node, and that creates a new generator after each error and each load.
 
     It has no reference to the iterator, so that the iterator is freed when its user drops it.
     """

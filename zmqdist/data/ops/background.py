@@ -139,7 +139,7 @@ class ReadAhead:
 
     @staticmethod
     def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
-        """Wait until a candidate is ready. All candidates must share one `changed`."""
+        """Wait until one of the candidates is ready. They must share the condition `changed`."""
         for each in candidates:
             each.begin_checked()
         with candidates[0].changed:
@@ -212,7 +212,7 @@ class ReadAhead:
         self._ended = True
 
     def restart(self) -> None:
-        """Do nothing: the thread has restarted the node."""
+        """Do nothing, because the thread itself restarts the node."""
 
     def halt(self) -> None:
         """Stop the thread, and keep the elements that it has read."""

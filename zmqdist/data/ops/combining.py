@@ -274,7 +274,7 @@ class InterleaveNode(OperatorNode):
                     self._fill_all()
 
     def _turn_to_ready(self) -> None:
-        """Move `turn` to the next slot with an element that is ready. Wait until a slot has an element."""
+        """Move `turn` to the next slot with an element that is ready. If there is no such slot, wait for one."""
         while True:
             for step in range(len(self.slots)):
                 slot = self.slots[(self.turn + step) % len(self.slots)]

@@ -182,7 +182,7 @@ def crc32c() -> Callable[[bytes], int]:
 
 
 def masked(crc: int) -> int:
-    """Return a checksum in the form that TFRecord files contain."""
+    """Return a checksum in the masked form that TFRecord files contain."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

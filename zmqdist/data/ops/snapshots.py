@@ -45,7 +45,7 @@ package."""
 
 
 def checked_compression(compression: Any) -> str:
-    """Return the name in the metadata of a snapshot for a user's name of a compression. Raises InvalidArgumentError for an unknown name."""
+    """Return a snapshot's own name for the compression that a user has named. Raises InvalidArgumentError for an unknown name."""
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
         raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")

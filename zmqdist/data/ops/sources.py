@@ -138,7 +138,7 @@ class Range(Indexed):
         return made
 
     def ends(self) -> tuple[int | float, int | float]:
-        """Return the first and the last number."""
+        """Return the first and the last number of the range."""
         return self.start, self.start + (self.count() - 1) * self.step
 
     def count(self) -> int:

@@ -68,7 +68,7 @@ class Codec(NamedTuple):
         return packed if _worth(packed, view.nbytes) else None
 
     def decompress(self, data: Buffer, nbytes: int, peer: str = "sender") -> bytearray:
-        """Return the `nbytes` bytes that were compressed. The caller owns them.
+        """Decompress `data` to `nbytes` bytes, which the caller owns.
 
         Raises:
           WireError: the data are damaged, or do not decompress to `nbytes` bytes. The error text names the peer.
