@@ -1,5 +1,5 @@
-"""`zmqdist bench`: measure the speed of zmqdist on this host. Each figure is printed with its ratio to that of a simpler program, which is
-measured in the same run.
+"""`zmqdist bench`: measure the speed of zmqdist on this host. Each figure is printed with its ratio to the figure of a simpler program,
+which is measured in the same run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
     """Compare the speed of zmqdist with bare pyzmq and a process pool on this host.
 
     The command starts a cluster of two worker processes and measures calls, scheduled functions and large results. Each ratio compares two
-    times that were measured alternately in one run; times of different runs cannot be compared.
+    durations, which are measured in turns in one run. Durations of different runs cannot be compared.
 
-    To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a port
-    without keys, which sends every message back to its sender.
+    To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a port that
+    needs no key and sends every message back to its sender.
     """
     from zmqdist.errors import InvalidArgumentError
 

@@ -162,7 +162,7 @@ def _call(
 def connect(
     address: str, credentials: Credentials, role: str, timeout_s: float
 ) -> tuple[ZmqClient, dict[str, MethodInfo]]:
-    """Return a connected client, and the methods of its server by name. Raises OpError if the server cannot be reached or refuses."""
+    """Return a connected client and the server's methods by name. Raises OpError if the server is unreachable or refuses the client."""
     from zmqdist import errors
     from zmqdist.rpc import ZmqClient
 

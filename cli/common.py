@@ -63,7 +63,7 @@ def grace_option(help: str) -> Callable[[F], F]:
 
 
 def secret_options(command: F) -> F:
-    """Add the options --token-file, --keys and --insecure to a command. They say which secret to use if it is not in its usual place."""
+    """Add the options --token-file, --keys and --insecure to a command, for a secret in an unusual place or for no secret."""
     for option in (
         click.option(
             "--insecure",
@@ -87,11 +87,11 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
             parse_ports(ports)
         except ValueError as error:
             raise click.BadParameter(str(error), context, option) from None
-        os.environ[VARIABLE] = ports  # this process and its child processes read the variable
+        os.environ[VARIABLE] = ports  # this process and its child processes read the range from there
 
 
 def use_ports_of(config: ClusterConfig) -> None:
-    """Have this process choose free ports from the range in a cluster file. A range of --ports or the environment has precedence."""
+    """Have this process choose free ports from the range in a cluster file. A range from --ports or the environment wins."""
     from zmqdist.port_range import VARIABLE
 
     if config.ports is not None:
@@ -139,7 +139,7 @@ def ticket_options(command: F) -> F:
 
 
 def target_options(command: F) -> F:
-    """Add the options for a connection to a running server to a command: --timeout and the options for the secrets."""
+    """Add to a command the options for connecting to a running server: --timeout and the options for the secrets."""
     timeout = click.option(
         "--timeout",
         "timeout_s",
@@ -187,7 +187,7 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
 
 
 def _running_cluster(file: str) -> ClusterConfig:
-    """Return the config of the running cluster of a cluster file. The cluster runs on this host and has the `name` that the file has."""
+    """Return the config of the cluster that runs on this host under the `name` in a cluster file."""
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.errors import ConfigError, FailedPreconditionError, NotFoundError
     from zmqdist.launch.folders import folders_in_use
@@ -195,7 +195,7 @@ def _running_cluster(file: str) -> ClusterConfig:
     name = ClusterConfig.load(file, runtime_allowed=True).name
     found: list[ClusterConfig] = []
     for folder in folders_in_use():
-        with contextlib.suppress(ConfigError):  # the launcher of this folder is just starting or ending
+        with contextlib.suppress(ConfigError):  # the file is incomplete while its launcher starts or ends
             running = ClusterConfig.load(folder / "cluster.yaml", runtime_allowed=True)
             if running.name == name and running.runtime is not None:
                 found.append(running)
@@ -217,7 +217,7 @@ def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
 
 
 def printable_line(text: str) -> str:
-    """Return a text with unprintable characters replaced, because names in it are from other processes."""
+    """Return a text with unprintable characters replaced, because other processes have chosen the names in it."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

@@ -58,8 +58,8 @@ def drain(
     """Have a worker finish its running functions, and leave.
 
     WORKER is the name of the worker, such as worker:1. The command first says what becomes of everything that the worker has. It refuses
-    to drain the worker if this would lose values or work that no other worker can make again. Work that the worker has not begun returns
-    to the queue at once. The command does not wait until the worker has left.
+    the drain if this would lose values or work that no other worker can make again. Work that the worker has not begun returns to the queue
+    at once. The command does not wait until the worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
@@ -83,7 +83,7 @@ def drain(
 
 
 def report_lines(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the sentences of the dispatcher's reports about workers that leave, each after the name of its worker."""
+    """Return the dispatcher's reports about workers that leave, as lines that begin with the name of the worker."""
     return [printable_line(f"{report['worker']}: {line}") for report in reports for line in report["lines"]]
 
 
@@ -134,9 +134,7 @@ def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s
 
 
 def _ended(dispatcher: Dispatcher, pid: int, within_s: float) -> bool:
-    """Wait until the dispatcher does not reply any more, or a process with another pid replies. Return False if `within_s` passes
-    before.
-    """
+    """Wait until the dispatcher does not reply any more, or a process with another pid replies. Return False if `within_s` passes first."""
     from zmqdist.errors import OpError
 
     until = time.monotonic() + within_s

@@ -1,6 +1,6 @@
-"""Ctrl-C during imports. Python would print a traceback, or lose the interrupt in a callback of its import locks.
+"""Ctrl-C during imports, for which Python would print a traceback, or lose the interrupt in a callback of its import locks.
 
-SIGINT therefore has its default action during imports, and ends the process at once. The command has then begun no work that needs an
+SIGINT therefore has its default action during imports, and ends the process at once. At this point the command has no work that needs an
 orderly end.
 """
 

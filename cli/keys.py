@@ -29,10 +29,10 @@ def keys() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the keys as JSON; since_s is in seconds since 1970.")
 @target_options
 def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """Show the state, role, name, time and public key of each key that the dispatcher TARGET knows.
+    """Show each key that the dispatcher TARGET knows: its state, role, name, time of joining and public key.
 
-    Keys in the file `authorized` are static; all others joined with a ticket. The dispatcher refuses connections with a replaced key, but
-    a process that opened its port with this key keeps using it there.
+    Keys in the file `authorized` are static; all others joined with a ticket. The dispatcher refuses connections with a replaced key, but a
+    process that opened its port with this key still shows the key there.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -108,11 +108,11 @@ def make_token(
 @click.argument("folder", metavar="DIR")
 @ticket_options
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
-    """Make a key pair in the folder DIR, and join with it the dispatcher that made the ticket.
+    """Make a key pair in the folder DIR, and have the dispatcher that made the ticket admit it.
 
-    The folder may have no keys, except those of an earlier join under the same name. The command reads the ticket from standard input,
-    unless an option gives a file or descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this
-    host. The secret key never leaves this host.
+    If the folder has keys already, they must be those of an earlier join under the same name. The command reads the ticket from standard
+    input, unless an option gives a file or descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on
+    this host. The secret key never leaves this host.
     """
     from zmqdist.transport.join_ticket import join, read_ticket
 
@@ -130,7 +130,8 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any) -> None:
     """Revoke the keys of a name (worker:3), or one public key as `list` prints it, and end their connections.
 
-    The name of a role, such as submit, means its static key and the keys that joined under just this name; the command prints each key.
+    If the name is a role, such as submit, the command revokes the role's static key and the keys that joined under exactly this name. It
+    prints each revoked key.
 
     The dispatcher refuses a revoked key at once and for ever, and other members refuse it within seconds. Functions that a revoked worker
     was running run again on other workers. Unused tickets of the name become invalid, too.
@@ -151,7 +152,7 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
     """Have all members of the dispatcher TARGET that joined with a ticket make new key pairs. No work is lost.
 
-    Each member registers its new key over a connection with its old key, which the dispatcher refuses some seconds later. You replace
+    Each member registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. You replace
     static keys yourself (zmqdist keygen).
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:

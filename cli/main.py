@@ -1,4 +1,4 @@
-"""The command `zmqdist`. It finds the subcommand, and reports an error of the subcommand by one line and an exit code.
+"""The command `zmqdist`. It finds the subcommand, and reports an error of the subcommand with one line and an exit code.
 
 The module of a subcommand is imported when a user runs the subcommand, because some of these modules import NumPy and ZeroMQ, which
 `zmqdist --help` does not need. Each short help is therefore written here as well as at its command. tests/cli/test_help.py compares the two
@@ -85,7 +85,7 @@ class Commands(click.Group):
         except (OpError, ConfigError, NotImplementedError) as error:
             report(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
-        except BrokenPipeError:  # not left to click, which would exit with code 1
+        except BrokenPipeError:  # caught here, because click would exit with code 1
             discard_output()
             ctx.exit(int(ExitCode.OK))
 

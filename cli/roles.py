@@ -213,7 +213,7 @@ def worker(
 def _load(file: str) -> ClusterConfig:
     from zmqdist.cluster import ClusterConfig
 
-    # In a pod the file is the one that `zmqdist launch --render` wrote, with `runtime`.
+    # In a pod, `zmqdist launch --render` wrote the file, which therefore has the section `runtime`.
     return ClusterConfig.load(file, runtime_allowed=True)
 
 

@@ -94,8 +94,9 @@ def server(
 
 
 def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None, dict[str, Any]]:
-    """Return the cluster of a cluster file, the folder of its keys, and the config of the server. The config has the slots that the task
-    gets when a program recruits it as a worker."""
+    """Return the cluster of a cluster file, the folder of its keys, and the config of the server. The config says how many slots the task
+    has as a worker.
+    """
     from zmqdist.cluster import ClusterConfig
 
     config = ClusterConfig.load(path)

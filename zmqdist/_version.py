@@ -1,3 +1,3 @@
-"""The version. setup.cfg and the hello read it from this module."""
+"""The version of zmqdist, which setup.cfg and all other modules read from here."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Threads for the blocking part of finalizers, and the entry point of threads that run one function.
 
-The garbage collector runs a finalizer in any thread, between any two lines, and while the thread has any locks. While a finalizer runs, the
-process collects no other garbage. A finalizer therefore must not wait for a reply or a lock. It must not even wait until a thread has
+The garbage collector runs a finalizer in any thread, between any two lines, and while the thread holds any locks. While a finalizer runs,
+the process collects no other garbage. A finalizer therefore must not wait for a reply or a lock. It must not even wait until a thread has
 started, as `threading.Thread.start` does.
 """
 
@@ -60,7 +60,7 @@ def wait_finished(within_s: float) -> bool:
 def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
     """Start a `threading.Thread` that runs the function.
 
-    The thread that calls `_begin` was started without `threading`, so that log records and `threading.enumerate` could not name it.
+    The thread that calls `_begin` was started without `threading`, so log records and `threading.enumerate` cannot name it.
     """
     try:
         threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()

@@ -47,8 +47,8 @@ def thread_variables(threads: int | None, slots: int, environment: Mapping[str, 
 
 
 def threads_in(environment: Mapping[str, str]) -> int:
-    """Return the number of threads of a slot that starts with this environment. 0 means that the variables have no number, or different
-    ones.
+    """Return the number of threads of a slot that starts with this environment. 0 means that the variables are unset, are no numbers, or
+    differ.
     """
     said = {environment[name] for name in VARIABLES if name in environment}
     (number, *others) = said or {""}

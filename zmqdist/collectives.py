@@ -29,8 +29,8 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def of(op: Any) -> ReduceOp:
-        """Return the ReduceOp of a name, such as "sum". Upper and lower case are equal, and "product" is another name of "prod". A
-        ReduceOp is returned unchanged.
+        """Return the ReduceOp of a name, such as "sum". Case does not matter, and "product" is another name for "prod". A ReduceOp is
+        returned unchanged.
 
         Raises ValueError for any other value.
         """
@@ -59,8 +59,8 @@ class CommunicationOptions:
     """Options of collectives.
 
     Attributes:
-      bytes_per_pack: the most bytes of neighbouring arrays of a structure that are reduced together. 0 means the default. Results do not
-        depend on this number.
+      bytes_per_pack: neighbouring arrays of a structure are reduced together up to about this number of bytes. 0 means the default. Results
+        do not depend on this number.
       timeout_seconds: the time limit of each collective. None means the default, limits.COLLECTIVE_TIMEOUT_S.
       implementation: TensorFlow's choice of an implementation. It has no effect.
     """
@@ -113,13 +113,13 @@ class CollectiveMember(Protocol):
     def all_reduce(
         self, x: Any, op: Any = "sum", group: Any = None, timeout: float | None = None, *, options: Any = None
     ) -> Any:
-        """Reduce a value of all members, as `Server.all_reduce`."""
+        """Reduce the values of all members, as `Server.all_reduce` does."""
 
     def all_gather(self, x: Any, axis: int = 0, group: Any = None, timeout: float | None = None) -> Any:
-        """Concatenate the values of all members, as `Server.all_gather`."""
+        """Concatenate the values of all members, as `Server.all_gather` does."""
 
     def broadcast(self, x: Any, root: int = 0, group: Any = None, timeout: float | None = None) -> Any:
-        """Return the value of one member at every member, as `Server.broadcast`."""
+        """Return the value of one member at every member, as `Server.broadcast` does."""
 
 
 class CrossDeviceOps:

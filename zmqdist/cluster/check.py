@@ -108,8 +108,8 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that the annotation is that of a plain
-    value or of a list of sections.
+    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that the annotation is for a plain value
+    or a list of sections.
     """
     if get_origin(hint) is list:
         return None
@@ -142,7 +142,7 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
                 return say(item), (*path, index)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not _fits(hint, {key: ""}, text_keys):  # the key is wrong, because every mapping accepts "" as a value
+            if not _fits(hint, {key: ""}, text_keys):  # the key is wrong, because "" is a valid value in every mapping
                 return f"the key {displayed(key)}", (*path, key)
             if not _fits(hint, {key: item}, text_keys):
                 return say(item), (*path, key)

@@ -34,7 +34,7 @@ from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
 from zmqdist.files import read_regular
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml builds the same nodes ten times faster
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml builds the same nodes ten times as fast as Python
 _TAG = "tag:yaml.org,2002:"
 _TOO_DEEP = f"is nested more than {limits.DEPTH_MAX} levels deep"
 
@@ -94,8 +94,8 @@ class ClusterConfig(Section, frozen=True):
           runtime_allowed: whether the file may have the section `runtime`, which a launcher writes for its roles.
 
         Raises:
-          ConfigError: the file cannot be read, is not YAML, or has a mistake. The text describes the first mistake. This method does not
-            find a host that does not exist, a port in use or a missing program. They cause errors when the cluster starts.
+          ConfigError: the file cannot be read, is not YAML, or has a mistake. The text describes the first mistake. A host that does not
+            exist, a port in use or a missing program is not noticed here, but when the cluster starts.
         """
         return _load(os.fspath(path), runtime_allowed=runtime_allowed, launcher=launcher)
 
@@ -315,7 +315,7 @@ def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
     indent = rows[line - 1] if line <= len(rows) else ""
     if "\t" in indent[: len(indent) - len(indent.lstrip())]:
         return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
-    if "nesting depth" in str(error.problem):  # libyaml has a limit of its own, and reaches it first if it reads ahead
+    if "nesting depth" in str(error.problem):  # libyaml reads ahead, so it may reach its own limit first
         return ConfigError(path, line, "(file)", _TOO_DEEP)
     return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
 

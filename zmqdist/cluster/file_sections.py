@@ -2,7 +2,7 @@
 
 The type annotation of a key has three parts: the type with the allowed range, the description, which editors show with the help of the JSON
 Schema, and a phrase for the allowed values, which error texts contain. Rules that involve several keys are in `check.py`. Paths of folders
-and files are relative to the working directory of the command. A folder that is null means that there is no folder.
+and files are relative to the working directory of the command. Null in place of a folder means that there is no folder.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class WorkerJob(ServingJob, frozen=True):
     ] = limits.CANCEL_GRACE_S
 
     def most(self) -> int:
-        """Return the largest number of workers that the launcher starts without a request: `max`, or else the number in the file."""
+        """Return the largest number of workers that the launcher starts on its own: `max`, or else the number in the file."""
         return len(self.indices()) if self.max is None else self.max
 
     def slots_here(self) -> int:
@@ -316,7 +316,7 @@ class SecurityConfig(Section, frozen=True):
 
 
 class RuntimeConfig(Section, frozen=True):
-    """Values that are known when the cluster runs. The launcher writes them for its child processes.
+    """Values that are known only when the cluster runs. The launcher writes them for its child processes.
 
     Attributes:
       dispatcher: the target of the dispatcher, `zmq://host:port`.

@@ -135,7 +135,7 @@ class RayRole(Section, frozen=True):
 
 
 class RayConfig(Section, frozen=True):
-    """A Ray cluster that runs already and places the workers and ps."""
+    """A Ray cluster that already runs and places the workers and ps."""
 
     address: Annotated[str, documented("Where Ray is, as ray.init takes it.", "host:port, or auto")] = "auto"
     worker: Annotated[RayRole, documented("Resources that each worker requests.", "a mapping")] = RayRole()

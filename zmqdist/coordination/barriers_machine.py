@@ -1,10 +1,10 @@
-"""Barriers: points at which tasks of a set wait until all of them have called. No I/O.
+"""Barriers: points at which tasks wait until all tasks of a set have arrived. No I/O.
 
 Theory of operation
     A barrier has a name and can be used any number of times. Each use is a round with a number. In its call a task names the number of its
-    round: the round after the last round whose end the task has seen. By this number the machine detects a restarted task, which would
-    meet the other tasks in a wrong round. The current round then fails for all tasks, or the next round if no round is current. After
-    that all tasks are in step again, in whatever order they called.
+    round: the round after the last round whose end the task has seen. By this number the machine detects a restarted task, which counts
+    rounds from 0 again. The current round then fails for all tasks, or the next round if no round is current. After that all tasks are in
+    step again, in whatever order they called.
     The first caller begins a round, and decides which tasks belong to the round and when it times out. A round ends once, in the same way
     for all of its tasks: it passes, or fails with an error. A task that calls a round after its end gets the outcome at once, and
     continues with the next round.
@@ -48,7 +48,7 @@ from zmqdist.limits import BARRIERS_MAX
 
 
 class RoundOutcome(NamedTuple):
-    """The outcome of a round. `counter` is the number of the last round that has ended, after which the caller's next round comes."""
+    """The outcome of a round. `counter` is the number of the last round that has ended. The caller's next round has the next number."""
 
     code: int
     message: str
@@ -105,7 +105,7 @@ class Barriers:
 
         Args:
           earliest_deadline: whether a later caller with an earlier deadline shortens the round. If False, the first deadline holds.
-          out_of_step: the code with which a round ends if a task has called it with another number than the other tasks.
+          out_of_step: the code with which a round ends if its tasks called the barrier with different numbers.
         """
         self.deadline = inf
         self._earliest_deadline = earliest_deadline
@@ -129,7 +129,7 @@ class Barriers:
         return barrier is not None and task in barrier.late
 
     def is_over(self, name: str, counter: int, task: Task) -> bool:
-        """Return whether this round is over: it has ended, or a later round has begun. If so, the task counts as notified of the end."""
+        """Return whether this round is over: it has ended, or a later round has begun. If so, `task` counts as notified of the end."""
         barrier = self._barriers.get(name)
         if barrier is None or not self._is_past(barrier, counter):
             return False
@@ -329,13 +329,14 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            # Also if no round of the barrier has ended here: the first caller of the current round has named a later number.
+            # This round is past, even if no round has ended here, because the first caller of the current round named a later number.
             return True
         return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
-        """Return whether the caller lacks rounds: it names a round before the last round, or it names the last round and was restarted
-        after it."""
+        """Return whether the caller has missed rounds: it names a round before the last round, or it names the last round but was restarted
+        after that round.
+        """
         assert barrier.counter is not None
         return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
 

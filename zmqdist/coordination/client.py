@@ -118,7 +118,7 @@ class CoordinationClient:
         self._request("cancel_barrier", self._identity(), name, self._link.counter(name))
 
     def wait_for_all(self, devices: Iterable[str] = (), timeout: float | None = None) -> list[str]:
-        """Wait until all tasks of the cluster have called this method. Use it as the first sign that the cluster is complete.
+        """Wait until all tasks of the cluster have called this method. Use it at the start, to know that the cluster is complete.
 
         Args:
           devices: names of this task's devices, or any other texts for the other tasks.

@@ -3,7 +3,7 @@
 Rules
     A key is a path: "dir/name". Slashes at its ends have no meaning, and several slashes in a row count as one slash. Deleting a key also
     deletes all keys below the key.
-    The store owns its values, because the runtime passes copies. `nbytes` is the size with which a value counts.
+    The store owns its values, because the runtime passes copies. `nbytes` is the size of a value, which counts towards `bytes_max`.
 
 Promises, checked by tests/machines/test_keys.py
     P1  a key has the value that was set last; without `overwrite` the first value stays

@@ -133,7 +133,7 @@ class KeeperLink:
         """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: when to stop waiting for the keeper to appear, by `time.monotonic`. Later the keeper itself watches the request's time-out.
+          due: when to stop waiting for the keeper to appear, by `time.monotonic`. After that the keeper watches the request's time-out.
           wait: the description with which the log reports the wait at intervals; None means that it is not logged.
 
         Raises:
@@ -149,7 +149,7 @@ class KeeperLink:
         result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._requests.add(result)
-        if self._state == LOST:  # the keeper has gone since `ready`, and the thread may not have seen this request
+        if self._state == LOST:  # the keeper went after `ready` returned: the link's thread may not know this request
             self._cancel_unsent()
         elif self._state == ENDED:
             result.cancel()
@@ -213,7 +213,7 @@ class KeeperLink:
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """Note that a round of a barrier has ended. Drop the least recently used name if too many are counted, as the keeper does."""
+        """Note that a round of a barrier has ended. If too many names are counted, drop the least recently used one, as the keeper does."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:
@@ -239,7 +239,7 @@ class KeeperLink:
         """
         try:
             if self._state == UP:
-                # `close` comes later, so that signs of life are sent meanwhile.
+                # Call `close` only after this, because the thread has to send signs of life while this task waits.
                 self.request("leave", self.identity, True)
         finally:
             self.close(notify=False)

@@ -1,10 +1,10 @@
-"""The tasks of a cluster: which of them are alive, which have failed, and for what they wait together. No I/O.
+"""The tasks of a cluster: which of them are alive, which have failed, and what they wait for together. No I/O.
 
 Theory of operation
     A task registers under its name and its incarnation, a number that its process has drawn, and is up from then on. It polls for errors
-    all the time, and each poll is a sign of life. A task gets into error when it reports an error itself, is silent for
+    all the time, and each poll is a sign of life. A task goes into error when it reports an error itself, is silent for
     `heartbeat_timeout_s`, does not reconnect as the same incarnation within `reconnect_grace_s`, or registers as another incarnation. It
-    also gets into error when the runtime sees its process end. The error ends the barriers that wait for the task, and is reported to all
+    also goes into error when the runtime sees its process end. The error ends the barriers that wait for the task, and is reported to all
     tasks, unless the job of the task may recover. The task stays in error until it is `reset`. A lost task may register again without a
     reset if its job may recover, or if `new_incarnation_may_return` is set.
     A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so the machine replies to requests of
@@ -214,7 +214,7 @@ class Coordination:
     ) -> list[Effect]:
         """Note that a task polls for errors, which is also a sign of life.
 
-        The reply is sent as soon as errors with numbers above `after` exist: a list of these TaskErrors. At `until` it is an empty list.
+        The reply is a list of the TaskErrors with numbers above `after`, as soon as there are any. At `until` it is an empty list.
         """
         problem = self._problem(task, incarnation, now)
         if problem is not None:
@@ -333,7 +333,7 @@ class Coordination:
     def waited_for_all(
         self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
     ) -> list[Effect]:
-        """Note that a task has called `wait_for_all`. The reply has the devices of all tasks, in order, when all tasks have called."""
+        """Note that a task has called `wait_for_all`. When all tasks have called, the reply has the devices of all tasks, in order."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -552,7 +552,7 @@ class Coordination:
         return effects + self._reply_alive()
 
     def _to_callers(self, effects: list[Effect], now: float) -> list[Effect]:
-        """Return `effects`, but replace the outcomes of SHUTDOWN and ALL_TASKS by the replies for which the callers wait."""
+        """Return `effects`, but replace the outcomes of the barriers SHUTDOWN and ALL_TASKS by the replies that the callers expect."""
         outgoing: list[Effect] = []
         leaving: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
@@ -571,7 +571,7 @@ class Coordination:
         return outgoing + self._end_shutdown(leaving, now)
 
     def _end_shutdown(self, leaving: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
-        """Let the tasks that waited at SHUTDOWN leave. If the round has failed, put the tasks that are still up into error."""
+        """Let the tasks that waited at the barrier SHUTDOWN leave. If the round has failed, put the tasks that are still up into error."""
         effects: list[Effect] = []
         for place, outcome in leaving:
             if outcome.code != CANCELLED:  # CANCELLED: the task has repeated its request, so its second ticket waits

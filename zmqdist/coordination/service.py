@@ -81,7 +81,7 @@ class CoordinationService:
         """Register the RPC methods at `service`, which must not be attached to a router yet.
 
         Args:
-          incarnation: the incarnation of the process that hosts the keeper. Another incarnation has other keys.
+          incarnation: the incarnation of the process that hosts the keeper. The keys of an earlier incarnation are lost.
           tasks: the tasks of the cluster, in its order. None means that every task that registers belongs to the cluster.
         """
         config = config or CoordinationConfig()
@@ -276,7 +276,7 @@ class CoordinationService:
             self._stopped, self._keys = True, Keys()
 
     def _bind_connection(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """Have this connection stand for an incarnation of a task from now on, if this incarnation is registered."""
+        """Record that this connection stands for an incarnation of a task, if this incarnation is registered."""
         if not self._tasks.is_registered(task, incarnation):
             return
         previous = self._connections.get(task)
@@ -287,7 +287,7 @@ class CoordinationService:
 
     def _peer_gone(self, peer: Peer) -> None:
         for task, (connection, incarnation, pid) in list(self._connections.items()):
-            if connection is not peer:  # this connection is of another task, or is a newer connection of the same task
+            if connection is not peer:  # another connection stands for this task
                 continue
             del self._connections[task]
             self._perform(self._tasks.away(task, incarnation, self._loop.now()))
@@ -295,7 +295,7 @@ class CoordinationService:
                 self._check_process_end(task, incarnation, pid, PROCESS_END_PAUSE_S)
 
     def _check_process_end(self, task: Task, incarnation: int, pid: int, pause_s: float) -> None:
-        """Report a task on this host that is away as lost if its process has ended. Otherwise check again later."""
+        """If the process of a disconnected task on this host has ended, report the task as lost. Otherwise check again later."""
         if task in self._connections or not self._tasks.is_away(task, incarnation):
             return
         now = self._loop.now()

@@ -49,7 +49,7 @@ class CoordinationSnapshot:
     Attributes:
       state: "looking" (the keeper has never replied), "up" (registered), "lost" (the keeper has gone), "refused" (the keeper refuses this
         task), "resetting" or "ended". A client that is not a task is in state "looking" until it is closed.
-      requests: the number of requests that wait for the keeper's reply, without the poll for errors.
+      requests: the number of requests that wait for the keeper's reply, not counting the poll for errors.
       barriers: the names of barriers for which this task has counted rounds, the least recently used name first.
     """
 

@@ -186,7 +186,7 @@ class BlockWriter:
         head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
         self._file.write(head.encode() + b"\n")
         for array in arrays:
-            # Write the bits of dtypes of ml_dtypes, because NumPy's header cannot name these dtypes.
+            # Write arrays of ml_dtypes as unsigned integers, because NumPy's header cannot name their dtypes.
             known = (
                 array.dtype.isbuiltin == 1 or array.dtype.names is not None or array.dtype.type.__module__ == "numpy"
             )

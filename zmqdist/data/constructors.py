@@ -36,7 +36,7 @@ def _plain(number: Any) -> int | float:
 def _is_iterable_of_torch(source: Any) -> bool:
     """Return whether `source` is a torch IterableDataset. Such a dataset must be read by `iter`, because its `__getitem__` always raises.
 
-    Does not import torch, because a program with such an object has imported it.
+    Does not import torch, because a program with such an object has already imported it.
     """
     torch = sys.modules.get("torch.utils.data")
     return torch is not None and isinstance(source, torch.IterableDataset)

@@ -181,7 +181,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.ShardOp.build(checked_int(num_shards, "num_shards"), checked_int(index, "index")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """End before the first element for which `predicate` returns False."""
+        """Keep the elements before the first element for which `predicate` returns False."""
         return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
 
     def unique(self, name: str | None = None) -> Dataset:
@@ -337,8 +337,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Group elements by key, and return a dataset of the elements of all datasets that `reduce_func(key, dataset)` returns.
 
-        `reduce_func` is called when `window_size` elements of one key have come together, and at the end of the input with the remaining
-        elements of each key.
+        `reduce_func` is called as soon as a key has `window_size` elements, and at the end of the input with the remaining elements of each
+        key.
 
         Raises:
           ValueError: not exactly one of `window_size` and `window_size_func` was passed. While iterating: a key is not an integer.
@@ -462,7 +462,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Take each element from the dataset whose index comes next in `choice_dataset`.
 
         Args:
-          stop_on_empty_dataset: True ends when the chosen dataset has ended. False skips choices of datasets that have ended.
+          stop_on_empty_dataset: True ends the iteration when a chosen dataset has ended. False skips choices of datasets that have ended.
 
         Raises:
           ValueError: there are no datasets.
@@ -484,11 +484,11 @@ class Dataset(DatasetConstructors, DatasetResults):
         rerandomize_each_iteration: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Take each element from a dataset that is drawn at random, with probabilities by weight. Draws of datasets that have ended are
+        """Take each element from a dataset that is drawn at random, in proportion to `weights`. Draws of datasets that have ended are
         skipped.
 
         Args:
-          weights: float32 or float64 values, or a dataset of such vectors; None means equal. A dataset with weight 0 is never read.
+          weights: float32 or float64 values, or a dataset of such vectors; None means equal weights. A dataset with weight 0 is never read.
           stop_on_empty_dataset: whether to end as soon as a drawn dataset has ended.
           rerandomize_each_iteration: whether each iterator draws another sequence.
 

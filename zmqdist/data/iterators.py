@@ -221,7 +221,7 @@ class Context:
         return self._splits(source, repetition, taken)
 
     def set_repetition(self, source: int, repetition: int) -> None:
-        """Record the repetition in which a source is after a state was loaded. When the source is opened next, it begins the following
+        """Record which repetition of a source a loaded state continues. The next time that the source is opened, it begins the following
         repetition.
         """
         self._repetitions[source] = repetition
@@ -286,7 +286,7 @@ class OperatorNode:
         return self._stream
 
     def source(self) -> Iterator[Any]:
-        """Return the elements of the only input."""
+        """Return an iterator over the elements of the node's only input."""
         return self.children[0].stream()
 
     def restart(self) -> None:
@@ -328,7 +328,7 @@ class OperatorNode:
 
 
 class _IteratorCore:
-    """The part of an iterator that has the root node, and that creates one generator after another until the end of the data.
+    """The part of an iterator that has the root node, and that creates a new generator after each error and each load.
 
     It has no reference to the iterator, so that the iterator is freed when its user drops it.
     """
@@ -518,7 +518,7 @@ _state_budget: ContextVar[list[int]] = ContextVar("state_budget")
 
 
 def _payload_bytes(value: Any) -> int:
-    """Return the number of bytes of the arrays and strings in an element. In a dataset, the arguments of its operators count."""
+    """Return the number of bytes of the arrays and strings in an element. For a dataset, this counts the arguments of its operators."""
     if is_dataset(value):
         return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
     if isinstance(value, (tuple, dict)):

@@ -1,7 +1,7 @@
 """Functions that return datasets of the content of files, with the names and arguments of tf.data.
 
-`filenames` is a string, a list of strings, or a Dataset of strings. Files are read one after another. With `num_parallel_reads`, this
-number of files is open at the same time. A thread reads each open file, and the dataset yields one record of each in turn. Iterating raises
+`filenames` is a string, a list of strings, or a Dataset of strings. Files are read one after another. With `num_parallel_reads`, that many
+files are open at the same time. A thread reads each open file, and the dataset yields one record of each in turn. Iterating raises
 NotFoundError for a file that does not exist. `buffer_size` is accepted and ignored, because the operating system reads ahead.
 """
 

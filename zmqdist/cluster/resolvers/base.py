@@ -50,9 +50,7 @@ class ClusterResolver(abc.ABC):
         """
 
     def _task_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
-        """Return the URL of the task with this type and id, which are by default those of this process. "" means that they are not
-        known.
-        """
+        """Return the URL of the task with this type and id, by default of the task of this process. "" means that no task is known."""
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
@@ -61,9 +59,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str:
-        """The kind of environment in which this process runs, as a word that the author of the resolver has chosen. "" means no such
-        word.
-        """
+        """The kind of environment in which this process runs, as a word that the author of the resolver has chosen, or ""."""
         return ""
 
     @property

@@ -1,9 +1,9 @@
 """The base class of resolvers for systems that give each process a number, its rank. The rank of a process determines its task.
 
 Rules
-    Every process computes an equal list of addresses. The list has the hosts in order, and for each host one port for each process on the
-    host, from `port_base` on. The first job in the order of names gets the first addresses, the next job the following ones, and so on. The
-    rank of a process is the position of its address in the list.
+    Every process computes the same list of addresses. The list goes through the hosts in order, and has an address for each process of a
+    host, with ports from `port_base` on. The first job in the order of names gets the first addresses, the next job the following ones, and
+    so on. The rank of a process is the position of its address in the list.
 
     In a process that `zmqdist launch` has started, the resolver describes the launcher's cluster (launched.py) and does not read ranks.
 """
@@ -18,7 +18,7 @@ from zmqdist.cluster.resolvers.launched import has_no_address, launched_cluster
 
 
 class ResolverByRank(ClusterResolver):
-    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, unless `_launched` is set."""
+    """A resolver for processes with ranks. The constructor of a subclass calls `_place`, except in a process of `zmqdist launch`."""
 
     def __init__(self, port_base: int, rpc_layer: str | None) -> None:
         self._launched = launched_cluster()

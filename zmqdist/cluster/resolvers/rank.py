@@ -25,11 +25,11 @@ NODELIST: Final = "SLURM_JOB_NODELIST"
 
 
 class _Family(NamedTuple):
-    """The environment variables of one system. Each attribute has all names that versions of the system use for the variable.
+    """The environment variables of one system. Each attribute has the names that versions of the system give to one variable.
 
     Attributes:
-      rank, size: the number of this process among all processes, and the number of all processes.
-      local_rank, local_size: the number of this process among the processes of its host, and the number of these processes.
+      rank, size: variables for the rank of this process, and for the number of all processes.
+      local_rank, local_size: variables for the rank of this process on its host, and for the number of processes on the host.
     """
 
     system: str

@@ -31,8 +31,8 @@ class SlurmClusterResolver(ResolverByRank):
     GPUs to this process.
 
     `task_type` and `task_id` are known at once. As in TensorFlow, `get_task_info` and `master` know the task of this process only after the
-    first call of `cluster_spec`, or after a user has set the task. In a process that `zmqdist launch` has started, all of them describe the
-    launcher's cluster, and the arguments have no effect.
+    first call of `cluster_spec`, or after a user has set the task. In a process that `zmqdist launch` has started, the resolver describes
+    the launcher's cluster, and the arguments have no effect.
 
     Args:
       jobs: the number of tasks of each job. By default all tasks are workers.

@@ -59,7 +59,7 @@ class ReadAheadLimit:
 
     Attributes:
       size: the current limit.
-      low: the number of remaining elements at which the next run starts. Then a quarter of the limit, and at least one place, is free.
+      low: the number of remaining elements at which the next run starts. Then a quarter of the limit is free, but at least one place.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -85,7 +85,7 @@ class ReadAheadLimit:
 
 
 class ReadAhead:
-    """Replaces a node for its reader, and reads the node in a thread: `least` elements ahead, or up to `most` elements if they are computed
+    """Takes the place of a node, and reads that node in a thread: `least` elements ahead, or up to `most` elements if they are computed
     quickly.
 
     The thread starts with the first read, or with `begin`. It reads in runs, and holds `_run_lock` during a run. A run ends when the limit
@@ -139,7 +139,7 @@ class ReadAhead:
 
     @staticmethod
     def wait_for_one(candidates: Sequence[ReadAhead]) -> None:
-        """Wait until a candidate is ready. All candidates must share one `changed`."""
+        """Wait until one of the candidates is ready. They must share the condition `changed`."""
         for each in candidates:
             each.begin_checked()
         with candidates[0].changed:
@@ -212,7 +212,7 @@ class ReadAhead:
         self._ended = True
 
     def restart(self) -> None:
-        """Do nothing: the thread has restarted the node."""
+        """Do nothing, because the thread itself restarts the node."""
 
     def halt(self) -> None:
         """Stop the thread, and keep the elements that it has read."""

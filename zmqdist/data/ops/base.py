@@ -95,7 +95,7 @@ class Op:
       node: the class that runs the operator.
       in_background: whether the operator reads its inputs in a thread.
       is_reader: whether the operator reads the files that its input names. FILE sharding looks for such operators.
-      instead: the end of the error text if the operator cannot run on portions, which says what the user can do instead.
+      instead: the end of the error text for an operator that cannot run on portions: what the user can do instead.
     """
 
     name: ClassVar[str]
@@ -124,8 +124,8 @@ class Op:
         return inputs[0]
 
     def infer(self, dataset: DatasetLike) -> Any:
-        """Compute the first element of `dataset`, which has this operator, and return the element's spec. Return UNKNOWN_SPEC if `dataset`
-        is empty.
+        """Compute the first element of `dataset`, whose last operator this is, and return the element's spec. Return UNKNOWN_SPEC if
+        `dataset` is empty.
         """
         for first in dataset.probe():
             return spec_of(first)
@@ -149,8 +149,8 @@ class Op:
         varies.
 
         Raises:
-          UnimplementedError: the operator does not look at one element at a time, so that it would yield other elements for consecutive
-            portions of the input than for the whole input.
+          UnimplementedError: the operator does not look at one element at a time, so the portions of the input would yield other elements
+            than the whole input.
         """
         raise UnimplementedError(
             f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, as exactly-once"

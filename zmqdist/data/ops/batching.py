@@ -184,8 +184,8 @@ class Unbatch(Op):
 
 
 def rows_in(spec: Any) -> int | None:
-    """Return the length along axis 0 that a spec states for all leaves, or None if it states none. Raises ValueError for scalars and
-    different lengths.
+    """Return the length along axis 0 that a spec states for all leaves, or None if the length of a leaf is unknown. Raises ValueError for
+    scalars and different lengths.
     """
     sizes: set[int | None] = set()
     for one in leaves_of(spec):

@@ -63,7 +63,7 @@ class _CacheNode(OperatorNode):
                 yield x
             else:
                 yield self._record(x)
-        if not self.context.probing:  # a probe must not leave a record
+        if not self.context.probing:  # the probe for the spec must leave no record
             self.dataset.memory.values["cache has dicts"] = self.dicts
             self.dataset.memory.values["cache"] = self.recorded
 

@@ -159,7 +159,7 @@ class _RepeatNode(OperatorNode):
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether to end after an empty pass. This is so if later passes would be empty too, or if empty passes would follow without
+        """Return whether to end after an empty pass, because every later pass would be empty, or because empty passes might follow without
         end.
 
         If other processes take elements too, they may have taken all elements of this pass, and a later pass may have elements.
@@ -212,7 +212,7 @@ def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
 class InterleaveNode(OperatorNode):
     """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of one open dataset in the cycle.
 
-    Without threads, a slot whose dataset has ended is filled with the dataset of the next input when it is the slot's turn again. With
+    Without threads, a slot whose dataset has ended gets the dataset of the next input element when it is the slot's turn again. With
     threads, the slot is filled at once, so that a thread can read the dataset ahead. The order of elements is the same with and without
     threads, because slots become free in the order of their next turns. If the input raised an error, (BufferedError, None) is in the slot
     until the slot's turn.
@@ -274,7 +274,7 @@ class InterleaveNode(OperatorNode):
                     self._fill_all()
 
     def _turn_to_ready(self) -> None:
-        """Move `turn` to the next slot with an element that is ready. Wait until a slot has an element."""
+        """Move `turn` to the next slot with an element that is ready. If there is no such slot, wait for one."""
         while True:
             for step in range(len(self.slots)):
                 slot = self.slots[(self.turn + step) % len(self.slots)]
@@ -512,11 +512,11 @@ class _Selecting(Op):
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Yields each element from an input after the first input. The elements of the first input are the indices of these inputs."""
+    """Yields each element from one of several inputs. The first input yields the indices of the other inputs to read."""
 
 
 class _SelectorNode(OperatorNode):
-    """Draws indices of inputs by weight. If the node has an input, it yields the weights."""
+    """Draws random indices by weight. If the node has an input, this input yields the weights."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -545,7 +545,7 @@ class _SelectorNode(OperatorNode):
 @operator("selector", _SelectorNode)
 @dataclass(frozen=True)
 class Selector(Op):
-    """Yields random indices by weight. `sample_from_datasets` is `choose_from_datasets` with this as the first input."""
+    """Yields random indices by weight. `sample_from_datasets` is `choose_from_datasets` with a Selector as the first input."""
 
     weights: tuple[float, ...] | None
     seed: tuple[int, int] | None

@@ -20,7 +20,7 @@ from zmqdist.errors import CancelledError
 
 
 class DeferredNode:
-    """Replaces a node for its reader, and creates the node at the first read.
+    """Takes the place of a node, and creates that node at the first read.
 
     Attributes:
       opened: an event that is set when the node has been opened, or when it is certain that the node will never be opened.
@@ -85,7 +85,7 @@ class DeferredNode:
         return node
 
     def restart(self) -> None:
-        """Restart the node, if it is created, as `OperatorNode.restart` says."""
+        """Restart the node if it exists, as `OperatorNode.restart` does."""
         if self._node is not None:
             self._node.restart()
 
@@ -101,12 +101,12 @@ class DeferredNode:
             node.abandon()
 
     def close(self) -> None:
-        """Close the node, if it is created, as `OperatorNode.close` says."""
+        """Close the node if it exists, as `OperatorNode.close` does."""
         if self._node is not None:
             self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the node, or None in its place before the node is opened, and whether opening the node has failed."""
+        """Return whether opening the node has failed, and the state of the node. This state is None until the node is opened."""
         return {"over": self._failed, "node": self._node and self._node.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

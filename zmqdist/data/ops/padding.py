@@ -150,7 +150,7 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
 @operator("padded_batch", _PaddedNode)
 @dataclass(frozen=True)
 class PaddedBatch(Gathering):
-    """Stacks elements that are padded to one shape."""
+    """Pads elements to one shape, and stacks them."""
 
     shapes: Any = None
     values: Any = None

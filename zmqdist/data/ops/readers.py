@@ -1,12 +1,12 @@
 """Operators that read the files that their input names: lines, records of one length, TFRecord files, saved elements.
 
 Rules
-    A reader takes names from its input, one after another, and reads each file to its end. With `parallel`, this number of files is open at
-    the same time. A thread reads each open file, and the operator yields one record of each in turn. FILE sharding of a data service looks
-    for an operator with `is_reader`, and divides the file names in its input.
+    A reader takes names from its input, one after another, and reads each file to its end. With `parallel`, that many files are open at the
+    same time. A thread reads each open file, and the operator yields one record of each in turn. FILE sharding of a data service looks for
+    an operator with `is_reader`, and divides the file names in its input.
 
-    A state is the current file, and the number of its records that were read. A load reads and discards this number of records, because
-    compressed files have no seek. After a damaged record, reading continues with the next file.
+    A state is the current file, and the number of its records that were read. A load reads and discards this number of records, because a
+    compressed file cannot seek. After a damaged record, reading continues with the next file.
 
 Lines are str, decoded from UTF-8 with invalid bytes kept as surrogates. Records are bytes.
 """
@@ -182,7 +182,7 @@ def crc32c() -> Callable[[bytes], int]:
 
 
 def masked(crc: int) -> int:
-    """Return a checksum in the form that TFRecord files contain."""
+    """Return a checksum in the masked form that TFRecord files contain."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 

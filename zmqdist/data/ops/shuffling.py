@@ -24,7 +24,7 @@ class _ShuffleNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         buffer, uniform = self.buffer, self.draws.uniform
-        # `shuffle(UNKNOWN_CARDINALITY)` of an infinite input fills the memory, because the user has requested this.
+        # `shuffle(UNKNOWN_CARDINALITY)` has no bound, so an infinite input fills the memory, as the user has requested.
         size = sys.maxsize if self.op.size == UNKNOWN_CARDINALITY else self.op.size
         for x in self.source():
             buffer.append(x)

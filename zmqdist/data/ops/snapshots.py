@@ -2,7 +2,7 @@
 
 Rules
     A snapshot's chunks are read in the order (index, stream). While the snapshot is being written, the chunks that exist are read before
-    later ones, and the chunks of one stream are always read in order. All readers of a complete snapshot read the same order.
+    later ones, and the chunks of one stream are always read in order. All readers of a complete snapshot read the chunks in the same order.
 
     A reader of a snapshot that is being written waits for the next commit, and ends when DONE exists. If ERROR appears, the reader raises
     the writer's error, with its code.
@@ -45,7 +45,7 @@ package."""
 
 
 def checked_compression(compression: Any) -> str:
-    """Return the name in the metadata of a snapshot for a user's name of a compression. Raises InvalidArgumentError for an unknown name."""
+    """Return a snapshot's own name for the compression that a user has named. Raises InvalidArgumentError for an unknown name."""
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
         raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")

@@ -52,8 +52,8 @@ class Indexed(Op):
         raise NotImplementedError
 
     def chunk(self, start: int) -> Sequence[Any]:
-        """Return as many elements from position `start` on as are cheap to create at a time. Return at least one element, unless `start` is
-        the end.
+        """Return the elements from position `start` on, as many as are cheap to create at once. This is at least one, unless `start` is the
+        end.
         """
         return (self.at(start),)
 
@@ -138,7 +138,7 @@ class Range(Indexed):
         return made
 
     def ends(self) -> tuple[int | float, int | float]:
-        """Return the first and the last number."""
+        """Return the first and the last number of the range."""
         return self.start, self.start + (self.count() - 1) * self.step
 
     def count(self) -> int:

@@ -32,7 +32,7 @@ def codec_for(compression: str, *, near: bool) -> str:
 
 
 def compress_batch(value: Any, name: str) -> Any:
-    """Compress a value of `elements.pack` with the codec `name`, and return the result. If `name` is "", return the value unchanged.
+    """Compress a value that `elements.pack` has returned, by the codec `name`. If `name` is "", return the value unchanged.
 
     Raises:
       FailedPreconditionError: the codec's package is not installed.

@@ -2,8 +2,8 @@
 service.
 
 Each function checks its arguments at once. The transformation that `distribute` returns registers a dataset when `Dataset.apply` applies
-the transformation. This program requests elements only after it has created an iterator. Where programs depend on the error texts of
-tf.data service, the error texts are equal to those.
+the transformation. This program requests elements only after it has created an iterator. Error texts that programs may depend on are the
+same as in tf.data service.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return `value` if it is an integer, which may be one of NumPy, or None. Raises ValueError otherwise."""
+    """Return `value` as an int, also if it is an integer of NumPy, or None if it is None. Raises ValueError for other values."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:

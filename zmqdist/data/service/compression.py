@@ -45,7 +45,7 @@ class Codec(NamedTuple):
 
     Attributes:
       name: one of NAMES.
-      compress_batch: a function that compresses a buffer.
+      compress_batch: a function that compresses a whole buffer, without sampling it.
       unfold: `unfold(data, nbytes)` decompresses to at most about `nbytes` bytes, and raises one of `failures` if the data are damaged.
     """
 
@@ -68,7 +68,7 @@ class Codec(NamedTuple):
         return packed if _worth(packed, view.nbytes) else None
 
     def decompress(self, data: Buffer, nbytes: int, peer: str = "sender") -> bytearray:
-        """Return the `nbytes` bytes that were compressed. The caller owns them.
+        """Decompress `data` to `nbytes` bytes, which the caller owns.
 
         Raises:
           WireError: the data are damaged, or do not decompress to `nbytes` bytes. The error text names the peer.
