@@ -104,7 +104,7 @@ def read(path: str) -> str:
 
     Raises:
       DataLossError: "corrupted record": the file is missing or damaged.
-      FailedPreconditionError: another user owns it, or other users may write to it.
+      FailedPreconditionError: another user owns the file, or other users may write to it.
     """
     try:
         with open_regular(path) as file:

@@ -4,10 +4,9 @@ Theory
     In each round a consumer takes one element from each task of that round, in the order of the tasks' numbers. The machine requests the
     rounds of each task ahead, independently of the other tasks. A received element waits until it is its task's turn in its round.
 
-    The machine delivers an element only when it knows that all consumers have received their parts of the group. It learns this from a
-    later reply of the task. The task knows it from the requests of the consumers, because a consumer requests a round of a task only after
-    it has received all earlier rounds. Until the machine knows it, the element waits. If the dispatcher decides that the task ends before
-    the element's round, the machine drops the element.
+    An element waits until the machine knows that all consumers have received their parts of the group. A later reply of the task says so.
+    The task knows it from the consumers' requests, because a consumer requests a round of a task only after it has received all earlier
+    rounds. If the dispatcher decides that the task ends before the element's round, the machine drops the element.
 
     The machine reports its position to the dispatcher, and does not move beyond that position until the dispatcher has replied. The rules
     are in data/service/dispatcher/machine/rounds.py.

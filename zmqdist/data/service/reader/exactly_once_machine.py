@@ -143,7 +143,7 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Note that the consumer begins `piece`. It takes the piece's `count` elements from the iterator `elements`."""
+        """Note that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
@@ -168,7 +168,7 @@ class Consumption:
         return Consumed(done, sorted(open_.items()))
 
     def marks(self) -> Marks:
-        """Remove and return the marks that can be acknowledged now."""
+        """Remove and return the marks of finished elements that can be acknowledged now."""
         with self._lock:
             marks, self._marks = self._marks, {}
             position = self._position()

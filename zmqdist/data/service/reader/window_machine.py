@@ -121,7 +121,7 @@ class TaskWindow:
         return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
 
     def resume(self, now: float) -> None:
-        """End the pauses of tasks whose time is over at `now`."""
+        """End the pauses that are over at `now`."""
         for source in self.sources.values():
             if source.paused_until <= now:
                 source.paused_until = -inf

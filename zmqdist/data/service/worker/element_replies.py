@@ -90,7 +90,7 @@ class ReplySender:
         self.attempt(answer.reply, partial(_carry_out, answer))
 
     def attempt(self, reply: ElementReply, answer: Callable[[], None]) -> None:
-        """Call `answer`, which replies to the request of `reply`. If it raises, fail the request. Does not raise."""
+        """Call `answer`, which replies to the request of `reply`. If `answer` raises, reply with an error. Does not raise."""
         try:
             answer()
         except BaseException as error:
@@ -137,7 +137,7 @@ class Runner(Protocol):
 
 
 def withdraw(waiting: deque[tuple[Wanted, ElementReply]], reply: ElementReply) -> bool:
-    """Remove a request from those that wait. Return whether it was waiting. Call it with the lock of the task held."""
+    """Remove a request from the waiting requests. Return whether it was among them. Call it with the lock of the task held."""
     found = next((each for each in waiting if each[1] is reply), None)
     if found is not None:
         waiting.remove(found)

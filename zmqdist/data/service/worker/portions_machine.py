@@ -96,7 +96,7 @@ class PortionsLane:
     # -- called by the thread that computes elements ------------------------------------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
-        """Return how many portions to request now: twice the last number if those were computed quickly, otherwise half of it."""
+        """Return how many portions to request now: twice the last number if those portions were computed quickly, otherwise half of it."""
         quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count

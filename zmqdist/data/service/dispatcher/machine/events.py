@@ -76,7 +76,7 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """Register a dataset. -> (id, whether this id keeps another pipeline, which was registered before)."""
+    """Register a dataset. -> (id, whether the id still belongs to another pipeline that was registered before)."""
 
     token: Token
     request: int
@@ -198,7 +198,7 @@ class MissedRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """Wait for a change of a worker's tasks. The machine replies at once if the worker's tasks differ from those that it should have.
+    """Wait for a change of a worker's tasks. The machine replies at once if the worker lacks a task or has to drop one.
 
     -> (state number, new tasks, tasks to drop).
 

@@ -124,7 +124,7 @@ class DataDispatcherMachine:
         return sum(map(len, self._tables.tasks_of.values()))
 
     def waiting_for(self, incarnation: int) -> int:
-        """Return how many tasks wait for this incarnation of a worker, or for the incarnation that takes its place."""
+        """Return the number of unfinished tasks of a worker, which the incarnation that takes over its place also gets."""
         number = self._tables.worker_numbers.get(incarnation)
         return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
@@ -239,7 +239,7 @@ class DataDispatcherMachine:
         self._tables.reply(call.token, (name, False))
 
     def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
-        """Apply `on_conflict` to an id that is registered already. Return whether the id keeps another pipeline."""
+        """Apply `on_conflict` to an id that is registered already. Return whether the id still belongs to the other pipeline."""
         if not _fit(known.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,

@@ -19,7 +19,7 @@ class IterationRow:
       tasks: number of its tasks; 0 when the iteration has ended.
       clients: number of readers that have the iteration open.
       finished: readers have read the whole iteration.
-      collected: the dispatcher has dropped the iteration, because no reader had it open during the time-out.
+      collected: the dispatcher has dropped the iteration, because no reader had it open for `job_gc_timeout_ms`.
       portions_done: portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
       elements_acknowledged: elements of unfinished portions that readers have acknowledged.
     """
@@ -139,8 +139,8 @@ class SnapshotStreamRow:
     Attributes:
       path: the folder of the snapshot.
       stream: the number of the stream in the snapshot.
-      moves: whether another worker is present that continues the stream when this worker is drained. If no other worker is present, the
-        stream waits for the next worker. In both cases the elements that were committed stay.
+      moves: whether another worker is present to continue the stream when this worker is drained. If not, the stream waits for the next
+        worker. Committed elements are kept in either case.
     """
 
     path: str
