@@ -123,7 +123,7 @@ def open_split(
     state.
 
     Args:
-      sources: the number of sources that the process that gives out the positions expects. None means that the number is not checked.
+      sources: how many sources the process that gives out the positions expects. None means that this is not checked.
 
     Raises:
       FailedPreconditionError: the dataset has another number of sources than `sources`.

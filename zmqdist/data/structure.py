@@ -303,10 +303,10 @@ class _Pair:
 
 
 def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
-    """Stack elements of one structure to one element, in which each leaf has a new axis 0.
+    """Stack elements of one structure into one element, in which each leaf has a new axis 0.
 
     Args:
-      join: a function that joins several leaves to one leaf. None means `stack_leaves`.
+      join: a function that joins several leaves into one leaf. None means `stack_leaves`.
 
     Raises:
       InvalidArgumentError: the structures, dtypes or shapes differ.

@@ -146,7 +146,7 @@ class Journal:
           records: the caller must not change the records or the sequence afterwards.
           done: called in the journal's thread, with None when all these records are on the disk, or with an error if none of them was
             written. A ResourceExhaustedError means that there is no room or no permission, and that a later attempt may succeed. Any other
-            error is a DataLossError. `done` must not block, and must not call `close`.
+            error is a DataLossError or an InternalError. `done` must not block, and must not call `close`.
 
         Raises:
           FailedPreconditionError: the journal is closed.
