@@ -5,7 +5,7 @@ Theory
     each source, and needs only the description of the tree. A process that runs the pipeline opens it by `open_split`, and each source
     requests its positions.
 
-    Sources are numbered in their order in the tree. The sources of a dataset that is used twice have two numbers. Some sources are not
+    Sources are numbered in their order in the tree. Each source of a dataset that is used twice has two numbers. Some sources are not
     split, because every process that runs the pipeline reads them whole: the selector of choose and sample, the counter of enumerate, and
     sources in the datasets that a user function returns (flat_map, interleave, the windows of group_by_window).
 

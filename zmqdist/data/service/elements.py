@@ -273,7 +273,7 @@ def is_scalar(value: Any) -> bool:
 
 
 def _sizes(value: Any) -> list[int]:
-    """Return the bytes of each leaf."""
+    """Return the size of each leaf in bytes."""
     cls = type(value)
     if cls is np.ndarray:
         return [value.nbytes]

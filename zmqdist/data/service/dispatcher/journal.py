@@ -119,7 +119,7 @@ class Journal:
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
         """
-        # Read the acknowledged number before the records, because more records may be committed in between.
+        # Read the acknowledged number first. In the other order, records committed in between would look lost.
         acknowledged = self._acknowledged()
         try:
             with closing(self._connect("ro")) as database:
@@ -330,7 +330,7 @@ def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
 
 def _is_damage(error: BaseException) -> bool:
     """Return whether an error of SQLite means damage. The errors "malformed" and "not a database" have no class of their own, so their
-    texts are compared. A missing table counts as damage, because it is the result of a lost page.
+    texts are compared. A missing table counts as damage, because a lost page causes it.
     """
     return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
 

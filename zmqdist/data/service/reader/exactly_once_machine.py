@@ -99,7 +99,7 @@ class PortionPiece:
     Attributes:
       first: the offset, in the portion, of the element at `start`.
       done: whether the portion ends with this piece.
-      last: whether this is the last piece of its batch, with which the batch's place in the window becomes free.
+      last: whether this is the last piece of its batch. Taking it frees the batch's place in the window.
     """
 
     batch: PortionBatch
@@ -188,7 +188,7 @@ class Consumption:
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """Return (portion, elements, whether the portion is done) up to the last element that the consumer took; None between pieces."""
+        """Return (portion, number of its elements that the consumer took, whether it is done). Return None between two pieces."""
         if self._piece is None:
             return None
         piece, iterator, count = self._piece

@@ -19,9 +19,9 @@ Tag of a reply
     the portion `number`, from offset `first` on. The task began this portion at offset `skip`. A run with a `code` is the error of one
     element, and has no element in the batch.
 
-One thread computes elements and other threads take them. The callers hold a lock while they call a method of this class. Without the lock,
-the computing thread may only append to the elements of its segment, up to `room`. This is safe because appending is atomic, and because the
-other threads only remove elements from the left.
+One thread computes elements and other threads take them. The callers hold a lock while they call a method of PortionsLane. Without the
+lock, the computing thread may only append to the elements of its segment, up to `room`. This is safe because appending is atomic, and
+because the other threads only remove elements from the left.
 """
 
 from __future__ import annotations

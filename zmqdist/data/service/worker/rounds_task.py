@@ -89,7 +89,7 @@ class RoundsRunner:
             self._sender.send(answer)
 
     def _fail(self, replies: list[ElementReply], error: BaseException) -> list[TaskReply]:
-        """Withdraw these requests, and return the replies by which they fail. Call it with the lock held."""
+        """Withdraw these requests, and return an error reply for each of them. Call it with the lock held."""
         for reply in replies:
             self._machine.withdraw(reply)
         return [GiveError(reply, error) for reply in replies]

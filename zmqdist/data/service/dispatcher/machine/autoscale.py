@@ -24,7 +24,7 @@ MORE_MAX: Final = 500
 
 
 class AutoScaler:
-    """The rates of one iteration's readers and workers, by their numbers."""
+    """The rates of the readers and workers of one iteration."""
 
     def __init__(self) -> None:
         self._taken: dict[int, float] = {}

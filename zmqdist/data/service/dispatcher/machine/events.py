@@ -94,7 +94,7 @@ class SavedRequest:
       state, iteration, client: the numbers of the dispatcher's state, of the iteration, and of the client that saved the position.
       cut: (positions, repetitions, length of a portion) of the iteration.
       lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has another `cut` or `lanes`.
-      done: runs of the finished steps of the client's lane.
+      done: the finished portions of the client's lane, as runs of steps (range_math.py).
       open: (number of the portion, elements received) of each unfinished portion.
     """
 
@@ -118,7 +118,7 @@ class OpenRequest:
     Attributes:
       request: the number of the request. The client sends the same number again after a lost reply.
       sources: for a DYNAMIC job, the number of positions of each source in a repetition.
-      consumer: the client's index among `terms.num_consumers`.
+      consumer: the client's index, which is less than `terms.num_consumers`.
       grain: (positions, repetitions, grain) for a job that is read in portions.
       saved: the position to continue from.
     """
@@ -183,9 +183,7 @@ class AcknowledgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """Report that a reply of this incarnation of a worker to this client was lost, so that the elements in the reply must be computed
-    again. -> None.
-    """
+    """Report that a worker's reply to a client was lost, so that its elements must be computed again. -> None."""
 
     token: Token
     state: int
@@ -252,8 +250,8 @@ class PortionsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """Report that the process in which a worker ran a task has died, and that the elements in the process are lost. The worker starts the
-    next process after the reply. -> None.
+    """Report that the process in which a worker ran a task has died, and that its elements are lost. The worker starts the next process
+    after the reply. -> None.
 
     `how` describes the death of the process. It is "" if the pipeline did not cause the death. Then no portion is charged with the death.
     """
@@ -348,8 +346,8 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitJournal:
-    """Write these records to the journal, and then handle JournalCommitted or JournalFailed. Until then the machine returns no other
-    CommitJournal.
+    """Write these records to the journal, and then pass the machine JournalCommitted or JournalFailed. Until then the machine returns no
+    other CommitJournal.
     """
 
     records: tuple[bytes, ...]

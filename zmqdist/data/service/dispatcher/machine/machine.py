@@ -17,7 +17,7 @@ Promises, checked by tests/machines/splits and tests/sim
         DYNAMIC, otherwise after `worker_timeout_s`. A DYNAMIC iteration ends only after one of its tasks has found no position left, so
         that a live worker computes the positions that leaving workers returned. After a restart of the dispatcher, a worker that was
         registered before counts as live for RETURN_S.
-    D5  The numbers of datasets, jobs, iterations, tasks and clients are never used twice, also across restarts.
+    D5  The numbers of datasets, jobs, iterations, tasks and clients are never used twice, not even across restarts.
     D6  Every connected worker has a place, even after the journal has failed. A worker that has left for good has no place.
 
 portions.py has the promises for jobs that are read in portions, which are those with exactly-once delivery or ordered reading.
@@ -133,8 +133,8 @@ class DataDispatcherMachine:
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event, and return the effects in order. For a wrong request, an effect sends an error to the caller, and this method
-        raises nothing.
+        """Apply one event, and return the effects in order. If a request is invalid, an effect sends an error to its caller, and this
+        method does not raise.
         """
         self._tables.now = now
         match event:

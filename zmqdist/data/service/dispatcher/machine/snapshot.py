@@ -55,7 +55,7 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class NextNumbers:
-    """The next number of each kind. No number is used twice, also across restarts if there is a journal."""
+    """The next number of each kind. No number is used twice. With a journal, this holds across restarts too."""
 
     dataset: int
     job: int
@@ -72,7 +72,7 @@ class DataSnapshot:
       state: the number of the dispatcher's durable state. A dispatcher that has lost its state has another number.
       datasets: number of registered datasets.
       jobs: names of the jobs, in the order in which they were created.
-      tasks, clients: numbers of tasks and clients.
+      tasks, clients: how many tasks and clients there are.
       saves: folders of distributed snapshots, in the order in which they were begun.
       checks_count: how often the dispatcher has searched for silent clients and unread iterations (job_gc_check_interval_ms).
       journal: "none" without fault_tolerant_mode; "unreadable" while the dispatcher refuses requests because the journal can be neither
