@@ -83,8 +83,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
 def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
     """Return the number of elements that a reader of the data service gets, as far as this is known without running the pipeline.
 
-    If the dataset is infinite, but a shard of files or a shard in the middle is inserted, the number is unknown, because a worker may get
-    no elements, for example before a batch that drops its remainder.
+    For an infinite dataset with a shard of files, or a shard in the middle, the number is unknown. A worker may then yield no elements, for
+    example if a later batch drops its remainder.
     """
     if coordinated:
         return INFINITE_CARDINALITY

@@ -186,7 +186,7 @@ class PortionRules(NamedTuple):
     Attributes:
       positions: the number of positions in one repetition; INFINITE_CARDINALITY if there is no end.
       repetitions: the number of repetitions; INFINITE_CARDINALITY if there is no end.
-      grain: the number of positions of which the length of every portion is a multiple. The last portion of a repetition may be shorter.
+      grain: the length of every portion is a multiple of this number of positions. The last portion of a repetition may be shorter.
     """
 
     positions: int

@@ -77,7 +77,7 @@ def invalid(message: str) -> InvalidArgumentError:
 
 
 def checked_int(value: Any, argument: str) -> int:
-    """Return `value` as an integer. Raises TypeError, which names the `argument`, if it is not an integer. A float such as 2.7 is not
+    """Return `value` as an integer. Raises TypeError, which names the `argument`, if `value` is not an integer. A float such as 2.7 is not
     rounded.
     """
     try:

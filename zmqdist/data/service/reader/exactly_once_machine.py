@@ -188,7 +188,7 @@ class Consumption:
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """Return (portion, number of its elements that the consumer took, whether it is done). Return None between two pieces."""
+        """Return (portion, offset after the last element that the consumer took, whether the portion is done); None between two pieces."""
         if self._piece is None:
             return None
         piece, iterator, count = self._piece

@@ -326,7 +326,7 @@ class ServiceReader:
             try:
                 batch.elements = self._elements_of(batch.value)
             except OpError as error:
-                # End the reading, because this piece is not acknowledged, and no later reply will contain it.
+                # End the reading, because this piece cannot be decoded, and no later reply will contain it.
                 self._end(copy(error))
                 raise
             batch.value = None

@@ -306,8 +306,8 @@ class SnapshotMachine:
     def not_written(self, record: Record, error: OpError) -> list[Record]:
         """Return the records to write in place of a record that could not be written.
 
-        The end of a snapshot takes effect even if it cannot be written into the folder, because no worker will report the last stream
-        again, and because waiting users have to learn of the end even if the disk is full.
+        The end of a snapshot takes effect even if it cannot be written into the folder. No worker will report the last stream again, and
+        waiting users have to learn of the end even if the disk is full.
         """
         match record:
             case SnapshotCompleted():

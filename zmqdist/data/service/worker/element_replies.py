@@ -56,8 +56,8 @@ class ElementReply(Protocol):
         """Return whether the reader still waits for the reply."""
 
     def soon(self, fn: Callable[[], None]) -> bool:
-        """Call `fn` a little later in the loop that sends this reply, so that the reply can contain the elements that are computed in the
-        meantime. Return False if that loop has ended, so that it will not call `fn`.
+        """Call `fn` a little later in the loop that sends this reply, so that the reply can contain elements that are computed meanwhile.
+        Return False if that loop has ended and will not call `fn`.
         """
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
@@ -77,8 +77,8 @@ class ElementReply(Protocol):
 
 
 class ReplySender:
-    """Sends the replies of one task. If a reply cannot be made because of a bug, its request gets an INTERNAL error that names the task,
-    so that no reader waits for ever, and the task goes on with the other requests.
+    """Sends the replies of one task. If a bug prevents a reply, the request gets an INTERNAL error that names the task, so that no reader
+    waits for ever. The task goes on with the other requests.
     """
 
     def __init__(self, describe_error: DescribeError) -> None:

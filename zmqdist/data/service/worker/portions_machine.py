@@ -11,8 +11,7 @@ Promises
         as done. A portion without elements has one empty run.
     L3  If the computation of an element raises an error, the error takes the place and the offset of the element, and is a run of its own.
     L4  The number of elements in the buffer is bounded. The number of portions is bounded too, because portions may have no elements.
-    L5  Each reply names the portions that the task holds for this reader, so that the reader knows which task has the portion that it needs
-        next.
+    L5  Each reply names the portions that the task holds for this reader. From this the reader knows which task has its next portion.
 
 Tag of a reply
     (runs, bytes, portions in hand). In the tag, a run is (number, skip, first, count, done, code, text). The run has `count` elements of

@@ -39,7 +39,7 @@ def news_for_consumer(
     """Return the news for a consumer as (tasks, hold, ended). `hold` tells the consumer to stop at its next round. `ended` maps each ended
     task in `call.lost` to the first round in which the task takes no part.
 
-    In `tasks`, a task has incarnation -1 while the dispatcher has lost its worker, and has no address until its worker serves it.
+    In `tasks`, a task has incarnation -1 while its worker is lost, and has no address until its worker serves it.
     """
     tasks: list[Any] = []
     for number in iteration.tasks:

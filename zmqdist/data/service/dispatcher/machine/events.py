@@ -28,7 +28,7 @@ class WorkerJoined:
     Attributes:
       name: the worker's job and index, "worker:0".
       address: the address at which readers connect to it.
-      incarnation: the number of its process.
+      incarnation: the incarnation of its process.
       named: True if the worker was started with its index. False if this dispatcher or an earlier dispatcher assigned the index.
     """
 

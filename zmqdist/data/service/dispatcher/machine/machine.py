@@ -124,7 +124,7 @@ class DataDispatcherMachine:
         return sum(map(len, self._tables.tasks_of.values()))
 
     def waiting_for(self, incarnation: int) -> int:
-        """Return the number of unfinished tasks of a worker, which the incarnation that takes over its place also gets."""
+        """Return the number of unfinished tasks of the worker that has, or last had, this incarnation."""
         number = self._tables.worker_numbers.get(incarnation)
         return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
@@ -325,8 +325,8 @@ class DataDispatcherMachine:
         return job
 
     def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
-        """Refuse a reader whose dataset has another compression than the job's dataset, because the workers compress elements as the job's
-        dataset says.
+        """Refuse a reader whose dataset has another compression than the job's dataset, because the workers use the compression of the
+        job's dataset.
         """
         used, expected = (self._tables.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
         if not _fit(used, expected, "compression"):

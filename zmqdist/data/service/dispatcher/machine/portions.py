@@ -228,7 +228,7 @@ class PortionAssignment:
                 self._lose(iteration, incarnation, 0, "")
 
     def _revoke_charges(self) -> None:
-        """Revoke the deaths that were charged for incarnations that are connected again and so have not died."""
+        """Revoke the charged deaths of incarnations that are connected again, because these have not died."""
         for iteration in self._active():
             assert iteration.portions is not None
             charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}
