@@ -12,8 +12,8 @@ Theory
     DATA  divides the elements, at the end.
     HINT  divides where the user has put `shard(SHARD_HINT, SHARD_HINT)`.
 
-    A function of flat_map or interleave may return a reader. To find out, the function is called for one element of its input. Therefore
-    the worker inserts the shard, because a dispatcher runs no user functions.
+    A function of flat_map or interleave may return a reader. To find out, the function is called for one element of its input. A dispatcher
+    runs no user functions, so the worker inserts the shard.
 
 Not here: the assignment of shards to workers (data/service/dispatcher/machine/worker_list.py).
 """

@@ -162,8 +162,8 @@ class _Malformed(Exception):
 
 
 def unpack(value: Any, peer: str) -> list[Any]:
-    """Return the elements in a received value of `pack`. The caller owns the elements' arrays. They are writable unless they were sent
-    frozen.
+    """Return the elements that the sender's `pack` put into `value`. The caller owns the elements' arrays. They are writable unless they
+    were sent frozen.
 
     Args:
       value: the caller must not use it afterwards, because the elements take over its large arrays.

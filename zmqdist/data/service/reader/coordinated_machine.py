@@ -5,14 +5,14 @@ Theory
     rounds of each task ahead, independently of the other tasks. A received element waits until it is its task's turn in its round.
 
     An element waits until the machine knows that all consumers have received their parts of the group. A later reply of the task says so.
-    The task knows it from the consumers' requests, because a consumer requests a round of a task only after it has received all earlier
+    The task knows this from the consumers' requests, because a consumer requests a round of a task only after it has received all earlier
     rounds. If the dispatcher decides that the task ends before the element's round, the machine drops the element.
 
     The machine reports its position to the dispatcher, and does not move beyond that position until the dispatcher has replied. The rules
     are in data/service/dispatcher/machine/rounds.py.
 
 Promises
-    C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
+    C1  Elements are delivered in the order of rounds, and within a round in the order of the tasks' numbers.
     C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while it replies to the consumers.
     C3  After the dispatcher has told a consumer to stop, and until it allows the consumer to go on, the consumer does not begin the round
         that it reported as `stopped`.

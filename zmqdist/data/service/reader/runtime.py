@@ -143,7 +143,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """The arguments of a reader: which data it reads, and in which way."""
+    """The arguments of a reader: which data it reads, and how."""
 
     dispatcher: str
     terms: Terms

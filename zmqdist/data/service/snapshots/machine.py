@@ -145,8 +145,7 @@ class SnapshotMachine:
     def restore(
         self, streams: list[StreamAssignment], done: bool, error: OpError | None, failures: Sequence[OpError]
     ) -> list[Record]:
-        """Take over the state that was read from the folder. Return the records on which an earlier dispatcher had decided but which it had
-        not written.
+        """Take over the state that was read from the folder. Return the records that an earlier dispatcher had decided on but not written.
 
         Args:
           done: whether the file DONE exists.

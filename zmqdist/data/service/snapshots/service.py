@@ -173,7 +173,7 @@ class SnapshotService:
         self._in_thread(forget)
 
     def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread call `fn`, which changes snapshots. Then reply to the pending requests for which this changes the reply."""
+        """Have a thread call `fn`, which changes snapshots. Then reply to the pending requests whose reply this changes."""
 
         def run() -> None:
             try:

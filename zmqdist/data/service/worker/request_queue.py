@@ -17,7 +17,7 @@ from zmqdist.data.service.worker.task_replies import GiveError, GiveSkip, TaskRe
 
 
 class ServingMachine(Protocol):
-    """A machine that decides on replies in order of arrival.
+    """A machine that replies to requests in order of arrival.
 
     Attributes:
       waiting: the requests, in the order in which they will be served.

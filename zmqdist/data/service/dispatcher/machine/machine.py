@@ -124,7 +124,7 @@ class DataDispatcherMachine:
         return sum(map(len, self._tables.tasks_of.values()))
 
     def waiting_for(self, incarnation: int) -> int:
-        """Return the number of unfinished tasks of the worker that has, or last had, this incarnation."""
+        """Return the number of unfinished tasks of the worker with this incarnation."""
         number = self._tables.worker_numbers.get(incarnation)
         return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
