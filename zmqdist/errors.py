@@ -29,7 +29,7 @@
 Where TensorFlow raises one of Python's own errors, such as ValueError, the class of zmqdist is a subclass of this error, too.
 
 What to do about an error: after an UnavailableError try again, show an UnknownError to the user, and correct the program after any other
-error. A bug in zmqdist itself raises AssertionError, which zmqdist never catches.
+error. A bug in zmqdist itself raises InternalError or AssertionError.
 
 All errors can be pickled (tests/test_errors.py).
 """
@@ -258,14 +258,14 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
 class DrainRefusedError(FailedPreconditionError, _FromData):
     """No worker was drained, because a drain would lose values or work that no other worker can make again.
 
-    The names of values and functions have the function and the number of the work item, as "load-3".
+    A value or function is named by the function and the number of its work item, for example "load-3".
 
     Attributes:
       workers: the names of the workers that would lose something, as "worker:1".
       values: the names of the kept values that have no lineage.
-      values_unknown: the number of kept values of which their programs have told the dispatcher neither name nor lineage in time.
+      values_unknown: the number of kept values whose programs did not report their names and lineage to the dispatcher in time.
       functions: the names of the functions that only these workers may run.
-      data_tasks: the names of the data service's jobs with a task whose rest no other worker reads.
+      data_tasks: the names of the data service's jobs that would lose the rest of a task, because no other worker reads it.
     """
 
     def __init__(self, reports: Sequence[Mapping[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Functions that open and read files that a user names, and that never block on a file.
+"""Functions that open and read the files that a user names, and never block on them.
 
 Opening a named pipe blocks until another process writes to the pipe, and reading a device may never end. These functions therefore refuse
 files that are not regular. They accept file descriptors that the user has opened for this process, such as `/dev/stdin`, or `/dev/fd/63`

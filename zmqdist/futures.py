@@ -43,7 +43,7 @@ class Then:
 
 
 class Gathered:
-    """A future that is ready when several futures are ready."""
+    """A future that is ready when all of several futures are ready."""
 
     def __init__(self, futures: Iterable[Future], combine: Callable[[list[Any]], Any] | None = None) -> None:
         """Start all futures. If an operation cannot be started, wait until the started futures have ended, and then raise the error.

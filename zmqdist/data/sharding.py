@@ -12,8 +12,8 @@ Theory
     DATA  divides the elements, at the end.
     HINT  divides where the user has put `shard(SHARD_HINT, SHARD_HINT)`.
 
-    A function of flat_map or interleave may return a reader. To find out, the function is called for one element of its input. Therefore
-    the worker inserts the shard, because a dispatcher runs no user functions.
+    A function of flat_map or interleave may return a reader. To find out, the function is called for one element of its input. A dispatcher
+    runs no user functions, so the worker inserts the shard.
 
 Not here: the assignment of shards to workers (data/service/dispatcher/machine/worker_list.py).
 """
@@ -70,7 +70,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    # Do not require that every shard has an element. Only shards of files have to be full.
+    # A shard of elements may be empty. Only shards of files need at least one entry.
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
@@ -83,8 +83,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
 def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
     """Return the number of elements that a reader of the data service gets, as far as this is known without running the pipeline.
 
-    If the dataset is infinite, but a shard of files or a shard in the middle is inserted, the number is unknown, because a worker may get
-    no elements, for example before a batch that drops its remainder.
+    For an infinite dataset with a shard of files, or a shard in the middle, the number is unknown. A worker may then yield no elements, for
+    example if a later batch drops its remainder.
     """
     if coordinated:
         return INFINITE_CARDINALITY
@@ -125,12 +125,12 @@ def _by_file(dataset: Tree, put: Put) -> Tree:
 
 
 def _branches(dataset: Tree) -> tuple[int, ...]:
-    """Return the inputs that have the data. Raises Unshardable if there are no such inputs."""
+    """Return the numbers of the inputs that have to be sharded. Raises Unshardable if there are no such inputs."""
     if dataset.inputs:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
         except UnimplementedError as error:
-            # The operator cannot be split, such as a snapshot, which stores all elements for every reader.
+            # Some operators cannot be split, for example a snapshot, which stores all elements for every reader.
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 
@@ -163,7 +163,7 @@ def _reads_files(dataset: Any) -> bool:
     """
     op = dataset.op
     if isinstance(op, Interleave):
-        # Leave out the shuffles, which would fill their buffers first, because any element shows whether the function returns a reader.
+        # Any element shows whether the function returns a reader, so leave out the shuffles, which would first fill their buffers.
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))
         return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.dataset_of(x).walk())
     return bool(op.is_reader)

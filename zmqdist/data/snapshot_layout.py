@@ -46,7 +46,7 @@ class CommittedChunk:
 
     @classmethod
     def of(cls, name: str) -> CommittedChunk | None:
-        """Return the chunk with this file name, or None for any other file."""
+        """Return the chunk with this file name, or None if no chunk can have this name."""
         found = re.fullmatch(r"chunk_(\d+)_(\d+)_(\d+)", name, re.ASCII)
         return found and cls(int(found[2]), int(found[1]), int(found[3]))
 

@@ -5,7 +5,7 @@ Theory
     each source, and needs only the description of the tree. A process that runs the pipeline opens it by `open_split`, and each source
     requests its positions.
 
-    Sources are numbered in their order in the tree. The sources of a dataset that is used twice have two numbers. Some sources are not
+    Sources are numbered in their order in the tree. Each source of a dataset that is used twice has two numbers. Some sources are not
     split, because every process that runs the pipeline reads them whole: the selector of choose and sample, the counter of enumerate, and
     sources in the datasets that a user function returns (flat_map, interleave, the windows of group_by_window).
 
@@ -123,7 +123,7 @@ def open_split(
     state.
 
     Args:
-      sources: the number of sources that the process that gives out the positions expects. None means that the number is not checked.
+      sources: how many sources the process that gives out the positions expects. None means that this is not checked.
 
     Raises:
       FailedPreconditionError: the dataset has another number of sources than `sources`.
@@ -186,7 +186,7 @@ class PortionRules(NamedTuple):
     Attributes:
       positions: the number of positions in one repetition; INFINITE_CARDINALITY if there is no end.
       repetitions: the number of repetitions; INFINITE_CARDINALITY if there is no end.
-      grain: the number of positions of which the length of every portion is a multiple. The last portion of a repetition may be shorter.
+      grain: the length of every portion is a multiple of this number of positions. The last portion of a repetition may be shorter.
     """
 
     positions: int

@@ -167,9 +167,9 @@ def remove_tree(path: str) -> None:
 
 
 def check_renames(path: str) -> None:
-    """Raise FailedPreconditionError if the file system of a URL has no atomic rename, as most object stores.
+    """Raise FailedPreconditionError if the file system of a URL has no atomic rename. Most object stores have none.
 
-    In such a file system a rename is a copy followed by a deletion, so that other processes could see an incomplete copy.
+    In a file system without it, a rename is a copy followed by a deletion, so that other processes could see an incomplete copy.
     """
     if "://" not in path:
         return

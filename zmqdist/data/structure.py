@@ -77,7 +77,7 @@ def invalid(message: str) -> InvalidArgumentError:
 
 
 def checked_int(value: Any, argument: str) -> int:
-    """Return `value` as an integer. Raises TypeError, which names the `argument`, if it is not an integer. A float such as 2.7 is not
+    """Return `value` as an integer. Raises TypeError, which names the `argument`, if `value` is not an integer. A float such as 2.7 is not
     rounded.
     """
     try:
@@ -303,10 +303,10 @@ class _Pair:
 
 
 def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
-    """Stack elements of one structure to one element, in which each leaf has a new axis 0.
+    """Stack elements of one structure into one element, in which each leaf has a new axis 0.
 
     Args:
-      join: a function that joins several leaves to one leaf. None means `stack_leaves`.
+      join: a function that joins several leaves into one leaf. None means `stack_leaves`.
 
     Raises:
       InvalidArgumentError: the structures, dtypes or shapes differ.

@@ -171,7 +171,7 @@ class Tree:
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:
-        """Return the pipeline as text, with a line for each operator that has its cardinality and spec, sources last."""
+        """Return the pipeline as text: one line for each operator, with its cardinality and spec, sources last."""
         lines: list[str] = []
 
         def visit(dataset: Tree, depth: int) -> None:

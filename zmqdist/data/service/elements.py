@@ -8,7 +8,7 @@ Form
         [TEXTS, kind, ...]       str (kind 1) or bytes (kind 0) of which some are large, as arrays of bytes
         [EACH, one, two, ...]    everything else, unchanged: large arrays, str, bytes, and entries that differ in dtype, shape or structure
     Each column has an entry for each element. Where the structures of elements differ, a single EACH column has the differing parts, or
-    the whole elements if these differ. The value of no elements is an empty column.
+    the whole elements if these differ. Without elements the value is an empty column.
 
 Rules
     Elements arrive with the types with which they were sent. NumPy scalars stay scalars, arrays of rank 0 stay arrays, and dtypes keep
@@ -88,8 +88,8 @@ def _column(items: Sequence[Any]) -> Any:
 
 
 def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
-    """Return whether all dicts have the same strings as keys, in one order. Return False if a key is not a string, because keys such as 1
-    and True compare equal although they differ.
+    """Return whether all dicts have the same strings as keys, in the same order. Return False if a key is not a string, because keys such
+    as 1 and True compare equal although they differ.
     """
     keys = list(map(tuple, items))
     return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
@@ -162,15 +162,15 @@ class _Malformed(Exception):
 
 
 def unpack(value: Any, peer: str) -> list[Any]:
-    """Return the elements in a received value of `pack`. The caller owns the elements' arrays. They are writable unless they were sent
-    frozen.
+    """Return the elements that the sender's `pack` put into `value`. The caller owns the elements' arrays. They are writable unless they
+    were sent frozen.
 
     Args:
       value: the caller must not use it afterwards, because the elements take over its large arrays.
       peer: the sender, for error texts.
 
     Raises:
-      WireError: `pack` does not return such a value.
+      WireError: `value` is not a value that `pack` returns.
     """
     try:
         return _entries(value)
@@ -273,7 +273,7 @@ def is_scalar(value: Any) -> bool:
 
 
 def _sizes(value: Any) -> list[int]:
-    """Return the bytes of each leaf."""
+    """Return the size of each leaf in bytes."""
     cls = type(value)
     if cls is np.ndarray:
         return [value.nbytes]

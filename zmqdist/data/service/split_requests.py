@@ -43,7 +43,7 @@ def call_until_answered(
 ) -> Any:
     """Call a method of the dispatcher until it replies with success or a permanent error.
 
-    Blocks. Logs the reason why it repeats the call every WAIT_LOG_S.
+    Blocks. Every WAIT_LOG_S it logs why the call is repeated.
 
     Args:
       method: the part of the method's name after "zmqdist.data.".

@@ -11,14 +11,14 @@ Promises
 
 The journal detects a loss as follows. Records are numbered without gaps, and no number is used twice. Each record has a checksum over its
 number and bytes. `journal.lock` contains the number of the last acknowledged record. The journal writes this number after each commit, so
-that the file never names a record that is not on the disk. By this number the journal notices missing records in two cases in which SQLite
-alone would open the database without an error. One is a write-ahead log that was removed, cut or damaged. The other is a database that was
-removed, emptied or replaced by an older copy. The number is not synchronised to the disk. After a loss of power `journal.lock` may
-therefore have an older number, and damage to the records after that number is not detected.
+that the file never names a record that is not on the disk. With this number the journal notices missing records where SQLite alone would
+open the database without an error: after the write-ahead log was removed, truncated or damaged, or the database was removed, emptied or
+replaced by an older copy. The number is not synchronised to the disk. After a loss of power `journal.lock` may therefore have an older
+number, and damage to the records after that number is not detected.
 
 The database file never shrinks, but SQLite reuses the pages of records that a snapshot has replaced.
 
-Not here: the meaning of records. The number of pending records has no bound here, because the caller waits for `done`.
+Not here: the meaning of records, and a bound on the pending records, because the caller waits for `done` before it appends more.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _locks: set[int] = set()
 
 
 def _close_locks() -> None:
-    """Close the locks in the child of a fork, where an open descriptor would hold the lock after the death of the parent."""
+    """Close the lock files in a forked child, where an open descriptor would hold the lock after the parent's death."""
     while _locks:
         os.close(_locks.pop())
 
@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=_close_locks)
 
 
 class _Waiting(NamedTuple):
-    """The arguments of one call of `append`, or of `compact` if there is a snapshot."""
+    """The arguments of one call of `append` or `compact`. `snapshot` is None for `append`."""
 
     records: Sequence[bytes]
     snapshot: bytes | None
@@ -119,7 +119,7 @@ class Journal:
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
         """
-        # Read the acknowledged number before the records, because more records may be committed in between.
+        # Read the acknowledged number first. In the other order, records committed in between would look lost.
         acknowledged = self._acknowledged()
         try:
             with closing(self._connect("ro")) as database:
@@ -140,13 +140,13 @@ class Journal:
         return (snapshots[0][2] if snapshots else None), [body for _, _, body in rows]
 
     def append(self, records: Sequence[bytes], done: Done) -> None:
-        """Have the journal's thread write records after those that were appended before. Does not block.
+        """Queue records, which the journal's thread writes in the order of the calls. Does not block.
 
         Args:
           records: the caller must not change the records or the sequence afterwards.
-          done: the journal calls it in the journal's thread, with None when all records are on the disk, or with an error when no record
-            is. The error is ResourceExhaustedError if there is no room or no permission, so that a later attempt may succeed. Any other
-            error is a DataLossError. `done` must not block, and must not call `close`.
+          done: called in the journal's thread, with None when all these records are on the disk, or with an error if none of them was
+            written. A ResourceExhaustedError means that there is no room or no permission, and that a later attempt may succeed. Any other
+            error is a DataLossError or an InternalError. `done` must not block, and must not call `close`.
 
         Raises:
           FailedPreconditionError: the journal is closed.
@@ -154,7 +154,7 @@ class Journal:
         self._put(_Waiting(records, None, done))
 
     def compact(self, snapshot: bytes, done: Done) -> None:
-        """Replace all earlier records by a snapshot, in one transaction. Does not block. `done` is called as `append` says."""
+        """Replace all earlier records by a snapshot, in one transaction. Does not block. `done` is called as in `append`."""
         self._put(_Waiting((), snapshot, done))
 
     def close(self) -> None:
@@ -193,8 +193,8 @@ class Journal:
                     log.exception("an error in a function that waited for the journal")
 
     def _next_group(self) -> list[_Waiting]:
-        """Wait for calls of `append` and `compact`, and return all that wait. Return an empty list when the journal is closed and no call
-        waits.
+        """Wait for a call of `append` or `compact`, and return all pending calls. Return an empty list when the journal is closed and no
+        call is pending.
         """
         with self._changed:
             while not self._waiting and not self._closing:
@@ -330,7 +330,7 @@ def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
 
 def _is_damage(error: BaseException) -> bool:
     """Return whether an error of SQLite means damage. The errors "malformed" and "not a database" have no class of their own, so their
-    texts are compared. A missing table counts as damage, because it is the result of a lost page.
+    texts are compared. A missing table counts as damage, because a lost page causes it.
     """
     return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
 

@@ -7,7 +7,7 @@ Rules
 
 Methods. Each name has the prefix "zmqdist.data.". The argument `state` is the number of the dispatcher's state. Where "or None" stands, a
 reply of None asks the caller to send the request again.
-    register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline keeps this id)
+    register(request, id, description, metadata, on_conflict)   -> (id, whether it belongs to another pipeline)
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
@@ -261,7 +261,7 @@ class DataDispatcher:
         return data_tasks(self.machine.state, worker, present)
 
     def streams_of(self, worker: str) -> tuple[SnapshotStreamRow, ...]:
-        """Return the snapshot streams that a worker ("worker:1") writes. Call it in the loop."""
+        """Return the snapshot streams that a worker ("worker:1") writes. Call this in the loop thread."""
         connected = {row.name: row.incarnation for row in self.machine.place_rows() if row.connected}
         moves = bool(connected.keys() - {worker})
         written = self.snapshots.written_by(connected[worker]) if worker in connected else {}
@@ -428,7 +428,7 @@ class DataDispatcher:
         return found
 
     def _grain_of(self, fingerprint: str) -> PortionRules:
-        """Return how a dataset can be cut into portions. The answer is cached, because the description may have megabytes."""
+        """Return how a dataset can be cut into portions. The answer is cached, because the description may be megabytes long."""
         found = self._grains.get(fingerprint)
         if found is None:
             found = self._grains[fingerprint] = portion_rules(deserialize(self._datasets.get(fingerprint)))

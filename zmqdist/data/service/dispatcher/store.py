@@ -1,9 +1,8 @@
 """The descriptions of the registered datasets, by id. Each description is in a file of its own, or all are in memory.
 
 Rules
-    A file exists as a whole or not at all. It is on the disk when `put` returns, because the dispatcher journals the registration of a
-    dataset only *after* it has stored the description. If the dispatcher dies between these two steps, the file stays until a description
-    with the same id overwrites it.
+    A file exists as a whole or not at all. It is on the disk when `put` returns. Only *then* does the dispatcher journal the registration
+    of the dataset. If the dispatcher dies between these two steps, the file stays until a description with the same id overwrites it.
     Any text can be an id. A short id of lower-case letters, digits, "-" and "_" is itself the file's name. For any other id the file's name
     is a hash, so that the file is always inside the folder, its name is never too long, and file systems that ignore case do not mix up two
     ids.
@@ -104,7 +103,7 @@ def read(path: str) -> str:
 
     Raises:
       DataLossError: "corrupted record": the file is missing or damaged.
-      FailedPreconditionError: another user owns it, or other users may write to it.
+      FailedPreconditionError: another user owns the file, or other users may write to it.
     """
     try:
         with open_regular(path) as file:

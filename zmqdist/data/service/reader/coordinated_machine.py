@@ -4,16 +4,15 @@ Theory
     In each round a consumer takes one element from each task of that round, in the order of the tasks' numbers. The machine requests the
     rounds of each task ahead, independently of the other tasks. A received element waits until it is its task's turn in its round.
 
-    The machine delivers an element only when it knows that all consumers have received their parts of the group. It learns this from a
-    later reply of the task. The task knows it from the requests of the consumers, because a consumer requests a round of a task only after
-    it has received all earlier rounds. Until the machine knows it, the element waits. If the dispatcher decides that the task ends before
-    the element's round, the machine drops the element.
+    An element waits until the machine knows that all consumers have received their parts of the group. A later reply of the task says so.
+    The task knows this from the consumers' requests, because a consumer requests a round of a task only after it has received all earlier
+    rounds. If the dispatcher decides that the task ends before the element's round, the machine drops the element.
 
     The machine reports its position to the dispatcher, and does not move beyond that position until the dispatcher has replied. The rules
     are in data/service/dispatcher/machine/rounds.py.
 
 Promises
-    C1  Elements come in the order of rounds, and within a round in the order of the tasks' numbers.
+    C1  Elements are delivered in the order of rounds, and within a round in the order of the tasks' numbers.
     C2  All consumers deliver the same rounds of a task, even if the task's worker is killed while it replies to the consumers.
     C3  After the dispatcher has told a consumer to stop, and until it allows the consumer to go on, the consumer does not begin the round
         that it reported as `stopped`.
@@ -166,7 +165,7 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                # Send the next request at once, because its failure shows that the worker cannot reply.
+                # End the pause, because the failure of the next request shows that the worker cannot reply.
                 source.paused_until = -inf
             if source.worker_alive and location:
                 source.lost = False

@@ -75,7 +75,7 @@ class News(NamedTuple):
     Attributes:
       tasks: all tasks that this reader has to read now.
       others_exist: whether there are tasks that this reader leaves to other readers.
-      finished: whether the iteration has ended, or for a reader of portions the reader's lane.
+      finished: whether the iteration has ended. For a reader of portions, whether the reader's lane has ended.
       hold: in coordinated reads, whether the consumer has to stop at its next round.
       ended: in coordinated reads, maps each ended task to the first round in which it takes no part.
     """

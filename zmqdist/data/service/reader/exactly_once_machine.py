@@ -99,7 +99,7 @@ class PortionPiece:
     Attributes:
       first: the offset, in the portion, of the element at `start`.
       done: whether the portion ends with this piece.
-      last: whether this is the last piece of its batch, with which the batch's place in the window becomes free.
+      last: whether this is the last piece of its batch. Taking it frees the batch's place in the window.
     """
 
     batch: PortionBatch
@@ -143,7 +143,7 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Note that the consumer begins `piece`. It takes the piece's `count` elements from the iterator `elements`."""
+        """Note that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
@@ -168,7 +168,7 @@ class Consumption:
         return Consumed(done, sorted(open_.items()))
 
     def marks(self) -> Marks:
-        """Remove and return the marks that can be acknowledged now."""
+        """Remove and return the marks of finished elements that can be acknowledged now."""
         with self._lock:
             marks, self._marks = self._marks, {}
             position = self._position()
@@ -188,7 +188,7 @@ class Consumption:
                 self._marks[number] = max(known[0], elements), known[1] or done
 
     def _position(self) -> tuple[int, int, bool] | None:
-        """Return (portion, elements, whether the portion is done) up to the last element that the consumer took; None between pieces."""
+        """Return (portion, offset after the last element that the consumer took, whether the portion is done); None between two pieces."""
         if self._piece is None:
             return None
         piece, iterator, count = self._piece

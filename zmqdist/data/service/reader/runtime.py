@@ -143,7 +143,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """The arguments of a reader: which data it reads, and in which way."""
+    """The arguments of a reader: which data it reads, and how."""
 
     dispatcher: str
     terms: Terms
@@ -257,7 +257,7 @@ class ServiceReader:
         return PlainDelivery(client, request.trainer, request.max_outstanding)
 
     def _deployment_mode(self) -> str:
-        """Ask the dispatcher for its deployment mode. Return "" if the mode does not matter."""
+        """Ask the dispatcher for its deployment mode. Return "" without asking if this job reads from the same workers in every mode."""
         if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
         config = call_until_answered(
@@ -271,7 +271,7 @@ class ServiceReader:
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[list[Any]]:
-        """Yield lists of elements in the order in which the machine delivers them. Blocks until the next list is there.
+        """Yield lists of elements in the order in which the machine delivers them. Blocks until the next list is available.
 
         An error in place of an element is raised. Call `batches` again to continue after such an error.
 
@@ -326,7 +326,7 @@ class ServiceReader:
             try:
                 batch.elements = self._elements_of(batch.value)
             except OpError as error:
-                # End the reading, because this piece is not acknowledged, and no later reply will contain it.
+                # End the reading, because this piece cannot be decoded, and no later reply will contain it.
                 self._end(copy(error))
                 raise
             batch.value = None

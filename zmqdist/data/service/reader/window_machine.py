@@ -76,7 +76,7 @@ class TaskWindow:
     """The tasks of one reader, and the room for requests to them.
 
     Attributes:
-      sources: the newest source of each task, by the task's number.
+      sources: the TaskSource of each task in its newest incarnation, by the task's number.
       held: the number of requests in flight and of batches that the consumer has not taken.
     """
 
@@ -121,7 +121,7 @@ class TaskWindow:
         return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
 
     def resume(self, now: float) -> None:
-        """End the pauses of tasks whose time is over at `now`."""
+        """End the pauses that are over at `now`."""
         for source in self.sources.values():
             if source.paused_until <= now:
                 source.paused_until = -inf
@@ -175,8 +175,8 @@ class TaskWindow:
 
     @property
     def exhausted(self) -> bool:
-        """Whether no further batch can arrive although the iteration has not ended: this reader reads only some of its tasks, these have
-        ended, and no request is in flight.
+        """Whether no further batch can arrive although the iteration has not ended. This is so if the reader reads only some of the tasks,
+        these have ended, and no request is in flight.
 
         A dropped task counts as ended, because the dispatcher may drop a task after its last batch, before a further request could get END.
         """

@@ -28,7 +28,7 @@ Promises
     P3  The file DONE is written when all streams are done, and the file ERROR when a stream has failed or a user has cancelled the
         snapshot. After that, no positions are given out.
     P4  The records of every reply are in the folder before the reply is sent.
-    P5  As long as workers request streams, every snapshot ends at some time, because another worker gets the stream of a lost worker.
+    P5  As long as workers request streams, every snapshot ends eventually, because another worker gets the stream of a lost worker.
 """
 
 from __future__ import annotations
@@ -145,8 +145,7 @@ class SnapshotMachine:
     def restore(
         self, streams: list[StreamAssignment], done: bool, error: OpError | None, failures: Sequence[OpError]
     ) -> list[Record]:
-        """Take over the state that was read from the folder. Return the records on which an earlier dispatcher had decided but which it had
-        not written.
+        """Take over the state that was read from the folder. Return the records that an earlier dispatcher had decided on but not written.
 
         Args:
           done: whether the file DONE exists.
@@ -268,13 +267,13 @@ class SnapshotMachine:
         return [StreamCompleted(stream)] if others else [StreamCompleted(stream), SnapshotCompleted()]
 
     def failed(self, worker: str, stream: int, error: OpError) -> list[Record]:
-        """Let the snapshot fail, because a worker cannot write its stream. Does nothing if the worker no longer has the stream."""
+        """Fail the snapshot, because a worker cannot write its stream. Does nothing if the worker no longer has the stream."""
         if self.over or not 0 <= stream < len(self.streams) or self.streams[stream].owner != worker:
             return []
         return [SnapshotFailed(error)]
 
     def cancel(self) -> list[Record]:
-        """Let the snapshot fail with the code CANCELLED. Committed chunks stay in the folder. Does nothing if the snapshot is over."""
+        """Fail the snapshot with the code CANCELLED. Committed chunks stay in the folder. Does nothing if the snapshot is over."""
         return [] if self.over else [SnapshotFailed(CancelledError(f"{self.path}: the snapshot was cancelled"))]
 
     def worker_lost(self, worker: str) -> None:
@@ -306,8 +305,8 @@ class SnapshotMachine:
     def not_written(self, record: Record, error: OpError) -> list[Record]:
         """Return the records to write in place of a record that could not be written.
 
-        The end of a snapshot takes effect even if it cannot be written into the folder, because no worker will report the last stream
-        again, and because waiting users have to learn of the end even if the disk is full.
+        The end of a snapshot takes effect even if it cannot be written into the folder. No worker will report the last stream again, and
+        waiting users have to learn of the end even if the disk is full.
         """
         match record:
             case SnapshotCompleted():
@@ -340,7 +339,7 @@ class SnapshotMachine:
 
 
 def begin_order(owners: Mapping[str, set[str]], has: Mapping[str, int], concurrent_max: int) -> list[str]:
-    """Return the snapshots of which a worker may get a new stream, in ascending order of their numbers of workers.
+    """Return the snapshots of which a worker may get a new stream, those with the fewest workers first.
 
     Args:
       owners: for each snapshot that is not over, the workers to which its streams are assigned.

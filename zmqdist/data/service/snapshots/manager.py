@@ -395,7 +395,7 @@ class SnapshotManager:
         self.add(SnapshotFolder.recover(path))
 
     def assign(self, worker: str) -> dict[str, int]:
-        """Return the streams that a worker should write, by path. At most one of these streams is new to the worker, and it is of the
+        """Return the streams that a worker should write, by path. At most one of these streams is new to the worker. It belongs to the
         snapshot with the fewest workers.
         """
         with self._assigning:  # if a worker sends two requests at the same time, it gets only one new stream

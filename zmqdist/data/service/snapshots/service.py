@@ -101,13 +101,13 @@ class SnapshotService:
         }
 
     def recover(self, paths: Iterable[str]) -> None:
-        """Continue the snapshots that the journal lists. Call this before the port is served.
+        """Continue the snapshots that the journal lists. Call this before the server starts.
 
         If a folder no longer has a snapshot, leave the snapshot out with a warning, because a folder that a user has moved or removed must
         not prevent the start of the dispatcher.
 
         Raises:
-          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid, in a way that manager.py explains.
+          InvalidArgumentError, InternalError, DataLossError: the content of a folder is invalid (see `SnapshotFolder.recover`).
         """
         there: list[str] = []
         for path in paths:
@@ -124,7 +124,7 @@ class SnapshotService:
             self._loop.set_timer((self, "owners"), self._loop.now() + self._owner_return_s, self._forget_missing_owners)
 
     def streams(self, path: str) -> list[StreamAssignment]:
-        """Return the streams of a snapshot. Do not call it in the loop, because it waits while a change of the snapshot is written.
+        """Return the streams of a snapshot. Do not call it in the loop thread, because it waits while a change of the snapshot is written.
 
         Raises:
           NotFoundError: the dispatcher has no snapshot at this path.
@@ -132,7 +132,7 @@ class SnapshotService:
         return self._snapshots[path].streams()
 
     def written_by(self, incarnation: int) -> dict[str, int]:
-        """Return the streams that a worker writes, by the path of their snapshot. Call it in the loop."""
+        """Return the streams that a worker writes, by the path of their snapshot. Call this in the loop thread."""
         return self._written.get(incarnation, {})
 
     # -- workers ------------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class SnapshotService:
         self._in_thread(forget)
 
     def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread call `fn`, which changes snapshots. Then reply to the pending requests for which this changes the reply."""
+        """Have a thread call `fn`, which changes snapshots. Then reply to the pending requests whose reply this changes."""
 
         def run() -> None:
             try:

@@ -4,9 +4,9 @@ Theory
     The writer writes elements into chunks in the stream's folder `uncommitted_chunks/<incarnation>`. A commit publishes these chunks in two
     steps. First a checkpoint, which contains the iterator's state after the last element of the chunks, appears by a rename. Then the
     chunks are renamed into the snapshot's folder `chunks`. A writer may crash at any point. The writer that takes over the stream then
-    loads the newest checkpoint, moves the chunks before the checkpoint that the earlier writer did not move, deletes the chunks after the
-    checkpoint, and computes the elements of the deleted chunks again. Every element is therefore in the snapshot exactly once, if the
-    pipeline has a state and computes the same elements again. The stream of a pipeline without a state is committed once, at its end.
+    loads the newest checkpoint. It moves the chunks before the checkpoint if the earlier writer has not moved them. It deletes the chunks
+    after the checkpoint, and computes their elements again. Every element is therefore in the snapshot exactly once, if the pipeline has a
+    state and computes the same elements again. The stream of a pipeline without a state is committed once, at its end.
 
     Each writer works in a folder of its own, and publishes only by renaming files out of that folder. A writer that takes over a stream
     first moves the folder of the earlier writer away. From then on the earlier writer cannot publish, even if it is alive, so that two

@@ -56,8 +56,8 @@ class ElementReply(Protocol):
         """Return whether the reader still waits for the reply."""
 
     def soon(self, fn: Callable[[], None]) -> bool:
-        """Call `fn` a little later in the loop that sends this reply, so that the reply can contain the elements that are computed in the
-        meantime. Return False if that loop has ended, so that it will not call `fn`.
+        """Call `fn` a little later in the loop that sends this reply, so that the reply can contain elements that are computed meanwhile.
+        Return False if that loop has ended and will not call `fn`.
         """
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
@@ -77,8 +77,8 @@ class ElementReply(Protocol):
 
 
 class ReplySender:
-    """Sends the replies of one task. If a reply cannot be made because of a bug, its request gets an INTERNAL error that names the task,
-    so that no reader waits for ever, and the task goes on with the other requests.
+    """Sends the replies of one task. If a bug prevents a reply, the request gets an INTERNAL error that names the task, so that no reader
+    waits for ever. The task goes on with the other requests.
     """
 
     def __init__(self, describe_error: DescribeError) -> None:
@@ -90,7 +90,7 @@ class ReplySender:
         self.attempt(answer.reply, partial(_carry_out, answer))
 
     def attempt(self, reply: ElementReply, answer: Callable[[], None]) -> None:
-        """Call `answer`, which replies to the request of `reply`. If it raises, fail the request. Does not raise."""
+        """Call `answer`, which replies to the request of `reply`. If `answer` raises, reply with an error. Does not raise."""
         try:
             answer()
         except BaseException as error:
@@ -137,7 +137,7 @@ class Runner(Protocol):
 
 
 def withdraw(waiting: deque[tuple[Wanted, ElementReply]], reply: ElementReply) -> bool:
-    """Remove a request from those that wait. Return whether it was waiting. Call it with the lock of the task held."""
+    """Remove a request from the waiting requests. Return whether it was among them. Call it with the lock of the task held."""
     found = next((each for each in waiting if each[1] is reply), None)
     if found is not None:
         waiting.remove(found)

@@ -9,11 +9,11 @@ Promises
     B3  After the last element every request gets END, and `has_finished` returns True once. If a pipeline could not be opened or has failed
         for good, every request gets its error instead of END.
     B4  The number of elements in the buffer is bounded.
-    B5  `close` drops the buffer, and no request gets elements after it.
+    B5  `close` drops the buffer, and no request gets elements afterwards.
 
-One thread computes elements and other threads take them. The callers hold a lock while they call a method of this class. Without the lock,
-the computing thread may only append to `elements`, up to `limit`. This is safe because appending is atomic, and because the other threads
-only remove elements from the left.
+One thread computes elements and other threads take them. The callers hold a lock while they call a method of FirstComeBuffer. Without the
+lock, the computing thread may only append to `elements`, up to `limit`. This is safe because appending is atomic, and because the other
+threads only remove elements from the left.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 (first_come_machine.py).
 
 The thread starts with the first request. A request takes the elements in the buffer at once. If the buffer is empty, the request waits.
-When the thread has then computed an element, it schedules the reply a little later, so that a fast pipeline sends many elements in one
-reply. After `close` the thread may compute one more element.
+Once the thread has computed an element, it has the reply sent a little later, so that a fast pipeline sends many elements in one reply.
+After `close` the thread may compute one more element.
 """
 
 from __future__ import annotations

@@ -11,17 +11,16 @@ Promises
         as done. A portion without elements has one empty run.
     L3  If the computation of an element raises an error, the error takes the place and the offset of the element, and is a run of its own.
     L4  The number of elements in the buffer is bounded. The number of portions is bounded too, because portions may have no elements.
-    L5  Each reply names the portions that the task holds for this reader, so that the reader knows which task has the portion that it needs
-        next.
+    L5  Each reply names the portions that the task holds for this reader. From this the reader knows which task has its next portion.
 
 Tag of a reply
     (runs, bytes, portions in hand). In the tag, a run is (number, skip, first, count, done, code, text). The run has `count` elements of
     the portion `number`, from offset `first` on. The task began this portion at offset `skip`. A run with a `code` is the error of one
     element, and has no element in the batch.
 
-One thread computes elements and other threads take them. The callers hold a lock while they call a method of this class. Without the lock,
-the computing thread may only append to the elements of its segment, up to `room`. This is safe because appending is atomic, and because the
-other threads only remove elements from the left.
+One thread computes elements and other threads take them. The callers hold a lock while they call a method of PortionsLane. Without the
+lock, the computing thread may only append to the elements of its segment, up to `room`. This is safe because appending is atomic, and
+because the other threads only remove elements from the left.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class PortionsLane:
     # -- called by the thread that computes elements ------------------------------------------------------------------------
 
     def portions_wanted(self, now: float) -> int:
-        """Return how many portions to request now: twice the last number if those were computed quickly, otherwise half of it."""
+        """Return how many portions to request now: twice the last number if those portions were computed quickly, otherwise half of it."""
         quick = now - self._received_at < QUICK_S
         self._count = min(GIVEN_MAX, self._count * 2) if quick else max(1, self._count // 2)
         return self._count

@@ -176,7 +176,7 @@ class _Lane:
 
 
 def _leave_out(iterator: DatasetIterator, count: int) -> None:
-    """Skip `count` elements of a pipeline. An element whose computation raises an error counts as an element."""
+    """Skip `count` elements of a pipeline. Elements whose computation raises an error count too."""
     for _ in range(count):
         try:
             next(iterator)

@@ -1,7 +1,7 @@
-"""The requests of a task that serves them in order of arrival, and the replies to them.
+"""The requests and replies of a task that serves requests in order of arrival.
 
-A thread of the task computes elements. It wakes the loop that sends the reply to the first request. That loop sends all replies that are
-ready when it runs. One thread at a time sends replies, because they must leave in the order in which elements were taken.
+A thread of the task computes elements, and wakes the loop that sends the reply to the first request. That loop then sends all replies that
+are ready. Only one thread at a time sends replies, so that they leave in the order in which elements were taken.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from zmqdist.data.service.worker.task_replies import GiveError, GiveSkip, TaskRe
 
 
 class ServingMachine(Protocol):
-    """A machine that decides on replies in order of arrival.
+    """A machine that replies to requests in order of arrival.
 
     Attributes:
-      waiting: the requests, the next one to be served first.
+      waiting: the requests, in the order in which they will be served.
     """
 
     waiting: deque[tuple[Wanted, Any]]
@@ -37,7 +37,7 @@ class RequestQueue:
 
     Args:
       taken: called with the lock held after each decision of the machine.
-      served: called without the lock after the replies that were ready have been sent.
+      served: called without the lock after all ready replies have been sent.
 
     Attributes:
       lock: guards the machine.
@@ -66,7 +66,7 @@ class RequestQueue:
         self.serve()
 
     def expire(self, reply: ElementReply) -> None:
-        """Reply with `skip` to a request whose time is over, if it still waits."""
+        """Reply with `skip` to a request whose waiting time is over, if it still waits."""
         with self.lock:
             late = withdraw(self._machine.waiting, reply)
         if late:
@@ -80,7 +80,7 @@ class RequestQueue:
             self.woken = True
             reply = self._machine.waiting[0][1]
         if not reply.soon(self.serve):
-            self.serve()  # serve here, because the reader of the first request has stopped, but other readers may wait
+            self.serve()  # the loop of the first request has ended, so serve other readers in this thread
 
     def serve(self) -> None:
         """Send all replies that are ready. Any thread may call this."""

@@ -14,8 +14,7 @@ Promises
         gets the error.
 
 When this machine starts, some consumers may have received a round that the other consumers have not. When all consumers have sent a
-request, the consumers that are behind get a group for that round, unless a consumer that is ahead reports in its request that the round was
-skipped.
+request, the consumers that are behind get a group for that round, unless the request of a consumer ahead says that the round was skipped.
 
 The tag of a reply is (next round of this consumer, the last round that all consumers have received). The machine computes the second number
 from the requests, because a consumer that requests a round has received all earlier rounds.
@@ -164,7 +163,7 @@ class RoundsMachine:
         return answers
 
     def _count(self, requests: list[Wanted]) -> int:
-        """Return for how many rounds the elements fit into one reply to each consumer."""
+        """Return how many rounds fit into one reply to each consumer."""
         fits = min(each.bytes_max for each in requests) * self._consumers // self._group_bytes
         return max(1, min(len(self._groups), fits, *(each.elements_max for each in requests)))
 

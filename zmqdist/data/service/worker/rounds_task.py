@@ -54,7 +54,7 @@ class RoundsRunner:
         self._decide(lambda: self._machine.add_request(wanted, reply), reply)
 
     def expire(self, reply: ElementReply) -> None:
-        """Have all consumers skip the coordinated read's round that this request asks for, because its waiting time is over."""
+        """Have all consumers skip the round that this request asks for, because its waiting time is over."""
         self._decide(lambda: self._machine.expired(reply))
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class RoundsRunner:
             self._sender.send(answer)
 
     def _fail(self, replies: list[ElementReply], error: BaseException) -> list[TaskReply]:
-        """Withdraw these requests, and return the replies by which they fail. Call it with the lock held."""
+        """Withdraw these requests, and return an error reply for each of them. Call it with the lock held."""
         for reply in replies:
             self._machine.withdraw(reply)
         return [GiveError(reply, error) for reply in replies]
@@ -126,7 +126,7 @@ class RoundsRunner:
             self._machine.add(group, self._group_bytes)
             waiting = self._machine.waiting()
         if waiting and not waiting[0].soon(self._serve):
-            self._serve()  # serve here, because the reader of the first request has stopped, but other readers may wait
+            self._serve()  # the loop of the first request has ended, so serve other readers in this thread
         with self._lock:
             while self._machine.groups >= self._groups_max() and not self._closed:
                 self._room.wait()

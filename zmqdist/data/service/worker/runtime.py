@@ -459,7 +459,7 @@ class TaskThreads:
             raise
 
     def delete(self, number: int) -> None:
-        """Delete a task for its only reader, which is in this process. Any thread may call this."""
+        """Delete a task whose only reader is in this process. Any thread may call this."""
         try:
             self._loop.call_soon(self._delete, number)
         except OpError:

@@ -9,8 +9,8 @@ How readers reach a task
 When the process crashes (a signal, os._exit, out of memory)
     Only the task of the process is affected. In a DYNAMIC task one request gets an error that says how the process ended. The elements that
     the process held are lost, and a new process continues with the positions that no process was given. After CRASHES_MAX crashes the task
-    has failed for good, and every request gets the error. A task that is not DYNAMIC, is coordinated, or is shared by trainers has failed
-    for good after the first crash, because a new process would begin again and deliver all elements a second time.
+    has failed for good, and every request gets the error. A coordinated task, a task that trainers share, and any task that is not DYNAMIC
+    have failed for good after the first crash, because a new process would begin again and deliver all elements a second time.
 
     A task that computes portions loses no elements. The worker reports the crash to the dispatcher, which gives out the portions of the
     process again, and counts the crashes. The next process starts only after the dispatcher has confirmed the report, so that the crash is
@@ -123,12 +123,12 @@ class TaskProcesses:
 
     @property
     def unsent(self) -> bool:
-        """Whether a process of a task runs, which may then have unsent replies. A process ends after its task is dropped."""
+        """Whether any process of a task still runs, because a running process may have unsent replies."""
         return bool(self.ending) or any(process.alive for process in self._tasks.values())
 
     @property
     def has_requests(self) -> bool:
-        """Whether a process of a task runs, whose readers may then wait for replies."""
+        """Whether any process of a task still runs, because its readers may wait for replies."""
         return self.unsent
 
     def refuse(self) -> None:
@@ -170,7 +170,7 @@ class _TaskProcess:
         # The listening socket stays open across crashes, so that readers reach the next process at the same port.
         try:
             self._listener = listen(owner.bind)
-        except UnknownError as error:  # report a task without a port, because its readers would wait for ever
+        except UnknownError as error:  # the readers of a task without a port would wait for ever
             log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The replies on which the machines of tasks decide. The field `reply` identifies the request, and element_replies.py sends the reply."""
+"""The replies that the machines of tasks return. The field `reply` identifies the request, and element_replies.py sends the reply."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ because of the estimate.
 Theory
     An iteration needs enough workers to make elements as fast as its readers could take them: the sum of the readers' rates, divided by the
     mean rate of a worker, rounded up. The rate of a reader is the rate at which it would take elements if it never waited. The median
-    replaces every rate that differs from the mean by more than one standard deviation, so that a worker that is slow at its start does not
+    replaces every rate that differs from the mean by more than one standard deviation. Otherwise a single worker that starts slowly could
     raise the estimate to a hundred workers.
     The estimate for the service is the largest estimate of all iterations. It is at most FACTOR_MAX times the current number of workers,
     and at most MORE_MAX above that number.
@@ -24,7 +24,7 @@ MORE_MAX: Final = 500
 
 
 class AutoScaler:
-    """The rates of one iteration's readers and workers, by their numbers."""
+    """The rates of the readers and workers of one iteration."""
 
     def __init__(self) -> None:
         self._taken: dict[int, float] = {}

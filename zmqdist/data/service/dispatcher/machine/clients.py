@@ -134,7 +134,7 @@ class Clients:
             end(iteration)
 
     def forget(self, client: r.ClientEntry) -> None:
-        """Forget a released client, and reply to the requests that wait on its behalf."""
+        """Forget a released client, and reply to the pending requests of tasks for its portions."""
         self._tables.client_by_request.pop(client.request, None)
         self._tables.last_heard.pop(client.id, None)
         self._forget_watch(client.id)

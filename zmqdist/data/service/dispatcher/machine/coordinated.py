@@ -1,4 +1,4 @@
-"""Functions on the tasks of coordinated reads, for the other parts of the machine. rounds.py decides when these tasks begin and end."""
+"""Helpers for the tasks of coordinated reads. rounds.py decides when these tasks begin and end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def is_pending(task: r.TaskEntry) -> bool:
 
 
 def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
-    """Return whether a task can run. The task must not have ended. If it is bound to an incarnation, its worker must still be in that
-    incarnation.
-    """
+    """Return whether a task can run: it has not ended, and its worker is in the incarnation to which the task is bound, if any."""
     worker = tables.state.workers.get(task.worker)
     return not task.finished and (
         not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)
@@ -38,10 +36,10 @@ def is_held(tables: DispatcherTables, iteration: r.Iteration) -> bool:
 def news_for_consumer(
     tables: DispatcherTables, iteration: r.Iteration, call: ev.WatchRequest
 ) -> tuple[list[Any], bool, dict[int, int]]:
-    """Return the news for a consumer as (tasks, hold, ended). `hold` tells the consumer to stop at its next round. `ended` contains the end
-    round of each task in `call.lost` that has ended.
+    """Return the news for a consumer as (tasks, hold, ended). `hold` tells the consumer to stop at its next round. `ended` maps each ended
+    task in `call.lost` to the first round in which the task takes no part.
 
-    In `tasks`, a task has incarnation -1 while the dispatcher has lost its worker, and has no address until its worker serves it.
+    In `tasks`, a task has incarnation -1 while its worker is lost, and has no address until its worker serves it.
     """
     tasks: list[Any] = []
     for number in iteration.tasks:

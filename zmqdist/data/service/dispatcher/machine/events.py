@@ -28,7 +28,7 @@ class WorkerJoined:
     Attributes:
       name: the worker's job and index, "worker:0".
       address: the address at which readers connect to it.
-      incarnation: the number of its process.
+      incarnation: the incarnation of its process.
       named: True if the worker was started with its index. False if this dispatcher or an earlier dispatcher assigned the index.
     """
 
@@ -76,7 +76,7 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """Register a dataset. -> (id, whether this id keeps another pipeline, which was registered before)."""
+    """Register a dataset. -> (id, whether the id still belongs to another pipeline that was registered before)."""
 
     token: Token
     request: int
@@ -94,7 +94,7 @@ class SavedRequest:
       state, iteration, client: the numbers of the dispatcher's state, of the iteration, and of the client that saved the position.
       cut: (positions, repetitions, length of a portion) of the iteration.
       lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has another `cut` or `lanes`.
-      done: runs of the finished steps of the client's lane.
+      done: the finished portions of the client's lane, as runs of steps (range_math.py).
       open: (number of the portion, elements received) of each unfinished portion.
     """
 
@@ -118,7 +118,7 @@ class OpenRequest:
     Attributes:
       request: the number of the request. The client sends the same number again after a lost reply.
       sources: for a DYNAMIC job, the number of positions of each source in a repetition.
-      consumer: the client's index among `terms.num_consumers`.
+      consumer: the client's index, which is less than `terms.num_consumers`.
       grain: (positions, repetitions, grain) for a job that is read in portions.
       saved: the position to continue from.
     """
@@ -183,9 +183,7 @@ class AcknowledgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """Report that a reply of this incarnation of a worker to this client was lost, so that the elements in the reply must be computed
-    again. -> None.
-    """
+    """Report that a worker's reply to a client was lost, so that its elements must be computed again. -> None."""
 
     token: Token
     state: int
@@ -198,7 +196,7 @@ class MissedRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """Wait for a change of a worker's tasks. The machine replies at once if the worker's tasks differ from those that it should have.
+    """Wait for a change of a worker's tasks. The machine replies at once if the worker lacks a task or has to drop one.
 
     -> (state number, new tasks, tasks to drop).
 
@@ -252,8 +250,8 @@ class PortionsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """Report that the process in which a worker ran a task has died, and that the elements in the process are lost. The worker starts the
-    next process after the reply. -> None.
+    """Report that the process in which a worker ran a task has died, and that its elements are lost. The worker starts the next process
+    after the reply. -> None.
 
     `how` describes the death of the process. It is "" if the pipeline did not cause the death. Then no portion is charged with the death.
     """
@@ -348,8 +346,8 @@ class FailRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitJournal:
-    """Write these records to the journal, and then handle JournalCommitted or JournalFailed. Until then the machine returns no other
-    CommitJournal.
+    """Write these records to the journal, and then pass the machine JournalCommitted or JournalFailed. Until then the machine returns no
+    other CommitJournal.
     """
 
     records: tuple[bytes, ...]

@@ -7,8 +7,8 @@ Theory
     effect may show changes of the group.
 
     When the journal fails, every waiting reply becomes an error, and the runtime loads the state from the journal again. A caller that
-    waits for news gets the error UNAVAILABLE, upon which it sends its request again, because the facts that it reported in the request may
-    be among the lost changes.
+    waits for news gets the error UNAVAILABLE and sends its request again. This repeats the facts in the request, which may be among the
+    lost changes.
 
 Without a journal no effect waits.
 """

@@ -17,7 +17,7 @@ Promises, checked by tests/machines/splits and tests/sim
         DYNAMIC, otherwise after `worker_timeout_s`. A DYNAMIC iteration ends only after one of its tasks has found no position left, so
         that a live worker computes the positions that leaving workers returned. After a restart of the dispatcher, a worker that was
         registered before counts as live for RETURN_S.
-    D5  The numbers of datasets, jobs, iterations, tasks and clients are never used twice, also across restarts.
+    D5  The numbers of datasets, jobs, iterations, tasks and clients are never used twice, not even across restarts.
     D6  Every connected worker has a place, even after the journal has failed. A worker that has left for good has no place.
 
 portions.py has the promises for jobs that are read in portions, which are those with exactly-once delivery or ordered reading.
@@ -124,7 +124,7 @@ class DataDispatcherMachine:
         return sum(map(len, self._tables.tasks_of.values()))
 
     def waiting_for(self, incarnation: int) -> int:
-        """Return how many tasks wait for this incarnation of a worker, or for the incarnation that takes its place."""
+        """Return the number of unfinished tasks of the worker with this incarnation."""
         number = self._tables.worker_numbers.get(incarnation)
         return 0 if number is None else len(self._tables.tasks_of.get(number, ()))
 
@@ -133,8 +133,8 @@ class DataDispatcherMachine:
         self._tables.worker_list.admit(address)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Apply one event, and return the effects in order. For a wrong request, an effect sends an error to the caller, and this method
-        raises nothing.
+        """Apply one event, and return the effects in order. If a request is invalid, an effect sends an error to its caller, and this
+        method does not raise.
         """
         self._tables.now = now
         match event:
@@ -239,7 +239,7 @@ class DataDispatcherMachine:
         self._tables.reply(call.token, (name, False))
 
     def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
-        """Apply `on_conflict` to an id that is registered already. Return whether the id keeps another pipeline."""
+        """Apply `on_conflict` to an id that is registered already. Return whether the id still belongs to the other pipeline."""
         if not _fit(known.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
@@ -325,8 +325,8 @@ class DataDispatcherMachine:
         return job
 
     def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
-        """Refuse a reader whose dataset has another compression than the job's dataset, because the workers compress elements as the job's
-        dataset says.
+        """Refuse a reader whose dataset has another compression than the job's dataset, because the workers use the compression of the
+        job's dataset.
         """
         used, expected = (self._tables.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
         if not _fit(used, expected, "compression"):

@@ -22,8 +22,8 @@ Promises, checked by tests/machines/splits/test_portions.py
         elements.
     E4  When a client is released, its unfinished portions go to other clients. A client that takes over from another client gets all
         unfinished portions of that client.
-    E5  A client that continues from a saved state gets again the elements that were acknowledged after the state was saved. It does not get
-        elements that were acknowledged before.
+    E5  When a client continues from a saved state, elements that were acknowledged after the state was saved are delivered again. Elements
+        that were acknowledged before are not.
     E6  The lanes and lengths of portions do not depend on the workers. In ordered reading, each portion that is given out is less than a
         window ahead of the lowest unfinished portion.
     E7  If DEATHS_MAX workers, or processes of workers, have died while they computed a portion, the iteration ends with an error that names
@@ -228,7 +228,7 @@ class PortionAssignment:
                 self._lose(iteration, incarnation, 0, "")
 
     def _revoke_charges(self) -> None:
-        """Revoke the deaths that were charged for incarnations that are connected again and so have not died."""
+        """Revoke the charged deaths of incarnations that are connected again, because these have not died."""
         for iteration in self._active():
             assert iteration.portions is not None
             charged = {incarnation for each in iteration.portions.open.values() for incarnation in each.lost}

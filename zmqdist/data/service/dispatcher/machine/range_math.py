@@ -1,4 +1,4 @@
-"""Functions that cut an iteration into portions, and that change the portions as a record says. Their state is one row,
+"""Functions that cut an iteration into portions, and that change the portions as a record says. The state of the portions is one row,
 `records.PortionsEntry`.
 
 Theory
@@ -129,8 +129,8 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
 
 
 def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
-    """Free the portions that an incarnation of a worker was computing. `died` describes the death of
-    the process that computed them, and the death counts against each of these portions. "" means that no process died.
+    """Free the portions that an incarnation of a worker was computing. `died` describes the death of the process that computed them, which
+    is charged to each of these portions. It is "" if no process died.
 
     A reader may report a lost reply before the dispatcher learns that the worker has died. The portions of that reply are then already free
     when the dispatcher learns of the death, and are charged as well.

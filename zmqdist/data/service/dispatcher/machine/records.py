@@ -115,7 +115,7 @@ class Portion(Row):
       incarnation: the incarnation of the worker that computes the portion; 0 if the portion has to be given out.
       acked: the number of elements of the portion that the client has acknowledged.
       request: the number of the request for portions whose reply contained this portion.
-      deaths: the processes of live workers that died while they computed the portion.
+      deaths: the names of processes that died while they computed the portion, although their workers stayed alive.
       missed: the incarnation that computed the portion before, if its reply was lost. The portion is charged if that incarnation dies.
       lost: maps each incarnation that was lost while it computed the portion to the worker's name. An incarnation that registers again has
         not died, and is removed.
@@ -423,6 +423,6 @@ _changes = msgspec.msgpack.Decoder(Change)
 
 
 def decode(data: bytes) -> Change:
-    """Return the record that `encode` encoded. Raises msgspec.DecodeError."""
+    """Return the record that `encode` encoded. Raises msgspec.DecodeError if the bytes are no record."""
     change: Change = _changes.decode(data)
     return change

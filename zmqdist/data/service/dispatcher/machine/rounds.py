@@ -1,4 +1,4 @@
-"""Coordinated reads: decide at which round a task begins and before which round it ends, so that all consumers agree.
+"""Coordinated reads: decide on the first and the last round of each task, so that all consumers agree.
 
 Theory
     In each round, every consumer reads all tasks of that round in the order of their numbers. Therefore the consumers stay in step as long

@@ -19,7 +19,7 @@ class IterationRow:
       tasks: number of its tasks; 0 when the iteration has ended.
       clients: number of readers that have the iteration open.
       finished: readers have read the whole iteration.
-      collected: the dispatcher has dropped the iteration, because no reader had it open during the time-out.
+      collected: the dispatcher has dropped the iteration, because no reader had it open for `job_gc_timeout_ms`.
       portions_done: portions that readers have acknowledged (delivery="exactly_once" and ordered reads).
       elements_acknowledged: elements of unfinished portions that readers have acknowledged.
     """
@@ -55,7 +55,7 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class NextNumbers:
-    """The next number of each kind. No number is used twice, also across restarts if there is a journal."""
+    """The next number of each kind. No number is used twice. With a journal, this holds across restarts too."""
 
     dataset: int
     job: int
@@ -72,7 +72,7 @@ class DataSnapshot:
       state: the number of the dispatcher's durable state. A dispatcher that has lost its state has another number.
       datasets: number of registered datasets.
       jobs: names of the jobs, in the order in which they were created.
-      tasks, clients: numbers of tasks and clients.
+      tasks, clients: how many tasks and clients there are.
       saves: folders of distributed snapshots, in the order in which they were begun.
       checks_count: how often the dispatcher has searched for silent clients and unread iterations (job_gc_check_interval_ms).
       journal: "none" without fault_tolerant_mode; "unreadable" while the dispatcher refuses requests because the journal can be neither
@@ -139,8 +139,8 @@ class SnapshotStreamRow:
     Attributes:
       path: the folder of the snapshot.
       stream: the number of the stream in the snapshot.
-      moves: whether another worker is present that continues the stream when this worker is drained. If no other worker is present, the
-        stream waits for the next worker. In both cases the elements that were committed stay.
+      moves: whether another worker is present to continue the stream when this worker is drained. If not, the stream waits for the next
+        worker. Committed elements are kept in either case.
     """
 
     path: str

@@ -98,9 +98,7 @@ class DurableState(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """Forget an iteration that has ended if no client reads it or can join it. A service has millions of such iterations after some
-        months.
-        """
+        """Forget an ended iteration that no client reads or can join, because over months a service ends millions of them."""
         over = iteration.finished or iteration.collected
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
             del self.iterations[iteration.id]
@@ -163,5 +161,5 @@ _states = msgspec.msgpack.Decoder(DurableState)
 
 
 def decode_state(data: bytes) -> DurableState:
-    """Return the state that `records.encode` encoded. Raises msgspec.DecodeError."""
+    """Return the state that `records.encode` encoded. Raises msgspec.DecodeError if the bytes are no state."""
     return _states.decode(data)

@@ -38,7 +38,7 @@ class Figures:
         self._scalers = AutoScalers()
 
     def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
-        """Note the figures that a worker reports, by the number of each task."""
+        """Note the figures that a worker reports. `tasks` maps the number of each task to its figures."""
         for number, report in tasks.items():
             task = self._tables.state.tasks.get(number)
             if task is None:

@@ -47,12 +47,12 @@ class DispatcherTables:
 
     Attributes:
       state: the durable state, which a restart brings back.
-      members: the connected workers by incarnation. The membership reports them, so a worker can be here without a place in the state.
+      members: the connected workers by incarnation. A worker is here as soon as it is connected, even if it has no place in the state.
       worker_list: assigns workers their entries of the fixed list. The durable part of it is `WorkerEntry.index`.
       work_requests: the pending request for work of each incarnation of a worker.
       watches: the pending watch request of each client, and the time since which it waits.
       portion_requests: maps (client, incarnation of a worker) to the pending request for portions.
-      iterations_to_serve: the iterations in portions that the current event has changed. At the end of the event the machine may serve
+      iterations_to_serve: the iterations read in portions that the current event has changed. At the end of the event the machine may serve
         their requests or end them.
       leaving: incarnations of workers that leave for good once their tasks have ended.
       worker_numbers: maps an incarnation to the number of its worker.

@@ -111,7 +111,7 @@ class WorkerList:
         raise NotFoundError(not_in_list(worker, self.entries))
 
     def snapshot(self) -> tuple[tuple[str, bool], ...]:
-        """Return the state for `restore`: for each entry, the address of its worker, or "", and whether that worker is present."""
+        """Return the state for `restore`: for each entry, the address of its worker or "", and whether that worker is present."""
         return tuple((place.holder, place.present) for place in self._places)
 
     def restore(self, snapshot: Sequence[Sequence[object]]) -> None:

@@ -25,7 +25,7 @@ class WorkerTable:
         for incarnation in [
             incarnation for incarnation, each in members.items() if each.address == event.address and event.address
         ]:
-            # The earlier incarnation has ended, although the machine has not seen its loss, because another process has its address now.
+            # Another process has this address now, so the earlier incarnation has ended, although no event has reported its loss.
             del members[incarnation]
         members[event.incarnation] = event
         worker = self._place_for(event)
@@ -65,9 +65,9 @@ class WorkerTable:
         """Return the place for a worker: the place of its incarnation, else of its address, else of a missing worker with its name, else a
         new place.
 
-        After a restart of the dispatcher, workers register in any order. The dispatcher may therefore assign a name that the earlier
-        dispatcher had assigned to another worker, which is alive, has not registered yet, and must keep its place. So a worker whose name a
-        dispatcher assigned takes over a place by name only if the worker of that place is confirmed as gone.
+        After a restart of the dispatcher, workers register in any order. The dispatcher may therefore assign the name of a live worker that
+        has not registered yet and must keep its place. So a worker whose name a dispatcher assigned takes over a place by name only if the
+        worker of that place is confirmed as gone.
         """
         workers = self._tables.state.workers
         same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
@@ -167,7 +167,7 @@ class WorkerTable:
 
     def _finish_if_over(self, number: int) -> None:
         iteration = self._tables.state.iterations[number]
-        # portions.py ends an iteration in portions, at the last acknowledgment.
+        # An iteration that is read in portions ends in portions.py, at the last acknowledgment.
         if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
         if is_coordinated(self._tables, iteration):
