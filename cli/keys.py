@@ -31,8 +31,8 @@ def keys() -> None:
 def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """Show the state, role, name, time and public key of each key that the dispatcher TARGET knows.
 
-    Keys in the file `authorized` are static; all others joined with a ticket. The dispatcher refuses connections with a replaced key, but
-    a process that opened its port with this key keeps using it there.
+    The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with
+    a ticket. The dispatcher refuses connections with a replaced key. A port that was opened with a key keeps it when the key is replaced.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -53,7 +53,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="Name under which the process joins: worker:3, ps:0, or submit:1, client:1, admin:1 for a program (the number may be left out).",
+    help="Name under which the process joins: worker:3 or ps:0; for a program submit, client or admin, with or without a number (submit:1).",
 )
 @click.option(
     "--valid-s",
@@ -108,9 +108,9 @@ def make_token(
 @click.argument("folder", metavar="DIR")
 @ticket_options
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
-    """Make a key pair in the folder DIR, and join with it the dispatcher that made the ticket.
+    """Make a key pair in the folder DIR, and join the dispatcher that made the ticket.
 
-    The folder may have no keys, except those of an earlier join under the same name. The command reads the ticket from standard input,
+    The folder must have no keys, except those of an earlier join under the same name. The command reads the ticket from standard input,
     unless an option gives a file or descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on this
     host. The secret key never leaves this host.
     """
@@ -130,7 +130,8 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any) -> None:
     """Revoke the keys of a name (worker:3), or one public key as `list` prints it, and end their connections.
 
-    The name of a role, such as submit, means its static key and the keys that joined under just this name; the command prints each key.
+    The name of a role, such as submit, means the static key of this role, and the keys that joined as submit without a number. The command
+    prints each key that it has revoked.
 
     The dispatcher refuses a revoked key at once and for ever, and other members refuse it within seconds. Functions that a revoked worker
     was running run again on other workers. Unused tickets of the name become invalid, too.
@@ -151,8 +152,8 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
     """Have all members of the dispatcher TARGET that joined with a ticket make new key pairs. No work is lost.
 
-    Each member registers its new key over a connection with its old key, which the dispatcher refuses some seconds later. You replace
-    static keys yourself (zmqdist keygen).
+    Each member registers its new key over a connection with its old key. Some seconds later the dispatcher refuses new connections with
+    the old key. You replace static keys yourself (zmqdist keygen).
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)
