@@ -53,7 +53,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="Name under which the process joins: worker:3 or ps:0; for a program submit, client or admin, with or without a number (submit:1).",
+    help="Name under which the process joins: worker:3 or ps:0; for a program submit, client or admin, perhaps with a number (submit:1).",
 )
 @click.option(
     "--valid-s",
