@@ -58,7 +58,7 @@ def drain(
     """Have a worker finish its running functions, and leave.
 
     WORKER is the name of the worker, such as worker:1. The command first says what becomes of everything that the worker has. It refuses
-    the drain if this would lose values or work that no other worker can make again. Work that the worker has not begun returns to the queue
+    the drain if this would lose values or work that no other worker can replace. Work that the worker has not begun returns to the queue
     at once. The command does not wait until the worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:

@@ -83,8 +83,9 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
 def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> None:
     """Run a dispatcher in the foreground.
 
-    Workers register with the dispatcher (zmqdist worker --dispatcher HOST:PORT), and programs schedule functions on it
-    (ClusterCoordinator("HOST:PORT")). To accept connections from other hosts the dispatcher needs keys (zmqdist keygen).
+    Workers register with the dispatcher (zmqdist worker --dispatcher HOST:PORT). Programs connect to it
+    (ClusterCoordinator("HOST:PORT")) and schedule functions. To accept connections from other hosts the dispatcher needs keys (zmqdist
+    keygen).
     """
     from zmqdist.launch.roles import run_dispatcher
     from zmqdist.scheduling.dispatcher.config import DispatcherConfig
@@ -175,8 +176,8 @@ def worker(
 ) -> None:
     """Run a worker in the foreground.
 
-    The worker waits for its dispatcher, and reconnects if the dispatcher was restarted. Each slot is a process of its own, so that a
-    function that crashes stops no other function.
+    The worker waits for its dispatcher, and reconnects if the dispatcher was restarted. Functions run in slots. Each slot is a process of
+    its own, so that a function that crashes stops no other function.
     """
     from zmqdist.addresses import advertised_address
     from zmqdist.cluster.file_sections import WorkerJob

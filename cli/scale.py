@@ -25,7 +25,7 @@ DECIDED_S: Final = 15.0
 @click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
 @grace_option("Time that running functions of leaving workers have to end; then they are killed.")
 @click.option(
-    "--force", is_flag=True, help="End workers even if values or work are lost that no other worker can make again."
+    "--force", is_flag=True, help="End workers even if this loses values or work that no other worker can replace."
 )
 @click.option(
     "--wait",
@@ -34,7 +34,7 @@ DECIDED_S: Final = 15.0
     default=START_S,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait for new workers, and, after --grace, for leaving workers.",
+    help="How long to wait for new workers; the wait for leaving workers is longer by --grace.",
 )
 @target_options
 @click.pass_context

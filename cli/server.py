@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "--spec",
     metavar="JSON",
-    help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE to read this from a file.',
+    help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE to read such JSON from a file.',
 )
 @click.option("--job", metavar="NAME", help="Job of this task; you may leave it out if the cluster has only one job.")
 @click.option(
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--bind",
     "bind_host",
     metavar="HOST",
-    help="Address or interface (eth1) to listen on, in place of its address in the cluster.",
+    help="Address or interface (eth1) to listen on, in place of the task's address in the cluster.",
 )
 @ports_option
 @grace_option("Time that running calls have to end after Ctrl-C or SIGTERM.")
