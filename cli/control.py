@@ -37,7 +37,7 @@ _grace = grace_option("Time that running functions have to end; then they are ki
 @click.option(
     "--force",
     is_flag=True,
-    help="Drain the worker even if values or work are lost that no other worker can make again.",
+    help="Drain the worker even if values or work are lost that no other worker can replace.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print what would become of everything that the worker has, and do nothing."

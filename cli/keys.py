@@ -31,8 +31,8 @@ def keys() -> None:
 def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """Show each key that the dispatcher TARGET knows: its state, role, name, time and public key.
 
-    The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket. The dispatcher refuses connections with a replaced key, but a
-    process that opened its port with this key still shows the key there.
+    The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
+    The dispatcher refuses connections with a replaced key, but a process that opened its port with this key still shows the key there.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
