@@ -83,12 +83,11 @@ ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, Unavail
 
 
 class _OwnWait:
-    """The context in which this task's callers wait, in any number of threads. It replaces each error that the server's stop causes by a
-    single error.
+    """A context manager around each wait of this task. If the wait fails because this server stops, it raises the one error `Node.stopped`.
 
     The stop of a server ends its connections, its watches and its part in groups and barriers. Each of these ends raises an error of its
-    own, which reads as if another task had gone or, with ABORTED, as if this task had been restarted. When this task stops, the caller gets
-    `Node.stopped` instead, whichever of these errors arrives first.
+    own, which reads as if another task had gone or, with ABORTED, as if this task had been restarted. The caller gets `Node.stopped`
+    instead, whichever of these errors arrives first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -117,7 +116,7 @@ class Node:
         The other tasks do not know of the stop yet, so no task can reply with an error that blames a third task.
       on_close: functions that `close` calls next, with the time (`time.monotonic`) until which running work may go on. The port is still
         open.
-      own_wait: the context in which callers of this task wait; `_OwnWait` explains it.
+      own_wait: the context manager around each wait of this task; `_OwnWait` explains it.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class Server:
           bind_host: the host to listen on; by default the host in the task's address if this host has it, otherwise all interfaces.
           listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
             process can take the port first.
-          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR, or file of the token for a server on loopback without keys.
+          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR; file of the token, for a server on loopback without keys.
           insecure: if there are no keys, accept every peer.
 
         Raises:
@@ -183,7 +183,7 @@ class Server:
     def snapshot(self) -> TaskSnapshot:
         """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.
 
-        This is cheap. Any thread may call it, except in a method that runs in the loop of this server.
+        This is cheap. Any thread may call it, but not a method that runs in the loop of this server.
         """
         node, operations = self._node, self._operations.collectives
         items, nbytes, waits = self._mail.counts()
@@ -219,8 +219,7 @@ class Server:
         Only functions that `Session.run` runs may call this.
 
         Raises:
-          FailedPreconditionError: `Session.run` does not run the caller. This includes a thread that a function of `Session.run` has
-            started.
+          FailedPreconditionError: the caller is not such a function, or runs in a thread that such a function has started.
         """
         server: Server | None = current_server()
         if server is None:
@@ -299,7 +298,7 @@ class Server:
           grace: seconds for which running calls may go on; `None` means GRACE_S. After that their callers get UNAVAILABLE.
 
         Raises:
-          InvalidArgumentError: `grace` is not a number of seconds, 0 or more; the server has not been stopped.
+          InvalidArgumentError: `grace` is not a number of seconds, 0 or more. Then the server goes on serving.
         """
         limit_s = grace_s(grace)
         with self._life_lock:

@@ -292,8 +292,8 @@ class Sessions:
         call.reply(self._use(session, call.peer).variables.specs(container))
 
     def _copy(self, session: _Session, call: PendingCall, array: Any, act: Callable[[], None]) -> None:
-        """Call `act`, which copies an array. For a small array, call it in the loop, because the copy takes no longer than handing it to a
-        thread. For a large array, call it in the pool.
+        """Call `act`, which copies an array. For a small array, call it in the loop, because copying takes no longer than waking a thread.
+        For a large array, call it in the pool.
         """
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()

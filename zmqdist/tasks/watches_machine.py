@@ -1,4 +1,4 @@
-"""The decision which of the watched tasks are up, as far as this task has noticed. No I/O.
+"""Which of the watched tasks are up, as far as this task has noticed. No I/O.
 
 Theory of operation
     This task watches another task from the first time that it waits for that task. A watch is a call that carries the
@@ -114,8 +114,8 @@ class WatchedTasks:
           connected: whether the connection that carried the message is still open; None if another task has passed the message on.
         """
         if connected is None:
-            # The task that passed the message on will report the end of this incarnation, from which it has heard directly.
-            # Only an end that this task itself has noticed counts for more.
+            # The task that passed the message on has heard from this incarnation directly, and will report its end. So the message counts,
+            # unless this task itself has noticed that end.
             ended = incarnation in self._ended.get(task, ())
         elif connected:
             self._last_speaker[task] = incarnation
@@ -123,15 +123,15 @@ class WatchedTasks:
         else:
             ended = True  # `connection_ended` was called for this end, or is about to be called
         if not ended and self._gone_messages.pop(task, ""):
-            # Until the new incarnation replies to the watch, only the end of its connection to this task shows its end (connection_ended).
+            # Forget the old incarnation, so that `connection_ended` handles an end of the new one before it has replied to a watch.
             self._incarnations.pop(task, None)
 
     def connection_ended(self, task: Task, connected: bool) -> list[WatchEffect]:
         """Note that the connection of another task to this task has ended.
 
         Args:
-          connected: whether this task has a connection to the other task. If so, that connection decides whether the other task has ended,
-            after it has delivered the replies that the other task sent before its end.
+          connected: whether this task has a connection to the other task. If so, a probe over that connection shows whether the other task
+            has ended. It comes after all replies that the other task has sent.
         """
         if task not in self._addresses or task in self._incarnations:
             # the other task has replied to a watch before, so the reply to the next watch shows whether the other task has ended
@@ -156,7 +156,7 @@ class WatchedTasks:
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
-        # The task has gone even if this was its first watch, because a call can be lost in flight only on the way to a task that was up.
+        # The task has gone even if this was its first watch, because only a call to a task that was up can fail in flight.
         effects = self._gone(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]

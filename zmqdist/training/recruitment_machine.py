@@ -54,7 +54,7 @@ class DropInvitation:
 
 @dataclass(frozen=True, slots=True)
 class LogFailure:
-    """Log that the invitations of a worker began to fail with this error. `passes` is True if the error may pass by itself."""
+    """Log that the invitations of a worker began to fail with this error. `passes` is True if the error may go away by itself."""
 
     index: int
     address: str

@@ -152,7 +152,7 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # the process has ended already; its exit code tells why
-                # Not sent in the process's thread, because the caller may send a function as soon as this method has returned.
+                # Send this message before the method returns, because the caller may then send a function.
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -171,7 +171,7 @@ class ProcessCrew:
         return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the first message to a process."""
+        """Return the contents of the first message to a process."""
         return {
             "path": sys.path,
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),

@@ -32,8 +32,8 @@ class SimClock:
         heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
 
     def next_poll(self, since_s: float, step_s: float) -> float:
-        """Return the next time of a poll that runs every `step_s` seconds since `since_s`. The simulation calls the poll at this time only,
-        because the polls before it would have seen no change.
+        """Return the time of the next poll, if a poll runs every `step_s` seconds since `since_s`. The simulation runs only this poll,
+        because earlier polls would have seen no change.
         """
         at_s = since_s + step_s
         while at_s <= self.now:

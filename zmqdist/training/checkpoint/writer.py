@@ -40,8 +40,7 @@ class ToWrite:
     """An array to be saved.
 
     Attributes:
-      shards: for each shard (first row, row after the last, function that returns the rows). A thread other than the caller's calls the
-        function.
+      shards: for each shard (first row, row after the last, function that returns the rows). The function is called in another thread.
     """
 
     name: str
