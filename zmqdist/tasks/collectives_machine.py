@@ -2,8 +2,8 @@
 
 Rules
     A schedule is a generator that runs at one member. It yields Steps, and the caller passes the arrived pieces to its `send` method. A
-    piece is an array that no member changes while it is in flight: `fold` returns a new array, and a member passes arrived pieces on
-    unchanged.
+    piece is an array that no member changes while it is in flight: a reduction (`fold`) returns a new array, and a member passes arrived
+    pieces on unchanged.
     `pipelined` interleaves several schedules, so that some pieces are in flight while another piece is reduced. All members interleave the
     same schedules in the same way. So pieces from one member to another need no names: their order identifies them.
 
@@ -31,8 +31,8 @@ from zmqdist.errors import InvalidArgumentError
 
 Array: TypeAlias = NDArray[Any]
 Fold: TypeAlias = Callable[[Array, Array, bool], Array]
-"""A function that reduces an arrived piece and this member's chunk to the piece to pass on. The third argument is whether the reduction
-ends at this member.
+"""A function that combines an arrived piece with this member's chunk, and returns the piece to pass on. The third argument says whether the
+reduction ends at this member.
 """
 Keep: TypeAlias = Callable[[int, Array], object]
 """A function that is called with the rank of a piece of the result, and with the piece."""

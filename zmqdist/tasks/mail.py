@@ -3,7 +3,7 @@
 Rules
     `send` takes a snapshot of the value, and does not block. Each value is received once. Values that one sender sends under one tag are
     received in the order of sending, whatever their sizes.
-    A value that has arrived stays in the receiver's mailbox until `recv` takes it. A sender that knows of the arrival may end.
+    A value that has arrived stays in the receiver's mailbox until `recv` takes it. A sender may end once it knows of the arrival.
     When a sender ends, each `recv` that waits for it ends with UNAVAILABLE. A `recv` that waits for one incarnation of a sender never gets
     a value of another incarnation.
 
@@ -176,7 +176,7 @@ class Mail:
     def _skipped(self, task: Task, number: int, skip: int, result: StatusOrResult) -> None:
         code, _ = result.get_error()
         out, lock = self._out_to(task)
-        if code == UNAVAILABLE and not self._node.closed:  # the same incarnation of the receiver may reconnect
+        if code == UNAVAILABLE and not self._node.closed:  # try again, because the receiver may reconnect
             self._have_skipped(task, number, skip)
             return
         with lock:

@@ -16,9 +16,9 @@ Theory of operation
     the new message until the message `after` has had its turn. A message that its sender has given up counts as having had its turn. The
     number `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a message that
     cannot arrive.
-    For the sender, a message is in flight until the sender knows that the message has had its turn. The mailbox may hold a message behind
-    a message that was given up, or that had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
-    missing message, but only when no message before the missing message is in flight. So the next message of this channel never overtakes
+    For the sender, a message is in flight until the sender knows that the message has had its turn. The message that a held message waits
+    for may have been given up, or may have had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
+    missing message, but only when no earlier message of the channel is in flight. So the next message of this channel never overtakes
     earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
@@ -428,15 +428,13 @@ class Outbox:
     def __init__(self) -> None:
         self._number = 0
         self._in_flight: dict[int, tuple[str, int]] = {}
-        """For each number of a message: its tag, and the number of the message of this tag that was sent right before it, 0 if that message
-        was not in flight.
+        """By number of a message: its tag, and the number of the message right before it in the channel, 0 if that message was not in
+        flight.
         """
         self._last: dict[str, tuple[int, int]] = {}
         """For each tag: how many messages are in flight, and the number of the last of them."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """Messages that have a reply, each as (number, failed, held), by the number of the message before
-        them, which is still in flight.
-        """
+        """By number of a message in flight: (number, failed, held) of the message right behind it, if this one has a reply already."""
         self._held_at: dict[int, int] = {}
         """For each number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
 

@@ -225,7 +225,7 @@ class Node:
             return client
 
     def is_connected(self, task: Task) -> bool:
-        """Return whether this task has a connection to another task on which no Goodbye has been read."""
+        """Return whether this task has a connection to another task, and has read no Goodbye from it."""
         with self._lock:
             client = self._clients.get(task)
         return client is not None and client.snapshot().connected

@@ -52,7 +52,7 @@ from zmqdist.transport.peer import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1
-"""The first item of the reply to "session.run". After VALUE follow the parts of a packed value, and after RAISED follows a packed error."""
+"""The first item of the reply to "session.run". VALUE is followed by the parts of a packed value, and RAISED by a packed error."""
 
 _of_thread = threading.local()
 
@@ -74,7 +74,7 @@ class _Session:
     """One session at this task.
 
     Attributes:
-      ended: the reason why requests of this session fail, because the session has ended; "" while it has not ended.
+      ended: the reason why the session has ended, with which its requests fail; "" while it has not ended.
       peer: the connection through which the session was used last.
       running: RPC calls of the session that have no reply yet.
     """
@@ -142,7 +142,8 @@ class Sessions:
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))
-        # The flag that asks functions to end is set after the calls have failed, because a function that sees the flag may return at once.
+        # Set the flag that asks functions to end only after the calls have failed, because a function that sees the flag may return at
+        # once.
         self._over = True
         self._pool.stop()
 

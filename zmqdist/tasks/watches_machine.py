@@ -74,9 +74,9 @@ class WatchedTasks:
         self._me = me
         self._addresses: dict[Task, str] = {}
         self._incarnations: dict[Task, int] = {}
-        """The incarnation of each task that last replied to a watch. It stays in this dict after its end."""
+        """By task: the incarnation that last replied to a watch. It stays in this dict after its end."""
         self._last_speaker: dict[Task, int] = {}
-        """The incarnation of each task that last sent a message over a connection of its own."""
+        """By task: the incarnation that last sent a message over a connection of its own."""
         self._gone_messages: dict[Task, str] = {}
         self._ended: dict[Task, deque[int]] = {}
         """The last incarnations of each task of which this task has noticed the end."""
@@ -91,7 +91,7 @@ class WatchedTasks:
         return task == self._me or task in self._addresses
 
     def incarnation(self, task: Task) -> int:
-        """Return the last incarnation of a task that has replied to a watch, even if that incarnation has ended; 0 if none has replied."""
+        """Return the incarnation of a task that last replied to a watch, even if it has ended; 0 if no incarnation has replied."""
         return self._incarnations.get(task, 0)
 
     def gone_message(self, task: Task) -> str:
@@ -108,7 +108,7 @@ class WatchedTasks:
         return [WatchTask(task, 0)]
 
     def heard_from(self, task: Task, incarnation: int, connected: bool | None) -> None:
-        """Note that a message of this incarnation of a task has arrived, so that the task is up, even if its watch has not shown this yet.
+        """Note that a message of this incarnation of a task has arrived. So the task is up, even if its watch has not shown this yet.
 
         Args:
           connected: whether the connection that carried the message is still open; None if another task has passed the message on.
@@ -131,7 +131,7 @@ class WatchedTasks:
 
         Args:
           connected: whether this task has a connection to the other task. If so, a probe over that connection shows whether the other task
-            has ended. It comes after all replies that the other task has sent.
+            has ended. Earlier replies of the other task arrive before the probe ends.
         """
         if task not in self._addresses or task in self._incarnations:
             # the other task has replied to a watch before, so the reply to the next watch shows whether the other task has ended
@@ -139,8 +139,8 @@ class WatchedTasks:
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
-        """Note that a probe has ended. A reply shows that the watch, which was sent before the probe, has arrived, so that the watch will
-        show the end of the task.
+        """Note that a probe has ended. A reply shows that the watch has arrived, too, because it was sent before the probe. Then the watch
+        will show the end of the task.
         """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 
