@@ -89,7 +89,7 @@ class MultiProcessPoolRunner:
             if not self._processes:
                 self._start()
             for task in self._processes:
-                self._crew.gate.started(task)  # set before any task can arrive at the barrier
+                self._crew.gate.started(task)  # before any task can arrive at the barrier
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # the process has ended, which `on_exit` reports
                     work.send(process.pipe, last=False)

@@ -90,7 +90,7 @@ class ProcessCrew:
     Args:
       cluster: the user's cluster. The crew keeps a reference to it, so that its ports stay reserved.
       on_line: called with each line that a process writes, with a prefix and a newline.
-      on_outcome: called with a process and the outcome of its function, in the thread of that process.
+      on_outcome: called with a process and the outcome of its function, in the thread that serves this process.
       on_exit: called with a process that has ended, after all its messages were handled.
 
     Raises:

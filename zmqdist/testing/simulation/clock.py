@@ -28,7 +28,7 @@ class SimClock:
         self.at(self.now + delay_s, fn)
 
     def at(self, time_s: float, fn: Callable[[], object]) -> None:
-        """Call `fn` at exactly this time, or after all functions that are due now if the time has passed."""
+        """Call `fn` at exactly this time. If the time has passed, call `fn` after all functions that are due now."""
         heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
 
     def next_poll(self, since_s: float, step_s: float) -> float:

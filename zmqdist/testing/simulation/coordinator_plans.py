@@ -220,7 +220,7 @@ class SimPlans:
                 self.plans[self.user_of[number]].errors += 1
 
     def hand_in(self, effect: HandIn) -> AttemptPacked:
-        """Check that the machine may hand in this attempt now, and pack it."""
+        """Check that the machine may submit this attempt now. Return the packed attempt."""
         plan = self.plans[effect.work]
         owner = self._owner
         assert not owner.ending, f"dependencies G5: work {plan.work} is handed in while its round ends"

@@ -44,7 +44,7 @@ WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
-"""Seconds between two polls with which a task with a full buffer looks for room."""
+"""Seconds between two polls of a task that waits for room in its full buffer."""
 
 TOGETHER = 3
 """The most elements in a reply."""

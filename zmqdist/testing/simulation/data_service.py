@@ -1,7 +1,6 @@
 """A simulated data service: the real machines of dispatcher, workers and readers, and models of the computed elements, in virtual time.
 
-The real machines of membership and worker decide which workers are in the cluster, so workers may come back in any order and under other
-names.
+The membership and the workers are real machines, so workers may come back in any order and under other names.
 
 These are the faults. A worker is killed and restarts at its address or at another address. A worker loses its connection. A worker is
 added. A reader is killed. The dispatcher is killed and restarted, with or without its journal, and perhaps a worker is restarted with it.
