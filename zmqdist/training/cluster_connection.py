@@ -167,7 +167,7 @@ class ClusterConnection:
             if reply is not None and reply["refused"]:
                 raise errors.DrainRefusedError(reply["reports"])
         if index in wanted:
-            self._dismiss(index)  # dismiss it before it leaves, because a wanted worker that has left is invited again
+            self._dismiss(index)  # before the worker leaves, because a wanted worker that has left is invited again
         if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
             raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
 

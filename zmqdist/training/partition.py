@@ -165,7 +165,7 @@ def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
     """
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # the function has no signature, as some builtins
+    except (TypeError, ValueError):  # some builtin functions have no signature
         return set()
     by_name = {
         name

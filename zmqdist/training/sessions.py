@@ -201,7 +201,7 @@ class StrategySession:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
                     pass  # drop nothing at a lost server, which has lost its variables
-                except BaseException:  # survive, because the thread has to drop variables that are released later
+                except BaseException:  # go on, because the thread has to drop variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",
                         refs[0],

@@ -50,7 +50,7 @@ class Checkpoint(Container):
         """Restore the attributes that the checkpoint holds. Existing attributes are restored at once, and other attributes when they are
         set. Attributes that the checkpoint does not hold stay unchanged.
 
-        If `path` is None, such as the `latest_checkpoint` of an empty directory, nothing is restored. Raises the errors of
+        If `path` is None, as `latest_checkpoint` returns it for an empty directory, nothing is restored. Raises the errors of
         `zmqdist.checkpoint.restore`. If the checkpoint is refused, no attribute has changed.
 
         Returns:

@@ -99,7 +99,7 @@ class Recovery:
     def __init__(
         self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
     ) -> None:
-        """Start one thread for each parameter server, which watches it.
+        """Start one thread for each parameter server, to watch the server.
 
         Args:
           strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait for the recovery.

@@ -1,10 +1,10 @@
 """Writes a checkpoint: one file for each shard, several files at the same time, and the manifest last.
 
 Rules
-    A checkpoint appears under its name only when all of it is on disk, because its files are written into another folder, which is then
-    renamed. If a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced
-    atomically, and then the old files are deleted. A crash before the replacement leaves the old checkpoint. Files in the folder that
-    belong to no checkpoint stay.
+    A checkpoint appears under its name only when all of it is on disk: its files are written into another folder, which is then renamed. If
+    a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced atomically, and then
+    the old files are deleted. A crash before the replacement leaves the old checkpoint. Files in the folder that belong to no checkpoint
+    stay.
 
     After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a disk error names the file.
 """
