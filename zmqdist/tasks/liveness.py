@@ -94,8 +94,8 @@ class Watches:
             self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Serve the watch of another task. If that task knows this task's current incarnation, leave its call without a reply, so that the
-        call ends with this process. Otherwise reply with the incarnation.
+        """Serve a watch of this task. If the caller knows the current incarnation, do not reply, so that the call ends with this process.
+        Otherwise reply with the incarnation.
         """
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)

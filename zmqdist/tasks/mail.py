@@ -168,7 +168,7 @@ class Mail:
             self._have_skipped(task, *skip)
 
     def _have_skipped(self, task: Task, number: int, skip: int) -> None:
-        # FailedPreconditionError means that this server was stopped, so that it sends no more messages.
+        # FailedPreconditionError means that this server was stopped and sends no more messages.
         with suppress(FailedPreconditionError):
             result = self._node.start(task, "mail.skip", self._me, self._node.incarnation, skip)
             result.add_done_callback(partial(self._skipped, task, number, skip))

@@ -22,8 +22,7 @@ Theory of operation
     earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message ends exactly one wait; the messages of a channel, in the order in which they were sent, end the waits of the channel in
-        the order in which these began
+    P1  each message ends exactly one wait; in each channel, messages in the order of sending end waits in the order in which these began
     P2  no message of one incarnation of a sender ends a wait for another incarnation
     P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
     P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
@@ -314,7 +313,7 @@ class Mailbox:
         return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
     def sender_gone(self, name: str, message: str) -> list[Wait]:
-        """End the waits for a sender that has ended. The sender's messages stay until the mailbox learns of its next incarnation."""
+        """End the waits for a sender that has ended. Its messages stay until the mailbox learns of the sender's next incarnation."""
         return self._ended(name, UNAVAILABLE, message)
 
     def aborted(self, code: int, message: str) -> list[Wait]:

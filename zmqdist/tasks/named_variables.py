@@ -23,8 +23,8 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 class Variables:
-    """Named variables of one task: those of one isolated session, or those that all other sessions share. Any
-    thread may call the methods.
+    """Named variables of one task: the variables of one isolated session, or the variables that all other sessions share. Any thread may
+    call the methods.
     """
 
     def __init__(self, task: str, default_container: str) -> None:

@@ -39,7 +39,7 @@ A_YEAR_S = 3.2e7
 """Seconds. The longest grace of a stop, because threads cannot wait for an infinite time."""
 
 TASKS = frozenset({"worker", "submit"})
-"""Roles that a peer needs to call the methods which the tasks of a cluster have for each other."""
+"""The roles of peers that may call the methods which the tasks of a cluster have for each other."""
 
 
 def task_named(name: Any, me: Task) -> Task | None:
@@ -183,7 +183,7 @@ class Node:
 
     @property
     def stopped(self) -> CancelledError:
-        """The error that ends the waits of this task's callers when this task stops."""
+        """The error that ends each wait of this task when the task stops."""
         return CancelledError(f"the server of {task_name(self.me)} was stopped")
 
     def serve(self) -> None:

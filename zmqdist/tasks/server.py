@@ -76,7 +76,7 @@ class Server:
           config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
             a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
           start: whether to serve at once; otherwise call `start()`.
-          bind_host: the host to listen on; by default the host in the task's address if this host has it, otherwise all interfaces.
+          bind_host: the host to listen on; by default the host in the task's address if it belongs to this host, otherwise all interfaces.
           listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
             process can take the port first.
           keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR; file of the token, for a server on loopback without keys.
@@ -143,7 +143,9 @@ class Server:
 
     @property
     def server_def(self) -> ServerDef:
-        """The definition of this task: the first argument of the constructor, completed by the other arguments. A port 0 stays 0."""
+        """The definition of this task: the first argument of the constructor, completed by the other arguments. A port 0 stays 0, whatever
+        port was bound.
+        """
         return self._definition
 
     @property
@@ -298,7 +300,7 @@ class Server:
           grace: seconds for which running calls may go on; `None` means GRACE_S. After that their callers get UNAVAILABLE.
 
         Raises:
-          InvalidArgumentError: `grace` is not a number of seconds, 0 or more. Then the server goes on serving.
+          InvalidArgumentError: `grace` is not a number of seconds, 0 or more. Then the server is not stopped.
         """
         limit_s = grace_s(grace)
         with self._life_lock:

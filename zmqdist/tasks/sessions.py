@@ -5,9 +5,9 @@ Rules
     master is the task that the client has as its target.
     A session sees the variables that all sessions share. An isolated session sees only its own variables, which are freed when the session
     is closed or lost.
-    A container is a named group of variables. A client requests a reset from one task. That task clears containers of its shared variables,
-    and has each other task that is up and visible to it do the same. It also ends every session of which it is the master. Then running and
-    later requests of that session fail with ABORTED, even at a task that the session has not used before.
+    A container is a named group of variables. A client requests a reset from one task. That task clears the containers of its shared
+    variables, and requests the same from all other visible tasks that are up. It also ends every session of which it is the master. Then
+    running and later requests of such a session fail with ABORTED, even at a task that the session has not used before.
     Functions run in threads of a pool, many at the same time, because one function may wait for the effect of another function. Python
     cannot stop a thread from outside, so `zmqdist.cancelled()` becomes true in a function whose caller has gone.
     The methods accept pickles only from peers whose role may send code.

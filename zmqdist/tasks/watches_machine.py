@@ -1,4 +1,4 @@
-"""Which of the watched tasks are up, as far as this task has noticed. No I/O.
+"""Decides which watched tasks count as up, as far as this task has noticed. No I/O.
 
 Theory of operation
     This task watches another task from the first time that it waits for that task. A watch is a call that carries the
@@ -9,9 +9,9 @@ Theory of operation
 
 Promises, checked by tests/sim/simulations/watches.py
     W1  each watched task has one watch in flight, unless this task's server was stopped or the watched task has refused the watch
-    W2  a task whose seen incarnation has ended counts as gone until another incarnation of it replies to a watch or sends a message, which
-        another task may pass on
-    W3  a late message of an incarnation of which this task has noticed the end does not make the task up again
+    W2  a task whose seen incarnation has ended counts as gone until another incarnation of it replies to a watch, or a message of another
+        incarnation arrives, directly or through a third task
+    W3  once this task has noticed the end of an incarnation, a late message of this incarnation does not make the task up again
     W4  a task is reported as gone only after its process or a connection between the two tasks has ended
     W5  without further faults each watched task that runs counts as up in its current incarnation
 
@@ -79,7 +79,7 @@ class WatchedTasks:
         """By task: the incarnation that last sent a message over a connection of its own."""
         self._gone_messages: dict[Task, str] = {}
         self._ended: dict[Task, deque[int]] = {}
-        """The last incarnations of each task of which this task has noticed the end."""
+        """By task: the last incarnations whose end this task has noticed."""
 
     @property
     def tasks(self) -> list[Task]:

@@ -187,9 +187,7 @@ def colocated_with(variable: Any) -> Iterator[None]:
 
 
 def inherit() -> Callable[[], None]:
-    """Return a function that copies the contexts of this thread, as they are now, to the thread that calls it. The threads of replicas use
-    it.
-    """
+    """Copy the contexts of this thread. Return a function that sets them in the thread that calls it, such as the thread of a replica."""
     state = thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated
     enter_running = task_context.inherit()
 

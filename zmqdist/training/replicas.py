@@ -69,9 +69,7 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Raised in a replica that waits for another replica in `merge_call` or in an assignment, after the other replica has ended without
-    this `merge_call` or assignment.
-    """
+    """Raised in a replica that waits in `merge_call` or in an assignment, if another replica has ended without doing the same."""
 
 
 class _Rendezvous:

@@ -147,8 +147,8 @@ class StrategySession:
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
     def next_incarnation(self) -> int:
-        """Return a new incarnation number for variables that are about to be recreated. Their versions contain it, so that no two values of
-        a variable have the same version.
+        """Return a new incarnation number for variables that are about to be recreated. The versions of these variables contain the number,
+        so that no two values of a variable have the same version.
         """
         return next(self._incarnations)
 

@@ -171,7 +171,7 @@ class MultiProcessRunner:
           args, kwargs: the arguments of the function. None means the runner's arguments if `fn` is None, and otherwise no arguments.
 
         Raises:
-          ValueError: the task is running, the runner was joined, or `fn` or `cluster_spec` is refused, as by the constructor.
+          ValueError, TypeError: the task is running, the runner was joined, or `fn` or `cluster_spec` is refused, as by the constructor.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
         """
         task = (task_type, task_id)

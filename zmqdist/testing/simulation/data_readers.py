@@ -56,7 +56,7 @@ QUICK_S, SLOW_S = 0.0005, 0.01
 
 @dataclass(eq=False)
 class SimTaskLink:
-    """The requests to a task in one incarnation of its worker. The machine gets their replies in order.
+    """The requests of a reader to one task, in one incarnation of the task's worker. The machine gets the replies in order.
 
     Attributes:
       arrives_at: the arrival time of the last request. No later request arrives before it.

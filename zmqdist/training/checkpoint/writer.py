@@ -155,8 +155,9 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so that code that
-    uses it can write each byte only once."""
+    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so each byte is
+    written only once.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
