@@ -65,7 +65,7 @@ def _the_only(question: str, known: list[Any]) -> Any:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `old`, updated with the entries of `new`, also inside nested dicts. The result shares no object with `old` or `new`."""
+    """Return a copy of `old`, updated with `new`, also inside nested dicts. The result shares no object with `old` or `new`."""
     both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):

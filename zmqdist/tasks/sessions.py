@@ -230,7 +230,7 @@ class Sessions:
         self._pool.submit(self._clear_others, call, containers, mine, reason)
 
     def _clear_others(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
-        """Have the other tasks clear their containers, and then reply to the client that has requested the reset. This runs in a thread of
+        """Have the other tasks clear the containers, and then reply to the client that has requested the reset. This runs in a thread of
         the pool.
         """
         try:

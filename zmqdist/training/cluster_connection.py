@@ -150,8 +150,8 @@ class ClusterConnection:
         raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S, *, force: bool = False) -> None:
-        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the function that it runs. Functions that it
-        has not begun run on other workers.
+        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the function that it runs. Other workers run
+        the functions that it has not begun.
 
         Args:
           force: remove the worker although values or work are lost.
