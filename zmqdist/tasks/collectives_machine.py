@@ -2,10 +2,10 @@
 
 Rules
     A schedule is a generator that runs at one member. It yields Steps, and the caller passes the arrived pieces to its `send` method. A
-    piece is an array that no member changes while it is in flight: `fold` returns a new array, and a member passes arrived pieces on
-    unchanged.
+    piece is an array that no member changes while it is in flight: a reduction (`fold`) returns a new array, and a member passes arrived
+    pieces on unchanged.
     `pipelined` interleaves several schedules, so that some pieces are in flight while another piece is reduced. All members interleave the
-    same schedules in the same way. So pieces from one member to another need no names, because their order identifies them.
+    same schedules in the same way. So pieces from one member to another need no names: their order identifies them.
 
 Theory of operation
     In a ring of n members each member sends 2 (n - 1) / n of the array, over one connection to its right neighbour. Chunk c of the array
@@ -31,8 +31,8 @@ from zmqdist.errors import InvalidArgumentError
 
 Array: TypeAlias = NDArray[Any]
 Fold: TypeAlias = Callable[[Array, Array, bool], Array]
-"""A function that reduces an arrived piece and this member's chunk to the piece to pass on. The third argument is whether the reduction
-ends at this member.
+"""A function that combines an arrived piece with this member's chunk, and returns the piece to pass on. The third argument says whether the
+reduction ends at this member.
 """
 Keep: TypeAlias = Callable[[int, Array], object]
 """A function that is called with the rank of a piece of the result, and with the piece."""
@@ -94,7 +94,7 @@ def shares(count: int, size: int) -> list[slice]:
 
 
 def packs(arrays: Sequence[Array | None], bytes_per_pack: int) -> list[list[int]]:
-    """Group the arrays that are reduced together: neighbours of one dtype, about `bytes_per_pack` bytes together. Return their indices.
+    """Group neighbouring arrays of one dtype into packs of about `bytes_per_pack` bytes. Return the indices of the arrays in each pack.
 
     Entries that are None are skipped. An array of `bytes_per_pack` bytes or more is reduced alone, so that it need not be copied.
     """
@@ -144,7 +144,7 @@ def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Sc
 
 
 def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
-    """Pass each member's piece around the ring to all members. `keep` is called for all pieces but this member's own."""
+    """Pass each member's piece around the ring to all members. `keep` is called with each piece of another member."""
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
         keep((rank - step) % size, arrived)
@@ -154,7 +154,7 @@ def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
 def all_reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold, keep: Keep) -> Schedule:
     """Reduce all chunks, and pass the results to all members.
 
-    The reduced chunk of this member's own rank is the last result of `fold`. `keep` is called with the reduced chunks of all other ranks.
+    The last result of `fold` is the reduced chunk of this member's rank. `keep` is called with the reduced chunks of the other ranks.
     """
     piece = yield from reduce_ring(rank, size, chunks, fold)
     yield from gather_ring(rank, size, piece, keep)
@@ -171,7 +171,7 @@ def broadcast_chain(rank: int, size: int, root: int, piece: Array | None, keep: 
 
 
 def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Schedule:
-    """Send each member's piece to the root. `keep` is called for all pieces but the root's own."""
+    """Send each member's piece to the root, where `keep` is called with each piece of another member."""
     if rank != root:
         yield Step(root, piece, None)
         return
@@ -181,7 +181,7 @@ def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Sc
 
 
 def exchange(rank: int, size: int, pieces: Sequence[Array], keep: Keep) -> Schedule:
-    """Send piece i of each member to rank i. `keep` is called for all pieces but this member's own."""
+    """Send piece i of each member to rank i. `keep` is called with each piece of another member."""
     for step in range(1, size):
         to, source = (rank + step) % size, (rank - step) % size
         keep(source, (yield Step(to, pieces[to], source)))

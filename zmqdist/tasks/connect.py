@@ -35,14 +35,14 @@ def connect_to_cluster(
 
     Args:
       cluster_spec_or_resolver: a ClusterSpec, or an object with `cluster_spec()` and `master()`, such as a cluster resolver.
-      job_name, task_index: the task that this program is to be. If the cluster has no such task, the task is added on a free port of
-        loopback: it can call the other tasks, but they do not know it.
+      job_name, task_index: the task that this program is to be. If the cluster has no such task, this program becomes an extra task on a
+        free loopback port: it can call the other tasks, but they do not know it.
       protocol, keys_dir, token_file: as for `Server`; by default `protocol` is the resolver's `rpc_layer`.
       cluster_device_filters: filters that decide which other tasks this task sees.
 
     Returns:
       The server of this task, which serves until it is stopped or the program connects again. None if a resolver's master is "" or "local",
-      which means that there is no cluster; then nothing was changed.
+      which means that there is no cluster. Then this function changes nothing.
 
     Raises:
       ValueError: the first argument is neither a ClusterSpec nor a resolver.
@@ -128,7 +128,7 @@ def check_alive(name: str) -> bool:
 
 
 def _cluster(source: Any) -> tuple[ClusterSpec | None, str | None]:
-    """Return the cluster that `source` describes, or None for no cluster, and the `rpc_layer` if `source` is a resolver."""
+    """Return the cluster that `source` describes, and its `rpc_layer`. Each is None if `source` has none."""
     if isinstance(source, ClusterSpec):
         return source, None
     if not (callable(getattr(source, "cluster_spec", None)) and callable(getattr(source, "master", None))):

@@ -59,7 +59,7 @@ class ControlMethods:
             problems = [
                 f"{task_name(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]
             ]
-            # The stop of this task has ended its calls to the other tasks, which may have received these calls nevertheless.
+            # The calls failed because this task was stopped. The other tasks may have received them nevertheless.
             if problems and node.closed:
                 text = f"{task_name(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
                 raise UnavailableError(text)
@@ -69,4 +69,4 @@ class ControlMethods:
         except BaseException as error:
             call.fail(error)
         with contextlib.suppress(FailedPreconditionError):  # the loop has ended already
-            node.loop.call_soon(self._stop, limit_s)  # by way of the loop, which sends the reply first
+            node.loop.call_soon(self._stop, limit_s)  # through the loop, so that the reply is sent first

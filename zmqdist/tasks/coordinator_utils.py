@@ -1,4 +1,4 @@
-"""TensorFlow's names for a coordinator's helpers: `start_server`, which serves one task of a cluster, and `RepeatedTimer`."""
+"""Helpers of a coordinator, under TensorFlow's names: `start_server`, which serves one task of a cluster, and `RepeatedTimer`."""
 
 from __future__ import annotations
 

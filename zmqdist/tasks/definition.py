@@ -1,4 +1,4 @@
-"""The task that a server is, and the address on which it listens: the rules for the arguments of `zmqdist.Server`.
+"""The rules for the arguments of `zmqdist.Server`: which task the server is, and on which address it listens.
 
 Not here: how the server binds the address (node.py), and the rules for a cluster's jobs (cluster/job_roles.py).
 """
@@ -33,7 +33,7 @@ def effective(
 
     Raises:
       TypeError: `source` does not describe a cluster, or `config` is not a dict.
-      ValueError: the arguments do not name a task although the cluster does not have exactly one, or ClusterSpec refuses the cluster.
+      ValueError: the arguments name no task although the cluster has several, or ClusterSpec refuses the cluster.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: there is no such protocol.
     """
@@ -65,9 +65,7 @@ def _the_only(question: str, known: list[Any]) -> Any:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `old` in which the entries of `new` are added or replaced, also inside nested dicts. The result shares no object
-    with `old` or `new`.
-    """
+    """Return a copy of `old`, updated with `new`, also inside nested dicts. The result shares no object with `old` or `new`."""
     both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
     for key in old.keys() & new.keys():
         if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):

@@ -35,7 +35,7 @@ class Watches:
         node.router.on_gone.append(self._connection_ended)
 
     def listen(self, on_incarnation: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
-        """Register a callback for each new incarnation of a watched task, and one for the end of a watched task.
+        """Register two callbacks: for new incarnations of watched tasks, and for the ends of watched tasks.
 
         The callbacks run in threads of zmqdist. Call `listen` before `Node.serve`.
         """
@@ -74,10 +74,10 @@ class Watches:
         """Note that a message of this incarnation of a task has arrived.
 
         Args:
-          peer: the connection on which the message arrived from the task itself; None if another task has passed on what it has heard.
+          peer: the connection on which the message arrived from the task itself; None if another task reported the incarnation.
         """
         with self._lock:
-            # the router marks a peer as gone before `_connection_ended` runs, so this check or that method notices the end
+            # the router marks a peer as gone before it calls `_connection_ended`, so either this check or that method notices the end
             self._machine.heard_from(task, incarnation, None if peer is None else not peer.gone)
 
     def _connection_ended(self, peer: Peer) -> None:
@@ -94,8 +94,8 @@ class Watches:
             self._perform(effects)
 
     def _watch_call(self, call: PendingCall, incarnation: int) -> None:
-        """Serve the watch of another task. If that task knows this task's current incarnation, its call gets no reply, so that the call
-        ends with this process. Otherwise reply with the incarnation.
+        """Serve a watch of this task. If the caller knows the current incarnation, do not reply, so that the call ends with this process.
+        Otherwise reply with the incarnation.
         """
         if incarnation != self._node.incarnation:
             call.reply(self._node.incarnation)
@@ -104,7 +104,8 @@ class Watches:
         for effect in effects:
             match effect:
                 case WatchTask(task, incarnation):
-                    # A watch of a known incarnation that waited for a server would reach the next incarnation, and miss this end.
+                    # A watch of a known incarnation must not wait for a server: it would reach the next incarnation, and miss the end of
+                    # this one.
                     self._call(task, incarnation, not incarnation, self._watch_ended)
                 case ProbeTask(task):
                     self._call(task, 0, False, self._probe_ended)

@@ -3,7 +3,7 @@
 Rules
     `send` takes a snapshot of the value, and does not block. Each value is received once. Values that one sender sends under one tag are
     received in the order of sending, whatever their sizes.
-    A value that has arrived stays in the receiver's mailbox until `recv` takes it. A sender that knows of the arrival may end.
+    A value that has arrived stays in the receiver's mailbox until `recv` takes it. A sender may end once it knows of the arrival.
     When a sender ends, each `recv` that waits for it ends with UNAVAILABLE. A `recv` that waits for one incarnation of a sender never gets
     a value of another incarnation.
 
@@ -71,7 +71,7 @@ class LockedMailbox:
 
         Args:
           due: when to stop waiting, on the clock of `time.monotonic`; `inf` waits without a limit, and logs the sender's name at intervals.
-          gone_message: function that returns the error text if the sender has gone, as far as this task has noticed, else "".
+          gone_message: function that returns an error text if this task has noticed that the sender has gone, else "".
 
         Raises:
           OpError: the error with which the wait ended.
@@ -123,7 +123,7 @@ class Mail:
 
     @property
     def unconfirmed(self) -> int:
-        """The number of messages that this task has sent and that, as far as it knows, may still be on their way."""
+        """The number of messages sent by this task that may still be on their way, as far as the task knows."""
         with self._lock:
             outgoing = list(self._out.values())
         return sum(box.unconfirmed for box, _ in outgoing)
@@ -168,7 +168,7 @@ class Mail:
             self._have_skipped(task, *skip)
 
     def _have_skipped(self, task: Task, number: int, skip: int) -> None:
-        # FailedPreconditionError means that this server was stopped, so that it sends no more messages.
+        # FailedPreconditionError means that this server was stopped and sends no more messages.
         with suppress(FailedPreconditionError):
             result = self._node.start(task, "mail.skip", self._me, self._node.incarnation, skip)
             result.add_done_callback(partial(self._skipped, task, number, skip))
@@ -176,7 +176,7 @@ class Mail:
     def _skipped(self, task: Task, number: int, skip: int, result: StatusOrResult) -> None:
         code, _ = result.get_error()
         out, lock = self._out_to(task)
-        if code == UNAVAILABLE and not self._node.closed:  # the same incarnation of the receiver may reconnect
+        if code == UNAVAILABLE and not self._node.closed:  # try again, because the receiver may reconnect
             self._have_skipped(task, number, skip)
             return
         with lock:
@@ -221,9 +221,7 @@ class Mail:
         return out
 
     def _put(self, text: str, number: int, low: int, after: int, value: Any) -> int | None:
-        """Store a message. Return this task's incarnation if the mailbox holds the message until the message before it has had its turn,
-        else None.
-        """
+        """Store a message. If the mailbox must hold it behind an earlier message, return this task's incarnation, else None."""
         key = Key.parse(text)
         if key.target != self._me:
             raise InvalidArgumentError(f"this is {self._me}, not {key.target}: the address has another task now")
@@ -232,7 +230,7 @@ class Mail:
             held = after != 0 and self._in.box.holds(key.source, number, after)
             wake(ended)
         if refusal is not None and refusal.error_code == CANCELLED:
-            # this task stops, and its senders are to see it as ended
+            # this task is stopping, and senders must see it as ended
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
@@ -254,7 +252,7 @@ class Mail:
 
 
 class _LocalChannel:
-    """A stand-in for the channel of a StatusOrResult, for a message that a task sends to itself. The call has ended already."""
+    """The channel of the StatusOrResult for a message that a task sends to itself. The call has ended already."""
 
     address = "this task"
 

@@ -11,19 +11,18 @@ Theory of operation
     then the messages stay, so that a task may send a message and end.
 
     Messages of one channel may overtake each other on the way, because a large message travels in pieces. So the sender numbers its
-    messages to each receiver. A message has its turn when the mailbox puts the message into the order of its channel. While an earlier
-    message of the channel is in flight, a new message also has the number of the message that was sent right before it (`after`), and the
-    mailbox holds the new message until the message before it has had its turn. A message that its sender has given up counts as having had
-    its turn. The number `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a
-    message that cannot arrive.
-    For the sender, a message is in flight until the sender knows that the message has had its turn. The mailbox may hold a message behind
-    a message that was given up, or that had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
-    missing message, but only when no message before the missing message is in flight. So the next message of this channel never overtakes
+    messages to each receiver. A message has its turn when the mailbox adds it to its channel, in the order of sending. While an earlier
+    message of the channel is in flight, a new message also carries the number of the message right before it (`after`). The mailbox holds
+    the new message until the message `after` has had its turn. A message that its sender has given up counts as having had its turn. The
+    number `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a message that
+    cannot arrive.
+    For the sender, a message is in flight until the sender knows that the message has had its turn. The message that a held message waits
+    for may have been given up, or may have had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
+    missing message, but only when no earlier message of the channel is in flight. So the next message of this channel never overtakes
     earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message ends exactly one wait; the messages of a channel, in the order in which they were sent, end the waits of the channel in
-        the order in which these began
+    P1  each message ends exactly one wait; in each channel, messages in the order of sending end waits in the order in which these began
     P2  no message of one incarnation of a sender ends a wait for another incarnation
     P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
     P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
@@ -98,7 +97,7 @@ class Wait:
 
     Attributes:
       key: key of the channel.
-      incarnation: the sender's incarnation whose message the receiver waits for; 0 while no incarnation is known.
+      incarnation: the incarnation of the sender that the receiver waits for; 0 while no incarnation is known.
       due: when the wait ends at the latest, in seconds on the runtime's clock.
       ended: whether the wait has ended. Then `letter` is the message if `code` is 0, otherwise `code` and `message` are the error.
       wake: a function that only the runtime sets and calls.
@@ -212,7 +211,7 @@ class Mailbox:
         return [*ended, *self._settled(source, number)], None
 
     def holds(self, source: str, number: int, after: int) -> bool:
-        """Return whether the mailbox holds this message until the message before it has had its turn."""
+        """Return whether the mailbox holds this message back, behind the message `after`."""
         held = self._source(source).held.get(after)
         return held is not None and held[0] == number
 
@@ -222,7 +221,7 @@ class Mailbox:
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
             return ended
-        # If the reply to the sender was lost, the mailbox may hold this message, which then has its turn before the messages behind it.
+        # If its reply to the sender was lost, the mailbox may hold this message itself. Then deliver it before the messages behind it.
         behind = {held[0]: after for after, held in known.held.items()}
         while number in behind:
             number = behind[number]
@@ -314,7 +313,7 @@ class Mailbox:
         return self._ended(name, UNAVAILABLE, f"{name} has ended, and was restarted")
 
     def sender_gone(self, name: str, message: str) -> list[Wait]:
-        """End the waits for a sender that has ended. The sender's messages stay until the mailbox learns of its next incarnation."""
+        """End the waits for a sender that has ended. Its messages stay until the mailbox learns of the sender's next incarnation."""
         return self._ended(name, UNAVAILABLE, message)
 
     def aborted(self, code: int, message: str) -> list[Wait]:
@@ -422,21 +421,19 @@ class Outbox:
     """The sender's side of a mailbox: the messages in flight from one task to another, and the numbers that Mailbox.sent needs.
 
     Attributes:
-      unconfirmed: number of messages that, as far as the sender knows, may still be on their way.
+      unconfirmed: number of sent messages that may still be on their way, as far as the sender knows.
     """
 
     def __init__(self) -> None:
         self._number = 0
         self._in_flight: dict[int, tuple[str, int]] = {}
-        """For each number of a message: its tag, and the number of the message of this tag that was sent right before it, 0 if that message
-        was not in flight.
+        """By number of a message: its tag, and the number of the message right before it in the channel, 0 if that message was not in
+        flight.
         """
         self._last: dict[str, tuple[int, int]] = {}
         """For each tag: how many messages are in flight, and the number of the last of them."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """Messages that have a reply, each as (number, failed, held), by the number of the message before
-        them, which is still in flight.
-        """
+        """By number of a message in flight: (number, failed, held) of the message right behind it, if this one has a reply already."""
         self._held_at: dict[int, int] = {}
         """For each number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
 
@@ -460,8 +457,7 @@ class Outbox:
 
         Args:
           failed: whether the send ended with an error.
-          held: 0 if the message has had its turn; otherwise the incarnation of the receiver, which holds the message until the message
-            before it has had its turn.
+          held: 0 if the message has had its turn. Otherwise the receiver holds the message back, and this is the receiver's incarnation.
 
         Returns:
           (number, skip) if the runtime must ask the receiver to skip the message `skip`, and then call `skipped(number)`; else None.
@@ -473,15 +469,11 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """Note that the receiver has skipped the message that `ended` returned together with this number. The result means the same as that
-        of `ended`.
-        """
+        """Note that the receiver has skipped the message that `ended` returned with this number. Return a result as `ended` does."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
-        """Have the receiver skip the message `before`. The held message `number` then has its turn, but only at the receiver's incarnation
-        `held`.
-        """
+        """Return the request to skip the message `before`, after which the held message `number` has its turn at incarnation `held`."""
         self._held_at[number] = held
         return number, before
 
@@ -501,6 +493,6 @@ class Outbox:
                 return None
             before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
-            # Another incarnation of the receiver holds this message, and does not know that the message before it has ended.
+            # Another incarnation of the receiver holds this message. The message before it never had its turn there.
             if held and incarnation and held != incarnation:
                 return self._skip_before(number, before, held)

@@ -23,8 +23,8 @@ from zmqdist.transport.receive_buffers import memory_for
 
 
 class Variables:
-    """Named variables of one task: those of one isolated session, or those that all other sessions share. Any
-    thread may call the methods.
+    """Named variables of one task: the variables of one isolated session, or the variables that all other sessions share. Any thread may
+    call the methods.
     """
 
     def __init__(self, task: str, default_container: str) -> None:
@@ -87,7 +87,7 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(value)
         problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
-    except ValueError as error:  # for instance if rows have different lengths
+    except ValueError as error:  # for instance, the rows have different lengths
         problem = str(error)
     if problem:
         text = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
@@ -96,7 +96,7 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a copy of an array. The copy of a large array uses memory of earlier arrays, because large variables are assigned again and
+    """Return a copy of an array. The copy of a large array reuses memory of earlier arrays, because large variables are assigned again and
     again.
     """
     copy: np.ndarray[Any, Any] = np.ndarray(array.shape, array.dtype, memory_for(array.nbytes))

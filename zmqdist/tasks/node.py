@@ -39,7 +39,7 @@ A_YEAR_S = 3.2e7
 """Seconds. The longest grace of a stop, because threads cannot wait for an infinite time."""
 
 TASKS = frozenset({"worker", "submit"})
-"""Roles that a peer needs to call the methods which the tasks of a cluster have for each other."""
+"""The roles of peers that may call the methods which the tasks of a cluster have for each other."""
 
 
 def task_named(name: Any, me: Task) -> Task | None:
@@ -83,12 +83,11 @@ ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, Unavail
 
 
 class _OwnWait:
-    """The context in which this task's callers wait, in any number of threads. It replaces each error that the server's stop causes by a
-    single error.
+    """A context manager around each wait of this task. If the wait fails because this server stops, it raises the one error `Node.stopped`.
 
     The stop of a server ends its connections, its watches and its part in groups and barriers. Each of these ends raises an error of its
-    own, which reads as if another task had gone or, with ABORTED, as if this task had been restarted. When this task stops, the caller gets
-    `Node.stopped` instead, whichever of these errors arrives first.
+    own, which reads as if another task had gone or, with ABORTED, as if this task had been restarted. The caller gets `Node.stopped`
+    instead, whichever of these errors arrives first.
     """
 
     def __init__(self, node: Node) -> None:
@@ -117,7 +116,7 @@ class Node:
         The other tasks do not know of the stop yet, so no task can reply with an error that blames a third task.
       on_close: functions that `close` calls next, with the time (`time.monotonic`) until which running work may go on. The port is still
         open.
-      own_wait: the context in which callers of this task wait; `_OwnWait` explains it.
+      own_wait: the context manager around each wait of this task; `_OwnWait` explains it.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class Node:
 
     @property
     def stopped(self) -> CancelledError:
-        """The error that ends the waits of this task's callers when this task stops."""
+        """The error that ends each wait of this task when the task stops."""
         return CancelledError(f"the server of {task_name(self.me)} was stopped")
 
     def serve(self) -> None:
@@ -226,7 +225,7 @@ class Node:
             return client
 
     def is_connected(self, task: Task) -> bool:
-        """Return whether this task has a connection to another task on which no Goodbye has been read."""
+        """Return whether this task has a connection to another task, and has read no Goodbye from it."""
         with self._lock:
             client = self._clients.get(task)
         return client is not None and client.snapshot().connected

@@ -1,7 +1,7 @@
 """Schedules for arrays that are too large for one member to reduce. They cut arrays into pieces, and write results to given arrays.
 
-Each function yields one schedule for each piece of the largest part. All members cut their arrays in the same way. When the schedules have
-ended, the result also includes this member's own values.
+Each function yields one schedule for each piece. All members cut their arrays in the same way. When the schedules have ended, the result is
+complete, with this member's own values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def reduce_scatter(rank: int, size: int, parts: Sequence[Array], out: Array, op:
 
 
 def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy the part of the member of rank i into part i of every member, for each i."""
+    """Copy each member's own part to all members: the part of rank i becomes part i everywhere."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -77,7 +77,7 @@ def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedul
 
 
 def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy the part of the member of rank i into part i of the root, for each i. The other members need only their own part."""
+    """Copy each member's own part to the root: the part of rank i becomes part i there. The other members need only their own part."""
     for cut in _cuts(parts):
 
         def keep(source: int, arrived: Array, cut: slice = cut) -> None:
@@ -97,7 +97,7 @@ def broadcast(rank: int, size: int, root: int, flat: Array) -> Iterator[Schedule
 
 
 def all_to_all(rank: int, size: int, parts: Sequence[Array], out: Sequence[Array]) -> Iterator[Schedule]:
-    """Copy part `rank` of the array of the member of rank i into part i of `out`, for each i."""
+    """Send part i to rank i, for all i. The part that arrives from rank i becomes part i of `out`."""
     np.copyto(out[rank], parts[rank])
     for cut in _cuts(parts):
 

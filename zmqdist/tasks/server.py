@@ -76,10 +76,10 @@ class Server:
           config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
             a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
           start: whether to serve at once; otherwise call `start()`.
-          bind_host: the host to listen on; by default the host in the task's address if this host has it, otherwise all interfaces.
+          bind_host: the host to listen on; by default the host in the task's address if it belongs to this host, otherwise all interfaces.
           listener: the descriptor of a TCP socket that listens already. The server serves and owns it, and binds no port, so that no other
             process can take the port first.
-          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR, or file of the token for a server on loopback without keys.
+          keys_dir, token_file: folder of the keys, by default ZMQDIST_KEYS_DIR; file of the token, for a server on loopback without keys.
           insecure: if there are no keys, accept every peer.
 
         Raises:
@@ -143,7 +143,9 @@ class Server:
 
     @property
     def server_def(self) -> ServerDef:
-        """The definition of this task: the first argument of the constructor, completed by the other arguments. A port 0 stays 0."""
+        """The definition of this task: the first argument of the constructor, completed by the other arguments. A port 0 stays 0, whatever
+        port was bound.
+        """
         return self._definition
 
     @property
@@ -183,7 +185,7 @@ class Server:
     def snapshot(self) -> TaskSnapshot:
         """Return an immutable record of this moment: messages, collectives, barriers and keys, sessions, connections.
 
-        This is cheap. Any thread may call it, except in a method that runs in the loop of this server.
+        This is cheap. Any thread may call it, but not a method that runs in the loop of this server.
         """
         node, operations = self._node, self._operations.collectives
         items, nbytes, waits = self._mail.counts()
@@ -219,8 +221,7 @@ class Server:
         Only functions that `Session.run` runs may call this.
 
         Raises:
-          FailedPreconditionError: `Session.run` does not run the caller. This includes a thread that a function of `Session.run` has
-            started.
+          FailedPreconditionError: the caller is not such a function, or runs in a thread that such a function has started.
         """
         server: Server | None = current_server()
         if server is None:
@@ -299,7 +300,7 @@ class Server:
           grace: seconds for which running calls may go on; `None` means GRACE_S. After that their callers get UNAVAILABLE.
 
         Raises:
-          InvalidArgumentError: `grace` is not a number of seconds, 0 or more; the server has not been stopped.
+          InvalidArgumentError: `grace` is not a number of seconds, 0 or more. Then the server is not stopped.
         """
         limit_s = grace_s(grace)
         with self._life_lock:

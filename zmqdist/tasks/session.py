@@ -4,8 +4,8 @@ Rules
     A session calls no task before its first operation. An operation waits for the target, which reports the tasks of the cluster, and for
     the task on which the operation acts, but for no other task. The time-out of the operation covers both waits.
     A session calls each task directly. If a task ends, the operations in flight to it end with UNAVAILABLE; no operation is sent twice.
-    Arguments, values and the variables that a function captures are snapshots. They are pickled, so that a task runs code that its client
-    sends. So tasks accept sessions only from peers that may send code.
+    Arguments, values and the variables that a function captures are snapshots. They are pickled, and unpickling runs code of the client. So
+    tasks accept sessions only from peers that may send code.
 
 Not here: the tasks' side (sessions.py).
 """

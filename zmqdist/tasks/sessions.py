@@ -5,9 +5,9 @@ Rules
     master is the task that the client has as its target.
     A session sees the variables that all sessions share. An isolated session sees only its own variables, which are freed when the session
     is closed or lost.
-    A container is a named group of variables. A client requests a reset from one task. That task clears containers of its shared variables,
-    and has each other task that is up and visible to it do the same. It also ends every session of which it is the master. Then running and
-    later requests of that session fail with ABORTED, even at a task that the session has not used before.
+    A container is a named group of variables. A client requests a reset from one task. That task clears the containers of its shared
+    variables, and requests the same from all other visible tasks that are up. It also ends every session of which it is the master. Then
+    running and later requests of such a session fail with ABORTED, even at a task that the session has not used before.
     Functions run in threads of a pool, many at the same time, because one function may wait for the effect of another function. Python
     cannot stop a thread from outside, so `zmqdist.cancelled()` becomes true in a function whose caller has gone.
     The methods accept pickles only from peers whose role may send code.
@@ -52,7 +52,7 @@ from zmqdist.transport.peer import Peer
 from zmqdist.wire import trusted
 
 VALUE, RAISED = 0, 1
-"""The first item of the reply to "session.run". After VALUE follow the parts of a packed value, and after RAISED follows a packed error."""
+"""The first item of the reply to "session.run". VALUE is followed by the parts of a packed value, and RAISED by a packed error."""
 
 _of_thread = threading.local()
 
@@ -74,7 +74,7 @@ class _Session:
     """One session at this task.
 
     Attributes:
-      ended: the reason why requests of this session fail, because the session has ended; "" while it has not ended.
+      ended: the reason why the session has ended, with which its requests fail; "" while it has not ended.
       peer: the connection through which the session was used last.
       running: RPC calls of the session that have no reply yet.
     """
@@ -142,7 +142,8 @@ class Sessions:
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))
-        # The flag that asks functions to end is set after the calls have failed, because a function that sees the flag may return at once.
+        # Set the flag that asks functions to end only after the calls have failed, because a function that sees the flag may return at
+        # once.
         self._over = True
         self._pool.stop()
 
@@ -229,7 +230,7 @@ class Sessions:
         self._pool.submit(self._clear_others, call, containers, mine, reason)
 
     def _clear_others(self, call: PendingCall, containers: list[str], sessions: list[int], reason: str) -> None:
-        """Have the other tasks clear their containers, and then reply to the client that has requested the reset. This runs in a thread of
+        """Have the other tasks clear the containers, and then reply to the client that has requested the reset. This runs in a thread of
         the pool.
         """
         try:
@@ -292,8 +293,8 @@ class Sessions:
         call.reply(self._use(session, call.peer).variables.specs(container))
 
     def _copy(self, session: _Session, call: PendingCall, array: Any, act: Callable[[], None]) -> None:
-        """Call `act`, which copies an array. For a small array, call it in the loop, because the copy takes no longer than handing it to a
-        thread. For a large array, call it in the pool.
+        """Call `act`, which copies an array. For a small array, call it in the loop, because copying takes no longer than waking a thread.
+        For a large array, call it in the pool.
         """
         if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
             act()

@@ -51,8 +51,8 @@ class TaskSnapshot:
       task, address: name of the task, and its "host:port" with the port that was bound.
       incarnation: incarnation of this process, as other tasks know it.
       mail_items, mail_bytes: messages that have arrived in this task's mailbox and were not received yet.
-      mail_waits: calls of `recv` that wait.
-      mail_unconfirmed: messages that this task has sent and that, as far as this task knows, may still be on the way.
+      mail_waits: number of calls of `recv` that wait now.
+      mail_unconfirmed: messages sent by this task that may still be on their way, as far as the task knows.
       groups: the groups of which this task is the leader and in which some members wait for the others.
       collective_calls: announcements and pieces of arrays that this task has sent to other tasks and that have no reply yet.
       watched: the tasks that this task watches, by name.
@@ -60,7 +60,7 @@ class TaskSnapshot:
       calls: number of calls in flight over these connections; each watch of a task is one call.
       keeper: the barriers, keys and states of all tasks if this task is the leader of the cluster; else None.
       sessions: number of sessions that have used this task, and that are neither closed nor lost.
-      sessions_refused: number of sessions that a reset has ended before they used this task, and that this task remembers to refuse them.
+      sessions_refused: number of sessions that a reset has ended before they used this task. The task remembers them, to refuse them.
       functions_cached: number of unpickled functions of sessions that are cached for their next run.
       functions_running: number of functions and copies of variables for which sessions wait.
       faults: number of exceptions that callbacks of the loop have raised. Each exception is a bug of zmqdist, and its traceback is logged.

@@ -1,4 +1,4 @@
-"""The decision which of the watched tasks are up, as far as this task has noticed. No I/O.
+"""Decides which watched tasks count as up, as far as this task has noticed. No I/O.
 
 Theory of operation
     This task watches another task from the first time that it waits for that task. A watch is a call that carries the
@@ -9,9 +9,9 @@ Theory of operation
 
 Promises, checked by tests/sim/simulations/watches.py
     W1  each watched task has one watch in flight, unless this task's server was stopped or the watched task has refused the watch
-    W2  a task whose seen incarnation has ended counts as gone until another incarnation of it replies to a watch or sends a message, which
-        another task may pass on
-    W3  a late message of an incarnation of which this task has noticed the end does not make the task up again
+    W2  a task whose seen incarnation has ended counts as gone until another incarnation of it replies to a watch, or a message of another
+        incarnation arrives, directly or through a third task
+    W3  once this task has noticed the end of an incarnation, a late message of this incarnation does not make the task up again
     W4  a task is reported as gone only after its process or a connection between the two tasks has ended
     W5  without further faults each watched task that runs counts as up in its current incarnation
 
@@ -74,12 +74,12 @@ class WatchedTasks:
         self._me = me
         self._addresses: dict[Task, str] = {}
         self._incarnations: dict[Task, int] = {}
-        """The incarnation of each task that last replied to a watch. It stays in this dict after its end."""
+        """By task: the incarnation that last replied to a watch. It stays in this dict after its end."""
         self._last_speaker: dict[Task, int] = {}
-        """The incarnation of each task that last sent a message over a connection of its own."""
+        """By task: the incarnation that last sent a message over a connection of its own."""
         self._gone_messages: dict[Task, str] = {}
         self._ended: dict[Task, deque[int]] = {}
-        """The last incarnations of each task of which this task has noticed the end."""
+        """By task: the last incarnations whose end this task has noticed."""
 
     @property
     def tasks(self) -> list[Task]:
@@ -91,7 +91,7 @@ class WatchedTasks:
         return task == self._me or task in self._addresses
 
     def incarnation(self, task: Task) -> int:
-        """Return the last incarnation of a task that has replied to a watch, even if that incarnation has ended; 0 if none has replied."""
+        """Return the incarnation of a task that last replied to a watch, even if it has ended; 0 if no incarnation has replied."""
         return self._incarnations.get(task, 0)
 
     def gone_message(self, task: Task) -> str:
@@ -108,14 +108,14 @@ class WatchedTasks:
         return [WatchTask(task, 0)]
 
     def heard_from(self, task: Task, incarnation: int, connected: bool | None) -> None:
-        """Note that a message of this incarnation of a task has arrived, so that the task is up, even if its watch has not shown this yet.
+        """Note that a message of this incarnation of a task has arrived. So the task is up, even if its watch has not shown this yet.
 
         Args:
           connected: whether the connection that carried the message is still open; None if another task has passed the message on.
         """
         if connected is None:
-            # The task that passed the message on will report the end of this incarnation, from which it has heard directly.
-            # Only an end that this task itself has noticed counts for more.
+            # The task that passed the message on has heard from this incarnation directly, and will report its end. So the message counts,
+            # unless this task itself has noticed that end.
             ended = incarnation in self._ended.get(task, ())
         elif connected:
             self._last_speaker[task] = incarnation
@@ -123,15 +123,15 @@ class WatchedTasks:
         else:
             ended = True  # `connection_ended` was called for this end, or is about to be called
         if not ended and self._gone_messages.pop(task, ""):
-            # Until the new incarnation replies to the watch, only the end of its connection to this task shows its end (connection_ended).
+            # Forget the old incarnation, so that `connection_ended` handles an end of the new one before it has replied to a watch.
             self._incarnations.pop(task, None)
 
     def connection_ended(self, task: Task, connected: bool) -> list[WatchEffect]:
         """Note that the connection of another task to this task has ended.
 
         Args:
-          connected: whether this task has a connection to the other task. If so, that connection decides whether the other task has ended,
-            after it has delivered the replies that the other task sent before its end.
+          connected: whether this task has a connection to the other task. If so, a probe over that connection shows whether the other task
+            has ended. Earlier replies of the other task arrive before the probe ends.
         """
         if task not in self._addresses or task in self._incarnations:
             # the other task has replied to a watch before, so the reply to the next watch shows whether the other task has ended
@@ -139,8 +139,8 @@ class WatchedTasks:
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
-        """Note that a probe has ended. A reply shows that the watch, which was sent before the probe, has arrived, so that the watch will
-        show the end of the task.
+        """Note that a probe has ended. A reply shows that the watch has arrived, too, because it was sent before the probe. Then the watch
+        will show the end of the task.
         """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 
@@ -156,7 +156,7 @@ class WatchedTasks:
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
-        # The task has gone even if this was its first watch, because a call can be lost in flight only on the way to a task that was up.
+        # The task has gone even if this was its first watch, because only a call to a task that was up can fail in flight.
         effects = self._gone(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]

@@ -77,8 +77,8 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Return the slices at the given positions, as TensorFlow's `gather_nd`. Only rows that contain such a position are transferred.
 
         Args:
-          indices: an array of positions along its last axis. The k numbers of a position, which count from 0, index the first k axes of the
-            variable.
+          indices: an array whose last axis holds the positions. The k numbers of a position, which count from 0, index the first k axes of
+            the variable.
 
         Raises:
           InvalidArgumentError: a position is out of range.

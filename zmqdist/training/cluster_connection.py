@@ -150,8 +150,8 @@ class ClusterConnection:
         raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S, *, force: bool = False) -> None:
-        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the function that it runs. Functions that it
-        has not begun run on other workers.
+        """Remove a worker from the cluster. The worker has at most `grace_s` seconds to finish the function that it runs. Other workers run
+        the functions that it has not begun.
 
         Args:
           force: remove the worker although values or work are lost.
@@ -167,14 +167,14 @@ class ClusterConnection:
             if reply is not None and reply["refused"]:
                 raise errors.DrainRefusedError(reply["reports"])
         if index in wanted:
-            self._dismiss(index)  # dismiss it before it leaves, because a wanted worker that has left is invited again
+            self._dismiss(index)  # before the worker leaves, because a wanted worker that has left is invited again
         if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
             raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
 
     def _drain(self, index: int, grace_s: float, *, dry_run: bool) -> dict[str, Any] | None:
         """Have the dispatcher drain a worker, even if work or values are lost, and return the dispatcher's reply. With `dry_run`, the
-        dispatcher drains nothing, and reports whether it would refuse the drain. Return None if the worker is not registered, because it
-        may have left by itself.
+        dispatcher drains nothing, and reports whether it would refuse the drain. Return None if the worker is not registered: it may have
+        left by itself.
         """
         try:
             reply: dict[str, Any] = self._call_dispatcher(

@@ -165,7 +165,7 @@ def variable_creator_scope(creator: Creator) -> Iterator[None]:
     """Return a context manager. While it is open, each new variable is made by `creator(next_creator, **kwargs)`, which may change `kwargs`
     and the result.
 
-    A creator that is entered outside the strategy's scope gets the device that the strategy has chosen in `kwargs["device"]`, and may
+    A creator that is entered outside the strategy's scope gets in `kwargs["device"]` the device that the strategy has chosen, and may
     change it. A creator that is entered inside the scope is called before the strategy chooses a device.
     """
     before = thread_state.creators
@@ -187,9 +187,7 @@ def colocated_with(variable: Any) -> Iterator[None]:
 
 
 def inherit() -> Callable[[], None]:
-    """Return a function that copies the contexts of this thread, as they are now, to the thread that calls it. The threads of replicas use
-    it.
-    """
+    """Copy the contexts of this thread. Return a function that sets them in the thread that calls it, such as the thread of a replica."""
     state = thread_state.scopes, thread_state.replica, thread_state.creators, thread_state.colocated
     enter_running = task_context.inherit()
 

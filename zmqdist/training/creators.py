@@ -1,9 +1,9 @@
 """How a variable is made: the chain of creators, and `make`, the function at its end.
 
 Rules
-    `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A strategy's scope is one of the
-    creators. It chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and
-    may change these choices.
+    `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A strategy's scope adds a creator, which
+    chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and may change
+    these choices.
     On a worker, only functions that build per-worker resources can make variables, and these variables stay in the worker's process. A
     scheduled function cannot make variables, because it would make another variable in each run.
 

@@ -1,8 +1,7 @@
 """Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one row.
 
 Rules
-    A table is a Variable, a ShardedVariable, or a list of variables. In a list, the numbers of a variable's rows continue the numbers of
-    the variable before.
+    A table is a Variable, a ShardedVariable, or a list of variables. In a list, row numbers continue from one variable to the next.
     Only the requested rows are transferred. A lookup that combines rows transfers each row once, however often its id occurs.
     A lookup that combines rows takes ids in *bags*, and returns one row for each bag. Bags are Sparse (each vector along the last axis is a
     bag), Ragged, or a list of lists.

@@ -1,11 +1,11 @@
 """How a variable is cut into shards: the number of shards, the rows of each shard, and how the first value of each shard is made.
 
 Rules
-    A shard is a run of whole rows ("div" in TensorFlow). Shards have equally many rows. If the rows cannot be divided evenly, the first
-    shards have one row more.
+    A shard is a range of whole rows ("div" in TensorFlow). All shards have the same number of rows. If the rows cannot be divided evenly,
+    the first shards have one row more.
     If the initial value is an array, the program cuts the array and sends each shard its rows. If the initial value is a function, and
     shape and dtype are given, the function runs at the server of each shard.
-    If the function accepts the part that it has to make, the server calls it for the shard's part only, so that no process needs memory for
+    If the function has parameters for the part to make, the server calls it for the shard's part only, so that no process needs memory for
     the whole value. Any other function makes the whole value at each server, and the shard keeps only its own rows.
 
 Not here: which parameter server holds a shard (shard_placement.py), how many shards a variable should have (partitioners.py).
@@ -160,11 +160,12 @@ class RowsOfInitial:
 
 
 def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
-    """Return the names of the parameters, named or through **kwargs, by which a function accepts the part that it has to make. The result
-    is empty if the function can only make the whole value."""
+    """Return the names of the arguments that tell a function which part to make. The result is empty if the function can only make the
+    whole value.
+    """
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # the function has no signature, as some builtins
+    except (TypeError, ValueError):  # some builtin functions have no signature
         return set()
     by_name = {
         name

@@ -54,7 +54,7 @@ class DropInvitation:
 
 @dataclass(frozen=True, slots=True)
 class LogFailure:
-    """Log that the invitations of a worker began to fail with this error. `passes` is True if the error may pass by itself."""
+    """Log that the invitations of a worker began to fail with this error. `passes` is True if the error may go away by itself."""
 
     index: int
     address: str
@@ -82,7 +82,7 @@ class _Wanted:
       retry_at: no invitation is sent before this time.
       code, message: how the last invitation ended. The code is OK after a success.
       failing_since: when the invitations began to end with `code`.
-      accepted: the worker has accepted the last invitation. The dispatcher may list it a little later.
+      accepted: whether the worker has accepted the last invitation. The dispatcher may list the worker a little later.
     """
 
     address: str
@@ -156,7 +156,7 @@ class Recruitment:
     def invitation_ended(self, invitation: int, code: int, message: str, now: float) -> list[RecruitmentEffect]:
         """Note that an invitation was accepted (`code` OK) or has failed. An invitation may fail before it is sent."""
         index = self._invitations.pop(invitation, None)
-        if index is None:  # promise R4
+        if index is None:  # promise R4: the invitation was dropped
             return []
         task = self._wanted[index]
         task.invitation = 0

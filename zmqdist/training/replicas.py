@@ -69,9 +69,7 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Raised in a replica that waits for another replica in `merge_call` or in an assignment, after the other replica has ended without
-    this `merge_call` or assignment.
-    """
+    """Raised in a replica that waits in `merge_call` or in an assignment, if another replica has ended without doing the same."""
 
 
 class _Rendezvous:
@@ -106,7 +104,7 @@ class _Rendezvous:
         return select(value, replica)
 
     def _merge(self) -> None:
-        """Call the function for all replicas. The replica that arrives last calls this method, with the lock held."""
+        """Call the merge function once for all replicas. The replica that arrives last calls this method, with the lock held."""
         calls = [self._waiting[replica] for replica in range(self._replicas)]
         try:
             with context.in_replica(None):
@@ -152,7 +150,7 @@ def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> F
 
     Raises:
       ValueError: there are several replicas, and the variable has no aggregation.
-      RuntimeError: another replica changes another variable as its next change.
+      RuntimeError: another replica changes another variable at this point.
     """
     replica = context.thread_state.replica
     if replica is None or replica.num_replicas_in_sync == 1:

@@ -147,8 +147,8 @@ class StrategySession:
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
     def next_incarnation(self) -> int:
-        """Return a new incarnation number for variables that are about to be recreated. Their versions contain it, so that no two values of
-        a variable have the same version.
+        """Return a new incarnation number for variables that are about to be recreated. The versions of these variables contain the number,
+        so that no two values of a variable have the same version.
         """
         return next(self._incarnations)
 
@@ -201,7 +201,7 @@ class StrategySession:
                     self._drop([ref for ref in refs if ref.address == address])
                 except OpError:
                     pass  # drop nothing at a lost server, which has lost its variables
-                except BaseException:  # survive, because the thread has to drop variables that are released later
+                except BaseException:  # go on, because the thread has to drop variables that are released later
                     log.exception(
                         "unused variables (%s and others) could not be dropped; they stay until the session is closed",
                         refs[0],

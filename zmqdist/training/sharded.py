@@ -188,7 +188,7 @@ class ShardedVariable(ArrayLike):
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Add to rows, and return this variable. If a row is named twice, both values are added.
+        """Add values to rows, and return this variable. If a row is named twice, both values are added.
 
         Raises:
           TypeError: `sparse_delta` is not IndexedSlices.
@@ -200,7 +200,7 @@ class ShardedVariable(ArrayLike):
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Subtract from rows. Everything else is as for `scatter_add`."""
+        """Subtract values from rows. Everything else is as for `scatter_add`."""
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(
@@ -240,8 +240,8 @@ class ShardedVariable(ArrayLike):
         return self._scatter("update", sparse_delta)
 
     def apply(self, fn: Any, grad: Any, *, step: int | None = None) -> None:
-        """Apply a gradient. The server of each shard applies the shard's rows of the gradient to the shard, by an optimizer or a function
-        of the user. Blocks until all shards have replied.
+        """Apply a gradient, with an optimizer or a function of the user. The server of each shard applies the gradient's rows for this
+        shard. Blocks until all shards have replied.
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or `fn(value, grad, slots, step)`. Each shard has slots of its own.

@@ -84,8 +84,8 @@ class OnWorkers:
         Args:
           reduce_op: "SUM" or "MEAN", in upper or lower case, or a ReduceOp.
           value: the result of `run`, or any structure.
-          axis: the axes of each value along which to combine as well. A mean is then the mean of all elements, even if the replicas have
-            different numbers of elements. None combines across replicas only.
+          axis: the axes of each value along which elements are combined, too. A mean is then the mean of all elements, even if the replicas
+            have different numbers of elements. None combines across replicas only.
 
         Raises:
           ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
@@ -361,7 +361,7 @@ class ParameterServerStrategy(OnWorkers):
         return read_all(variables)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Make a variable, as the creator that `scope` enters. It chooses the parameter server, and cuts the variable into shards."""
+        """Choose the parameter server of a new variable, and cut the variable into shards. `scope` enters this creator."""
         name = self._unique(kwargs.get("name") or "Variable")
         if kwargs.pop("per_worker_variable", False):
             return per_worker_variable.create(self.coordinator, name, kwargs)

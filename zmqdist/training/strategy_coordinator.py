@@ -130,11 +130,11 @@ class StrategyCoordinator(ClusterCoordinator):
         """Schedule a function, as `ClusterCoordinator.schedule` does. Raises RuntimeError inside another strategy's scope.
 
         Args:
-          once: if True, each update of the function takes effect once, even if the function runs again after a worker's crash or for
+          once: if True, each update of the function takes effect once, even if the function runs again after a worker's crash or because of
             `retries`. If the n-th update of a variable in the function was made in an earlier run, the parameter server skips the update
             and repeats its earlier reply. The servers remember the last 65,536 updates of a strategy. Reads return current values in each
-            run. None means True in synchronous mode, where a gradient that arrived twice would take the place of another worker's
-            gradient; otherwise it means False.
+            run. None means True in synchronous mode, where a gradient that arrived twice would take the place of another worker's gradient;
+            otherwise it means False.
         """
         if context.thread_state.scopes:
             context.check_not_in_another(self._scheduled_on)

@@ -105,7 +105,7 @@ class BarrierGate:
 
 
 class Barrier:
-    """The barrier that `get_barrier` returns in a task. If several threads of a task call `wait`, they do so one after the other.
+    """The barrier that `get_barrier` returns in a task. If several threads of a task call `wait`, their calls run one after the other.
 
     A barrier that is unpickled in a task becomes the barrier of that task, so it may be an argument or a result of a function. The parent
     is not a task and cannot wait.

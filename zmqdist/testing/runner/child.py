@@ -62,8 +62,8 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def _run(pipe: TaskPipe, module: list[str] | None, payloads: Parts) -> bool:
-    """Run one function, and report its result or error. Return whether it has returned. SystemExit is not caught, so that its code becomes
-    the exit code of the process.
+    """Run one function, and report its result or error. Return True if the function has returned. SystemExit is not caught, so that its
+    code becomes the exit code of the process.
     """
     try:
         if module is not None:
@@ -92,7 +92,7 @@ def _without_us(error: BaseException) -> Any:
 
 
 def _make_importable(name: str, path: str) -> None:
-    """Import a test's module by its file, as pytest does, if it is not on the path. Pickles of its functions refer to it by name."""
+    """Import a test's module from its file, as pytest does, if it is not on the path. Pickled functions refer to their module by name."""
     if name in sys.modules:
         return
     try:

@@ -1,4 +1,4 @@
-"""MultiProcessPoolRunner: one process for each task of a cluster. Each process stays for the next function.
+"""MultiProcessPoolRunner: one process for each task of a cluster. The processes stay alive between functions.
 
 Use one pool for a module of tests, and call `run` in each test: starting Python and importing NumPy takes longer than most tests.
 """
@@ -41,8 +41,8 @@ class MultiProcessPoolRunner:
     Attributes:
       task_timeout_s: longest time of one `run`, in seconds; a change takes effect with the next `run`.
 
-    The pool writes the output of the processes to standard output, each line prefixed with its task. The processes end with `shutdown`,
-    with the with-statement, when the pool is garbage-collected, and with this process.
+    The pool writes the output of the processes to standard output, each line prefixed with its task. The processes end at `shutdown`, at
+    the end of a with-statement, when the pool is garbage-collected, or when this process ends.
 
     Raises:
       ValueError: more than one chief, no task, or an initializer that cannot be called.
@@ -89,7 +89,7 @@ class MultiProcessPoolRunner:
             if not self._processes:
                 self._start()
             for task in self._processes:
-                self._crew.gate.started(task)  # set before any task can arrive at the barrier
+                self._crew.gate.started(task)  # before any task can arrive at the barrier
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # the process has ended, which `on_exit` reports
                     work.send(process.pipe, last=False)

@@ -1,9 +1,9 @@
 """Addresses for the tasks of a test: ports that stay free until their tasks listen there.
 
 If a port were found free and then released, another test could bind it before the server of this test listens. So each port stays bound by
-a socket that never listens. The kernel then assigns the port to no process that asks for any free port, but a listener with SO_REUSEADDR
-can still bind it; ZeroMQ, asyncio and http.server set this option. The port is released when the dict that names it, and each runner made
-with that dict, is garbage-collected.
+a socket that never listens. The kernel then assigns the port to no process that asks for any free port. A listener with SO_REUSEADDR can
+still bind the port, and ZeroMQ, asyncio and http.server set this option. The port is released when the dict that names it and all runners
+made with that dict are garbage-collected.
 
 Another program can still bind such a port if it names the port's number and sets SO_REUSEADDR.
 """

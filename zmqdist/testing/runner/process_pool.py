@@ -90,7 +90,7 @@ class ProcessCrew:
     Args:
       cluster: the user's cluster. The crew keeps a reference to it, so that its ports stay reserved.
       on_line: called with each line that a process writes, with a prefix and a newline.
-      on_outcome: called with a process and the outcome of its function, in the thread of that process.
+      on_outcome: called with a process and the outcome of its function, in the thread that serves this process.
       on_exit: called with a process that has ended, after all its messages were handled.
 
     Raises:
@@ -152,7 +152,7 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # the process has ended already; its exit code tells why
-                # Not sent in the process's thread, because the caller may send a function as soon as this method has returned.
+                # Send this message before the method returns, because the caller may then send a function.
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -171,7 +171,7 @@ class ProcessCrew:
         return json.dumps(tf_config)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the first message to a process."""
+        """Return the contents of the first message to a process."""
         return {
             "path": sys.path,
             "authkey": bytes(multiprocessing.current_process().authkey).hex(),

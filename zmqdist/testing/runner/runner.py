@@ -131,14 +131,14 @@ class MultiProcessRunner:
         self._start_all_but(None)
 
     def start_in_process_as(self, as_task_type: str, as_task_id: int) -> None:
-        """Start all other tasks, and run the function of the given task in this process. Return when it has returned.
+        """Start all other tasks, and run the function of the given task in this process. Return when the function has returned.
 
         While the function runs, this process has the TF_CONFIG of the task. The result of the function is dropped. If the function raises
         an error, the other tasks are ended.
 
         Raises:
-          ValueError: the cluster has no such task, or `start` raises the error.
-          InvalidArgumentError: `start` raises it.
+          ValueError: the cluster has no such task, or the runner was started or joined already.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
           Exception: the function has raised it.
         """
         me = (as_task_type, as_task_id)
@@ -171,8 +171,8 @@ class MultiProcessRunner:
           args, kwargs: the arguments of the function. None means the runner's arguments if `fn` is None, and otherwise no arguments.
 
         Raises:
-          ValueError: the task is running, the runner was joined, or the constructor raises the error.
-          InvalidArgumentError: `start` raises it.
+          ValueError, TypeError: the task is running, the runner was joined, or `fn` or `cluster_spec` is refused, as by the constructor.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
         """
         task = (task_type, task_id)
         if fn is not None and not callable(fn):

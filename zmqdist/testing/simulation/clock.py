@@ -28,12 +28,12 @@ class SimClock:
         self.at(self.now + delay_s, fn)
 
     def at(self, time_s: float, fn: Callable[[], object]) -> None:
-        """Call `fn` at exactly this time, or after all functions that are due now if the time has passed."""
+        """Call `fn` at exactly this time. If the time has passed, call `fn` after all functions that are due now."""
         heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
 
     def next_poll(self, since_s: float, step_s: float) -> float:
-        """Return the next time of a poll that runs every `step_s` seconds since `since_s`. The simulation calls the poll at this time only,
-        because the polls before it would have seen no change.
+        """Return the time of the next poll, if a poll runs every `step_s` seconds since `since_s`. The simulation runs only this poll,
+        because earlier polls would have seen no change.
         """
         at_s = since_s + step_s
         while at_s <= self.now:

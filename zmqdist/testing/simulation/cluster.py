@@ -263,8 +263,7 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Have the program take back work several times. A single request would rarely test anything, because most work has ended already
-        and a reply is lost only at rare moments."""
+        """Have the program take back work several times. One request would rarely test anything, because most work has ended already."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
@@ -352,7 +351,7 @@ class SimCluster:
                 assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Check that work is assigned to a worker that its options allow, and before all later work that waits for the same workers."""
+        """Check that the options of the work allow this worker, and that no waiting work for the same workers should be assigned first."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]
@@ -374,7 +373,7 @@ class SimCluster:
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
     def _waiting(self, coordinator: SimCoordinator, worker: str, detached: bool) -> list[tuple[int, int, bool]]:
-        """Return the waiting work with this worker in its options, as (work, priority, whether this is its first submission)."""
+        """Return the waiting work whose options name this worker, as (work, priority, whether this is its first submission)."""
         sessions = self.broker.dispatch.sessions.values()
         parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.with_detached]
         ranks = [rank for part in parts for line in part.queues.values() for rank in line.bands]

@@ -90,9 +90,9 @@ class SimCoordinator:
       resolved: how often each work item was resolved.
       outcomes: the kind of outcome of each work item that has ended.
       kinds: the kind of function that each work item runs, one of KINDS or "plan".
-      options: the options of work that has any: its worker, its priority, and whether it is detached.
+      options: worker, priority and whether the work is detached, for each work item that has such options.
       members: the incarnations of the current workers by name, from the last report.
-      kept: results that the program holds and that their workers keep: number of the run -> the connection over which the result arrived.
+      kept: for each result that the program holds and a worker keeps: number of the run -> connection over which the result arrived.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that the machine gets work, or an attempt of this work, now, with the options of the work."""
+        """Note that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -221,7 +221,7 @@ class SimCoordinator:
         return work in self._cancelled
 
     def later(self, event: Event) -> None:
-        """Handle an event after the current one, as a finalizer does."""
+        """Have the machine handle an event after the current event, as a finalizer does."""
         self.cluster.clock.after(0.0, lambda: self.handle(event))
 
     def _options(self) -> WorkOptions:

@@ -46,7 +46,7 @@ class SimPlan:
       inputs: the work whose values are inputs of the plan.
       arrived: the inputs that the coordinator's runtime has.
       errors: number of attempts that ended with an error of the function.
-      value: the place of the plan's value, after it has succeeded.
+      value: where the plan's value is, once the plan has succeeded.
       users: the plans that hold the value, and 0 for the program.
       replaced: how often the value was recomputed.
       wanted: whether the program waits for the lost value.
@@ -100,10 +100,10 @@ class PlanningUser(Protocol):
         """Have the machine handle an event, and carry out its effects."""
 
     def later(self, event: Event) -> None:
-        """Handle an event after the current one, as a finalizer does."""
+        """Have the machine handle an event after the current event, as a finalizer does."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that the machine gets work, or an attempt of this work, now, with the options of the work."""
+        """Note that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
 
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""
@@ -189,7 +189,7 @@ class SimPlans:
                 self._owner.handle(ValueLost(plan.work, value.attempt))
 
     def drop(self, work: int, user: int = 0) -> None:
-        """Have a user of a value drop it: a plan, or 0 for the program."""
+        """Have one user drop a value. The user is a plan, or 0 for the program."""
         plan = self.plans.get(work)
         if plan is None or user not in plan.users:
             return
@@ -220,7 +220,7 @@ class SimPlans:
                 self.plans[self.user_of[number]].errors += 1
 
     def hand_in(self, effect: HandIn) -> AttemptPacked:
-        """Check that the machine may hand in this attempt now, and pack it."""
+        """Check that the machine may submit this attempt now. Return the packed attempt."""
         plan = self.plans[effect.work]
         owner = self._owner
         assert not owner.ending, f"dependencies G5: work {plan.work} is handed in while its round ends"
@@ -259,7 +259,7 @@ class SimPlans:
             plan.arrived.add(effect.work)
 
     def resolved(self, work: int, kind: int, payload: Any) -> None:
-        """Check the end of a plan."""
+        """Check that a plan may end in this way."""
         plan = self.plans[work]
         if kind == KEPT:
             self._has_value(plan, payload)

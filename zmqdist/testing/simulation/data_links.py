@@ -34,7 +34,7 @@ class SimLink:
     open: bool = True
     pending: list[SimRequest] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
-    """Direction -> the arrival time of the last message in this direction, because messages of a connection arrive in order."""
+    """Direction -> the arrival time of the last message in this direction. No later message arrives before it."""
     receive: Callable[[Message], None] = lambda message: None
     closed: Callable[[], None] = lambda: None
     """Called when the client's side notices that the connection has ended."""

@@ -44,7 +44,7 @@ WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 BUFFER_MAX = 5
 FULL_S = 0.01
-"""Seconds between two polls with which a task with a full buffer looks for room."""
+"""Seconds between two polls of a task that waits for room in its full buffer."""
 
 TOGETHER = 3
 """The most elements in a reply."""
@@ -70,7 +70,7 @@ class PartSurroundings(Protocol):
         """Call `fn` after a short random time."""
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Call `fn` after a short random time, and after the earlier calls for this direction of the connection."""
+        """Call `fn` after a short random time, and after all functions that were passed earlier for this direction."""
 
     def end_link(self, link: SimLink) -> None:
         """End a connection. Each side notices the end at a random time."""
@@ -433,7 +433,9 @@ class SimDataWorker:
             clock.at(due, lambda: self._handle(TimePassed()))
 
     def cut(self) -> None:
-        """End one connection or both. The worker reconnects soon, or only after the dispatcher has counted it as lost."""
+        """End the worker's connection, and perhaps also that of its tasks. The worker reconnects soon, or only after the dispatcher has
+        counted it as lost.
+        """
         both = self.sim.random.random() < 0.5
         if both:
             self._away_until = self.sim.clock.now + self.sim.random.choice((0.05, GRACE_S * 2))

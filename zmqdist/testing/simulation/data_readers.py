@@ -56,10 +56,10 @@ QUICK_S, SLOW_S = 0.0005, 0.01
 
 @dataclass(eq=False)
 class SimTaskLink:
-    """The requests to a task in one incarnation of its worker. The machine gets their replies in order.
+    """The requests of a reader to one task, in one incarnation of the task's worker. The machine gets the replies in order.
 
     Attributes:
-      arrives_at: the arrival time of the last request, because messages of a connection arrive in order.
+      arrives_at: the arrival time of the last request. No later request arrives before it.
       last: the last element of this task that the consumer has taken.
     """
 
@@ -86,7 +86,7 @@ class ReaderSurroundings(PartSurroundings, Protocol):
         """Register the dataset under its id; repeat the request until it succeeds."""
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Call `fail` some time after the death of a worker, if `open_` is true at that time. This simulates the poll by which a waiting
+        """Call `fail` some time after the death of a worker, if `open_()` is true at that time. This simulates the poll by which a waiting
         reader notices the death.
         """
 
@@ -327,7 +327,7 @@ class SimPortionReader(SimReader):
 
     Attributes:
       acknowledged: the elements that the reader has acknowledged.
-      confirmed: the acknowledged elements for which the dispatcher has replied.
+      confirmed: the elements whose acknowledgment the dispatcher has answered.
     """
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:
@@ -386,7 +386,7 @@ class SimPortionReader(SimReader):
         self._next_element()
 
     def _next_element(self) -> None:
-        """Simulate that the consumer takes the next of its elements, and works on this element for some time."""
+        """Have the consumer take its next element, and work on this element for some time."""
         if self._hand is None or not self.alive:
             return
         piece, elements = self._hand
@@ -421,7 +421,7 @@ class SimPortionReader(SimReader):
         self.sim.dispatcher.ask(self._dispatcher_link(), request_of, then)
 
     def _note_marks(self, marks: Marks) -> list[int]:
-        """Check that marks acknowledge no element that the consumer has not finished. Return the acknowledged elements that were not yet
+        """Check that marks acknowledge only elements that the consumer has finished. Return the acknowledged elements that were not yet
         confirmed.
         """
         found: list[int] = []

@@ -1,7 +1,6 @@
 """A simulated data service: the real machines of dispatcher, workers and readers, and models of the computed elements, in virtual time.
 
-The real machines of membership and worker decide which workers are in the cluster, so workers may come back in any order and under other
-names.
+The membership and the workers are real machines, so workers may come back in any order and under other names.
 
 These are the faults. A worker is killed and restarts at its address or at another address. A worker loses its connection. A worker is
 added. A reader is killed. The dispatcher is killed and restarted, with or without its journal, and perhaps a worker is restarted with it.
@@ -93,7 +92,7 @@ class DataSim:
         self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
 
     def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
-        """Call `fn` after a short random time, and after the earlier calls for this direction of the connection."""
+        """Call `fn` after a short random time, and after all functions that were passed earlier for this direction."""
         at = max(self.clock.now + self.random.expovariate(1 / DELAY_S), link.last.get(way, 0.0))
         link.last[way] = at
         self.clock.at(at, fn)
@@ -136,7 +135,7 @@ class DataSim:
         self.soon(link.closed)
 
     def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Call `fail` some time after the death of a worker, if `open_` is true at that time. This simulates the poll by which a waiting
+        """Call `fail` some time after the death of a worker, if `open_()` is true at that time. This simulates the poll by which a waiting
         reader notices the death.
         """
         since_s = self.clock.now

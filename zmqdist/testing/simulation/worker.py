@@ -125,8 +125,9 @@ class WorkerSurroundings(Protocol):
         """Raise AssertionError if the message by which a worker registers breaks a promise."""
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
-        """Raise AssertionError if the worker begins this lease before the dispatcher knows of its start, although the lease has
-        `report_before_start`."""
+        """Raise AssertionError if the lease has `report_before_start`, and the worker begins its work before the dispatcher knows of the
+        start.
+        """
 
 
 class SimWorker:

@@ -2,7 +2,7 @@
 
 A directory contains folders `ckpt-<number>`. It also contains a file FINISHED when no further checkpoint will follow. The latest
 checkpoint is the checkpoint that was saved last. It need not have the highest number, because a program may return to an earlier step and
-count on from this step.
+count on from there.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def checkpoints_iterator(
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:
-        # Look for FINISHED before listing, because no checkpoint is saved after FINISHED: if it exists, the list includes the last
-        # checkpoint.
+        # Look for FINISHED before listing: no checkpoint is saved after FINISHED, so the list then includes the last checkpoint.
         finished = storage.exists(storage.join(directory, FINISHED))
         found = checkpoints(directory)
         latest = (found[-1][0], found[-1][1].serial) if found else None

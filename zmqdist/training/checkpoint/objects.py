@@ -31,7 +31,7 @@ class Checkpoint(Container):
     """Variables and other values that are saved together, as attributes: `Checkpoint(model={"w": w}, epoch=0)`.
 
     An attribute may be any value that `save` accepts, including another Checkpoint. Attributes with a leading underscore are not saved.
-    If your class of a model is a subclass of Checkpoint, its attributes are saved.
+    If your model's class is a subclass of Checkpoint, its attributes are saved.
 
     After `restore`, an attribute that is set for the first time is restored at that moment, if the checkpoint holds it.
     """
@@ -50,7 +50,7 @@ class Checkpoint(Container):
         """Restore the attributes that the checkpoint holds. Existing attributes are restored at once, and other attributes when they are
         set. Attributes that the checkpoint does not hold stay unchanged.
 
-        If `path` is None, such as the `latest_checkpoint` of an empty directory, nothing is restored. Raises the errors of
+        If `path` is None, as `latest_checkpoint` returns it for an empty directory, nothing is restored. Raises the errors of
         `zmqdist.checkpoint.restore`. If the checkpoint is refused, no attribute has changed.
 
         Returns:

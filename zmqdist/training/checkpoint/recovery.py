@@ -16,7 +16,7 @@ Rules
     (`schedule(once=True)`), and the number of the variable's last synchronous step. So the parameter server recognizes a repeated run of a
     function after a recovery, too.
 
-Not here: saving (manager.py), and the restart of the process, which `zmqdist launch` makes if `restarts` allows it.
+Not here: saving (manager.py), and restarting the process, which `zmqdist launch` does if `restarts` allows it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Recovery:
     def __init__(
         self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
     ) -> None:
-        """Start one thread for each parameter server, which watches it.
+        """Start one thread for each parameter server, to watch the server.
 
         Args:
           strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
@@ -249,7 +249,7 @@ def _version(incarnation: int, changes: int) -> int:
 
 
 def _changes(version: int) -> int:
-    """Return 1 + the number of updates that the value of this version contains."""
+    """Return how many changes led to this version. The first value counts as one change."""
     return version & (1 << PS_VERSION_INCARNATION_SHIFT) - 1
 
 

@@ -1,9 +1,9 @@
 """Flattens the structure that a program saves into named leaves.
 
 Rules
-    A leaf is a variable, a NumPy array, or a number, bool, str or None. The structure is of dicts, lists, tuples and `Checkpoint`s, nested
-    in any way. The name of a leaf is the path to the leaf: `model/w` for {"model": {"w": ...}}. For an item of a list or tuple, the path
-    has the item's own name if the item is a variable, and otherwise its position.
+    A leaf is a variable, a NumPy array, or a number, bool, str or None. The structure consists of dicts, lists, tuples and `Checkpoint`s,
+    nested in any way. The name of a leaf is the path to the leaf: `model/w` for {"model": {"w": ...}}. For an item of a list or tuple, the
+    path has the item's own name if the item is a variable, and otherwise its position.
 
     A restore assigns variables, changes arrays in place, and replaces numbers in the dict, list or Checkpoint that holds them.
 """

@@ -1,10 +1,10 @@
 """Writes a checkpoint: one file for each shard, several files at the same time, and the manifest last.
 
 Rules
-    A checkpoint appears under its name only when all of it is on disk, because its files are written into another folder, which is then
-    renamed. If a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced
-    atomically, and then the old files are deleted. A crash before the replacement leaves the old checkpoint. Files in the folder that
-    belong to no checkpoint stay.
+    A checkpoint appears under its name only when all of it is on disk: its files are written into another folder, which is then renamed. If
+    a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced atomically, and then
+    the old files are deleted. A crash before the replacement leaves the old checkpoint. Files in the folder that belong to no checkpoint
+    stay.
 
     After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a disk error names the file.
 """
@@ -40,8 +40,7 @@ class ToWrite:
     """An array to be saved.
 
     Attributes:
-      shards: for each shard (first row, row after the last, function that returns the rows). A thread other than the caller's calls the
-        function.
+      shards: for each shard (first row, row after the last, function that returns the rows). The function is called in another thread.
     """
 
     name: str
@@ -156,8 +155,9 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so that code that
-    uses it can write each byte only once."""
+    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so each byte is
+    written only once.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
