@@ -8,8 +8,8 @@ Theory of operation: leader and followers
     A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
 
-    Calls that no thread waits for are gathered and leave together (calls_machine.py), with the next use of the socket that reads a reply or
-    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread, which wakes every GATHER_S, sends them.
+    Calls that no thread waits for are gathered and leave together (calls_machine.py): when a thread next reads or awaits a reply, and with
+    every CHECK_EVERY_CALLS-th call. Otherwise the reader thread, which wakes every GATHER_S, sends them.
 
     A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
     spin while followers wait, nor after several spins in vain.
@@ -305,7 +305,7 @@ class Channel:
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
-            # The reader thread is the leader now, and may sleep in its poll for longer than GATHER_S.
+            # Wake the reader thread if it is the leader, because its poll may sleep for longer than GATHER_S.
             if self._leader != _NO_THREAD and self._leader_call is None:
                 os.eventfd_write(self._wake_fd, 1)
 
@@ -345,7 +345,7 @@ class Channel:
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
-        except BaseException:  # for instance by a signal handler; the other threads need a leader (R4)
+        except BaseException:  # a signal handler may raise, and the other threads need a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
                     self._connection.read_arrived()
@@ -384,7 +384,7 @@ class Channel:
                 with self._turnstile, self._lock:
                     if self._ends_sleep(me, call, shielded):
                         return me.promoted
-        except BaseException:  # for instance by a signal handler of the program
+        except BaseException:  # a signal handler of the program may raise
             with self._lock:
                 self._leave_followers(me, call)
             raise
@@ -532,7 +532,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # in case another thread has released it after this thread woke
+            me.lock.acquire(False)  # another thread may have released the lock after this thread woke
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())

@@ -104,7 +104,7 @@ class ClientConnection:
       monitor_fd: the descriptor of the monitor, which `poll` includes; the owner calls `maintain` after input of the monitor.
       strays: number of messages that were dropped because the client did not understand or expect them.
       sent, received: number of messages since the connection object was made.
-      bulk: the large parts of calls and replies, on the current connection.
+      bulk: the transfers of large parts of calls and replies on the current connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
@@ -162,7 +162,7 @@ class ClientConnection:
         return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
-        """Return the current figures of the client. The owner passes the figures that only the owner knows."""
+        """Return the current figures of the client. The arguments are the figures that only the owner knows."""
         table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
@@ -276,7 +276,7 @@ class ClientConnection:
             try:
                 self._drain()
             except zmq.Again:
-                # Again comes only from the first receive in `_drain`, and a receive that raises Again has queried EVENTS (R1)
+                # only the first receive in `_drain` raises Again, and a receive that raises Again has queried EVENTS (R1)
                 return False
         elif self._has_input():
             self._drain()

@@ -194,7 +194,7 @@ def _check_folder(folder: Path, ticket: JoinTicket) -> None:
         raise FailedPreconditionError(f"cannot read {folder}: {error.strerror}. The join ticket was not used") from None
     if not present:
         return
-    with suppress(FailedPreconditionError):  # a damaged file is not replaced
+    with suppress(FailedPreconditionError):  # a folder with a damaged file keeps its keys
         older = keys.load_joined(folder)
         if older is not None and older.name == ticket.name and keys.load_server_public(folder) == ticket.server_key:
             return

@@ -19,7 +19,7 @@ Theory of operation
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before the token expires, and only under the token's name
     P2  a revoked key never has a role again, not even in a keyring that was restored
-    P3  a process that has asked about a key is sent each change of its state, in order
+    P3  a process that has asked about a key is sent each change of the key's state, in order
     P4  a change is saved before any process learns of it: SaveKeyring precedes the Sends
     P5  at most one key of a member's name has a role, apart from keys that were replaced less than `renewal_s` ago
     P6  tokens, keys and questions are bounded; a request beyond a bound is refused and changes nothing
@@ -99,7 +99,7 @@ class MemberKey:
 
     Attributes:
       address: "host:port" at which the process listens as a worker or a program; "" if it does not listen.
-      shown: the key that the port at `address` shows, with which the process joined; b"" if the port shows this key itself.
+      shown: the key with which the process joined, if the port at `address` still shows that older key; b"" if the port shows this key.
       since_s: time at which the process joined with this key, or replaced an older key by it, in seconds since 1970.
       replaced_at: time on the machine's clock at which a newer key replaced this key; None while this key is the current key.
     """
@@ -428,7 +428,7 @@ class Keyring:
 
     def _at(self, address: str) -> KeyState:
         """Return the state of the current key of the member that listens at an address. If no member does, return the state of an empty
-        key, which means that a server listens at the address.
+        key, which stands for the key in `server.pub`.
         """
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:

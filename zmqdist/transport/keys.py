@@ -184,7 +184,7 @@ def decode_public(public: bytes) -> bytes:
 
 
 def encode_public(public: bytes) -> str:
-    """Return the 40 characters, as in key files, of a public key of 32 bytes."""
+    """Return a public key of 32 bytes as the 40 characters that key files contain."""
     return z85.encode(public).decode()
 
 

@@ -137,7 +137,7 @@ class Pace:
 
     def _alone(self) -> bool:
         """Return whether a chunk that is sent now has no queue before it. An earlier chunk that may share its acknowledgment with the new
-        chunk is no queue.
+        chunk does not count.
         """
         if not self._sent:
             return True
