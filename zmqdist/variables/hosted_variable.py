@@ -51,7 +51,7 @@ class HostedVariable:
       label: name of the variable in error texts, such as "variable 'w/part_1' on ps:1".
       lock: protects all state of the variable.
       version: version of the value.
-      slots: arrays of slots, by optimizer and then by name.
+      slots: the optimizers' arrays, by optimizer and then by name.
       step_counts: number of steps that each optimizer has made, by optimizer.
       steps: the synchronous steps.
       sums: the gradients of each incomplete synchronous step, by number of the step.

@@ -488,7 +488,7 @@ class RemoteTraceback(Exception):
     """The traceback of an error in another process, as text. It is the `__cause__` of the copy of the error in this process.
 
     Attributes:
-      unpickling: whether the function had not begun, because the function or its arguments could not be unpickled in the other process.
+      unpickling: whether the error came before the function began, when the function or its arguments were unpickled in the other process.
     """
 
     unpickling = False
@@ -498,7 +498,7 @@ class RemoteTraceback(Exception):
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """Return an exception with its traceback, packed in at most a few times ERROR_BYTES_MAX. This never raises.
+    """Return an exception with its traceback, packed in a few times ERROR_BYTES_MAX bytes at most. This never raises.
 
     The exception keeps its class and attributes if it can be pickled *and* rebuilt, which this function tries. If not, it arrives as an
     UnknownError whose text has the class name and the text of the exception. A StopIteration would end loops of the receiver, so it becomes
