@@ -264,7 +264,7 @@ class Variable(ArrayLike):
         return Then(self.storage.read(), keep)
 
     def start_rows(self, rows: Rows) -> Future:
-        """Request rows, and return a future of an array of them, in the order of `rows`."""
+        """Request rows of the value. Return a future of an array with these rows, in the order of `rows`."""
         return self.storage.rows(rows)
 
     def start_update(self, kind: str, value: Any) -> Future:
@@ -273,8 +273,8 @@ class Variable(ArrayLike):
         return once_for_all(self, value, lambda value: self.storage.change(change(self.storage.ref, value)))
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update. Return a future that is done when the server has replied. `kind` is the part of the method's name after
-        "scatter_".
+        """Start a scatter update. Return a future that is done when the server has replied. `kind` is the end of a method's name, such as
+        "add" for `scatter_add`.
         """
 
         def start(delta: IndexedSlices) -> Future:

@@ -138,7 +138,7 @@ class LocalStorage:
         )
 
     def read(self) -> Future:
-        with self._hosted.lock:  # updates change the array in place, so copy it under the lock of the updates
+        with self._hosted.lock:  # copy under the lock, because updates change the array in place
             version, value = self._hosted.version, self._hosted.read()
             return ReadyValue((version, value.copy() if value.flags.writeable else value))
 

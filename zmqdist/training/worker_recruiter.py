@@ -51,7 +51,7 @@ def program() -> int:
 
 
 class WorkerRecruiter:
-    """Invites workers until it is closed, as the docstring of the module says. Any thread may call the methods."""
+    """Invites the wanted workers until it is closed. Any thread may call the methods."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
@@ -129,7 +129,7 @@ class WorkerRecruiter:
             self._thread.join(5.0)
 
     def _members(self, present: frozenset[tuple[str, int]]) -> None:
-        """Note the workers that are present. Called in the dispatcher's loop."""
+        """Tell the machine which workers are present. The dispatcher's loop calls this."""
         indices = frozenset(index for job, index in present if job == "worker")
         with self._changed:
             self._effects += self._machine.members_changed(indices, time.monotonic())

@@ -68,7 +68,7 @@ def nbytes_of(frames: Frames) -> int:
 
 
 def counted_bytes(body: bytes, frames: Frames) -> int:
-    """Return how many bytes a call's arguments count against the bound on eager arguments: 0 if they are small.
+    """Return how many bytes of a call's arguments count against the bound on eager arguments: 0 if the arguments are small.
 
     Client and server both apply this rule.
     """

@@ -15,11 +15,11 @@ Theory of operation: leader and followers
     spin while followers wait, nor after several spins in vain.
 
 Rules
-    R1  Each use of the socket is under the lock. The last use of the socket before a thread releases the lock is a query of EVENTS that
-        shows no input, because ZeroMQ's descriptor signals only new input, and any use of the socket may consume that signal. There are
-        three exceptions: no call is in flight; the thread that has sent a call becomes the leader, and queries EVENTS before it sleeps or
-        leaves; or large transfers are under way. In the third case a thread releases the lock with input left, so that other threads can
-        take the lock, and the eventfd signals that input.
+    R1  A thread uses the socket only under the lock. Before it releases the lock, it queries EVENTS and finds no input, because ZeroMQ's
+        descriptor signals only new input, and any use of the socket may consume that signal. There are three exceptions: no call is in
+        flight; the thread has sent a call and becomes the leader, which queries EVENTS before it sleeps or leaves; or large transfers are
+        under way. During large transfers a thread may release the lock with input left, so that other threads can take the lock; the
+        eventfd signals that input.
     R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread while
         there is no leader, opens and closes sockets, so that no descriptor number is reused while the leader polls that number.
     R3  A follower sleeps on its own lock, never on another thread's.
@@ -29,8 +29,8 @@ Rules
     R7  While the main thread runs code of the channel, Ctrl-C sets a flag and wakes the main thread; KeyboardInterrupt is raised outside
         the lock (interrupt_guard.py). If a signal handler of the program raises inside the channel, the reply that was being read may be
         lost, but no thread is left waiting without a leader.
-    R8  A thread sleeps for at most SLICE_S at a time. If it finds input only because this time has passed, the wait is counted in `stalls`,
-        because a signal was lost, which is a bug.
+    R8  A thread sleeps for at most SLICE_S at a time. If a thread finds input only because this time has passed, a signal was lost. This is
+        a bug, and `stalls` counts it.
 
 Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the lock.
 
@@ -445,7 +445,7 @@ class Channel:
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
     def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
-        """Read messages, maintain the connection and end late calls, after the leader's poll, which could sleep for `slept_ms`."""
+        """Read messages, maintain the connection and end late calls, after the leader has polled for `slept_ms` at most."""
         connection = self._connection
         if self._closed:
             return

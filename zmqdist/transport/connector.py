@@ -269,7 +269,7 @@ class Connector:
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:
-    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the options of the security."""
+    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the security options."""
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)

@@ -1,4 +1,5 @@
-"""Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits its public key for a token that works once.
+"""Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits the public key in exchange for a token that works
+once.
 
 A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), the token, and
 for a server the address to which programs connect.

@@ -8,11 +8,11 @@ Theory of operation
     The dispatcher also sends that process each later change of the state, so that every process can refuse a revoked key.
     A process whose key has lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake. The
     dispatcher sends that process one reply, the reason.
-    A newer key of the same name replaces a key. The newer key arrives by NewKey over a connection of the old key, or because a process
-    joined under that name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that the
-    old key admits no new connection. So that no work is lost, connections that were opened with the old key stay open, until they end for
-    another reason or an admin revokes the old key. Other processes still trust a port that shows the old key (`listens`), because an open
-    port cannot change its key without ending its connections.
+    A key is replaced by a newer key of the same name. The newer key arrives by NewKey over a connection of the old key, or because a
+    process joined under that name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that
+    the old key admits no new connection. So that no work is lost, connections that were opened with the old key stay open, until they end
+    for another reason or an admin revokes the old key. Other processes still trust a port that shows the old key (`listens`), because an
+    open port cannot change its key without ending its connections.
     The keyring keeps at most `replaced_max` replaced keys that no port shows any more, and forgets the oldest, because a cluster that runs
     for years replaces keys all the time. A forgotten key is as unknown as a key that never joined.
 

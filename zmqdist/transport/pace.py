@@ -11,7 +11,7 @@ Theory of operation
     The aim of the window is the number of bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has
     just shown. The window begins small, because the link is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged
     bytes, up to the aim, so that a fast link has its full window after half a megabyte. When the queue has become long, the window falls to
-    the aim. It falls only once for all chunks that were sent before its fall. A chunk is a quarter of the window, because a heartbeat
+    the aim. It does not fall again because of chunks that were sent before it fell. A chunk is a quarter of the window, because a heartbeat
     cannot interrupt a chunk. Between two processes of one host there is no slow link, so the window begins with its largest size.
 
     Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged. The
