@@ -135,7 +135,7 @@ class Channel:
     # -- what callers do ------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall) -> None:
-        """Send the call and return at once. Small frames are copied. Large frames (transfers.py) belong to the call from now on.
+        """Send the call and return at once. Small frames are copied. The caller must not change large frames (transfers.py) any more.
 
         On a closed channel the call ends at once with FAILED_PRECONDITION. Raises FailedPreconditionError after a fork.
         """
@@ -216,7 +216,7 @@ class Channel:
             self._wake_reader()
 
     def is_sent(self, call: ClientCall) -> bool:
-        """Return whether the call was sent, so that it ends if the connection is lost."""
+        """Return whether the call was sent. A sent call ends if the connection is lost."""
         return not self._connection.table.is_unsent(call)
 
     @property

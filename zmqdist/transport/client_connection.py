@@ -3,7 +3,7 @@
 Rules
     One thread at a time uses a connection, and no method waits.
     A call that ends is appended to `ended`; the owner wakes the threads that wait for it, and empties the list.
-    After any use of the socket, a method queries EVENTS last, and reads all input (R1 in channel.py gives the reason and the exceptions).
+    A method that uses the socket reads all input, and queries EVENTS last (R1 in channel.py gives the reason and the exceptions).
     Before the socket of a lost connection is closed, all messages that the connection has delivered are read.
     Several calls leave as one message (calls_machine.py says when). A method that reads replies also sends the calls that were gathered
     meanwhile.
@@ -412,7 +412,7 @@ class ClientConnection:
         refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
-        # The monitor is read after the tick, because a new socket and its monitor must be queried once before they are polled (R1).
+        # Read the monitor after `tick`, because a new socket and its monitor must be queried once before they are polled (R1).
         for change in connector.read(now):
             if isinstance(change, Up):
                 self._has_input()  # querying EVENTS makes the socket notice its new connection

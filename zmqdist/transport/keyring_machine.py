@@ -67,7 +67,7 @@ _REPLACED: Final = "this key was replaced by a newer one of the same name: conne
 
 
 def role_of(name: str) -> str:
-    """Return the role that belongs to a member's name: "submit" for "submit:2", "worker" for "worker:3", "ps:0" and every other job."""
+    """Return the role of a member's name: its job if that is a role ("submit" for "submit:2"), otherwise "worker" (for "ps:0")."""
     job = name.partition(":")[0]
     return job if job in _ROLES else "worker"
 
@@ -245,8 +245,8 @@ class Keyring:
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
-        """Return the known public keys of a member's or role's name or, given a public key, only that key if it is known. Revoked keys are
-        left out.
+        """Return the known public keys of a member or role with this name. For a public key, return only that key, if it is known. Revoked
+        keys are left out.
         """
         if isinstance(name_or_key, bytes):
             known = name_or_key in self.members or name_or_key in self.static

@@ -24,7 +24,7 @@ Promises, checked by tests/machines/test_pace.py against simulated links
         because the receiver may acknowledge two at a time.
     P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's time-out, even if two connections share
         the link.
-    P4  A link is busy while there is something to send: at least four fifths of its rate arrives, as far as window_max permits.
+    P4  A link is busy while there is something to send: it carries at least four fifths of its rate, as far as window_max permits.
     P5  On a link that holds the largest window without a queue, the window is at its largest after ten round trips.
     P6  An acknowledgment of bytes that were never sent changes nothing.
     P7  When the route has become longer, the pace has measured the new shortest trip after `TRIP_KEPT_S` and two trips, if chunks leave.

@@ -588,7 +588,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays stay readable by the inherited mappings."""
+    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays keep the inherited mappings."""
     global _pool, _tried, _lock, _inherited
     _inherited = _pool
     _frozen_segments.lock = RLock()  # another thread of the parent may have held the lock during the fork

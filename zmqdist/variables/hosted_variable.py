@@ -10,8 +10,8 @@ Rules
 Changes, in the form in which they are sent: (kind, ...)
     ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype
     ("scatter", op, indices, rows)              op is one of storage.SCATTERS
-    ("swap", version, expected, value)          assign if the version is `version`, unless that is -1, and if the value equals `expected`,
-                                                unless that is None
+    ("swap", version, expected, value)          assign if the version is `version` (-1 means any version) and the value equals `expected`
+                                                (None means any value)
     ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
     ("call", digest, gradient)                  a step of a user's update function, which the client has sent before
     ("restore", value, slots)                   set the value, and the slots to the result of `saved`; () removes the existing slots

@@ -1,5 +1,5 @@
-"""The record of which updates with a key the value of each variable contains. A restarted parameter server needs this record, so that it
-applies no update twice.
+"""For each variable of a session, the updates with a key that its value contains. A restarted parameter server needs this record, so that
+it applies no update twice.
 
 Rules
     An update is recorded under the locks of the variables that it changes, so that the record agrees with the value that is saved at the

@@ -436,8 +436,8 @@ def send_by_value(module: ModuleType | str) -> None:
 
     Functions of `__main__`, including a notebook's cells, are sent by value in any case. Use this for a module that you edit beside a
     notebook, or that workers do not have, because workers then need not import the module. Each function is sent with the globals that it
-    uses, which have their values at the time of scheduling, also after `importlib.reload(module)`. Sending by value costs some hundred
-    microseconds for each function, and on a worker the module has no state that lasts from one function to the next.
+    uses and their values at the time of scheduling, also after `importlib.reload(module)`. Sending by value costs some hundred microseconds
+    for each function, and on a worker the module has no state that lasts from one function to the next.
 
     Args:
       module: an imported module, or its name.
