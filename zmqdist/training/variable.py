@@ -140,8 +140,8 @@ class Variable(ArrayLike):
 
     @property
     def version(self) -> int:
-        """1 + the number of updates of the value. After a restart of the parameter server, the version continues with a number that was
-        never used before. Reading this attribute blocks for one message.
+        """1 + the number of updates of the value. After a recovery of the variable, the version continues with a number that was never used
+        before. Reading this attribute blocks for one message.
         """
         version: int = self.storage.read().get_value()[0]
         return version

@@ -407,7 +407,7 @@ class Channel:
             return True
         self._connection.expire(monotonic())
         self._wake_waiters()
-        if not call.ended and not asleep:  # a Ctrl-C woke this thread, but the flag `interrupted` was cleared meanwhile
+        if not call.ended and not asleep:  # sleep again: the flag of the Ctrl-C that woke this thread was cleared
             self._followers[me] = None
         return call.ended
 

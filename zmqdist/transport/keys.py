@@ -60,7 +60,7 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
     """Make the keys of a cluster and write them to `folder`.
 
     Args:
-      force: replace existing keys, so that processes with the old keys cannot connect any more.
+      force: replace existing keys. Processes with the old keys then cannot connect any more.
 
     Raises:
       AlreadyExistsError: the folder has keys and `force` is not set. Nothing was changed.

@@ -15,8 +15,8 @@ Theory of operation
     cannot interrupt a chunk. Between two processes of one host there is no slow link, so the window begins with its largest size.
 
     Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged. The
-    next chunk has no queue before it, so that its time is a new measurement of the shortest time. The first chunk after a pause gives such
-    a measurement, too.
+    next chunk has no queue before it, so its time is a new measurement of the shortest time. The first chunk after a pause gives such a
+    measurement, too.
 
 Promises, checked by tests/machines/test_pace.py against simulated links
     P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window.

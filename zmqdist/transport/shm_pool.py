@@ -77,7 +77,7 @@ class Segment:
     Attributes:
       capacity: bytes of each block of the segment.
       used: number of the segment's blocks that are in use.
-      sealable: whether no other process has ever mapped the segment shared and writable, so that it can be sealed.
+      sealable: whether the segment can be sealed, because no other process has ever mapped it shared and writable.
       single_use: whether the segment's only block must not be reused.
     """
 

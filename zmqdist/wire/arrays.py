@@ -238,8 +238,8 @@ def is_fortran(array: NDArray[Any]) -> bool:
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """Return the bytes of an array, in the order that `is_fortran` decides.
 
-    For a contiguous array the result is the array's own memory, so that later changes of the array are visible. For any other array the
-    result is a copy.
+    For a contiguous array the result is the array's own memory, which shows later changes of the array. For any other array the result is a
+    copy.
     """
     if array.nbytes == 0:
         return memoryview(b"")

@@ -235,7 +235,7 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     if parts is not None:
         parts.clear()
     main = sys.modules.get("__mp_main__")
-    if main is not None and main.__name__ == "__mp_main__":  # in a child of multiprocessing, `main` is the script
+    if main is not None and main.__name__ == "__mp_main__":  # the script, in a child of multiprocessing
         cloudpickle.register_pickle_by_value(main)
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
