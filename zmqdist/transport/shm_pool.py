@@ -534,9 +534,7 @@ class ShmPool:
 
 
 def _block_size(nbytes: int) -> int:
-    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. A block above SHM_SLAB_BYTES wastes at most an
-    eighth.
-    """
+    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above SHM_SLAB_BYTES at most 1/8 is wasted."""
     power = 1 << max(nbytes - 1, 1).bit_length()
     if power <= SHM_SLAB_BYTES:
         return max(power, SHM_BLOCK_BYTES_MIN)
