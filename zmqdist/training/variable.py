@@ -140,8 +140,8 @@ class Variable(ArrayLike):
 
     @property
     def version(self) -> int:
-        """1 + the number of updates of the value. After a recovery of the parameter server, the version continues with a number that no
-        earlier value has had. Reading this attribute blocks for one message.
+        """1 + the number of updates of the value. After a recovery of the variable, the version continues with a number that was never used
+        before. Reading this attribute blocks for one message.
         """
         version: int = self.storage.read().get_value()[0]
         return version
@@ -194,21 +194,21 @@ class Variable(ArrayLike):
         return applied
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Add to rows. If a row is named twice, both values are added. Raises the errors of `assign`, and InvalidArgumentError if an index
-        is out of range.
+        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both are added. Raises the errors of `assign`, and
+        InvalidArgumentError if an index is out of range.
         """
         return self._scatter("add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Subtract from rows. Everything else is as for `scatter_add`."""
+        """Subtract from rows of the value. Everything else is as for `scatter_add`."""
         return self._scatter("sub", sparse_delta)
 
     def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Multiply rows. Everything else is as for `scatter_add`."""
+        """Multiply rows of the value. Everything else is as for `scatter_add`."""
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Divide rows. Everything else is as for `scatter_add`."""
+        """Divide rows of the value. Everything else is as for `scatter_add`."""
         return self._scatter("div", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
@@ -222,7 +222,7 @@ class Variable(ArrayLike):
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Variable:
-        """Set rows. If a row is named twice, the last value is set. Everything else is as for `scatter_add`."""
+        """Replace rows of the value. If a row is named twice, the last replacement wins. Everything else is as for `scatter_add`."""
         return self._scatter("update", sparse_delta)
 
     batch_scatter_update = scatter_update
@@ -233,9 +233,9 @@ class Variable(ArrayLike):
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
-            the new value. The function may put arrays into the dict `slots`, which its next invocation gets. It runs at the parameter
-            server, on copies of `value` and `slots`. The server finds slots by the function's module and qualified name, so two lambdas in
-            one function share their slots.
+            the new value. The function may put arrays into the dict `slots`, and finds them there in its next invocation. It runs at the
+            parameter server, on copies of `value` and `slots`. The server finds slots by the function's module and qualified name, so two
+            lambdas in one function share their slots.
           grad: an array of the variable's shape, or IndexedSlices.
           step: in synchronous mode, the number of the step that the gradient belongs to. The server averages `workers_per_step` gradients
             and applies the mean once. `apply` blocks until the mean is applied.
@@ -264,7 +264,7 @@ class Variable(ArrayLike):
         return Then(self.storage.read(), keep)
 
     def start_rows(self, rows: Rows) -> Future:
-        """Request rows, and return a future of an array of them, in the order of `rows`."""
+        """Request rows of the value. Return a future of an array with these rows, in the order of `rows`."""
         return self.storage.rows(rows)
 
     def start_update(self, kind: str, value: Any) -> Future:
@@ -273,8 +273,8 @@ class Variable(ArrayLike):
         return once_for_all(self, value, lambda value: self.storage.change(change(self.storage.ref, value)))
 
     def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
-        """Start a scatter update. Return a future that is done when the server has replied. `kind` is the part of the method's name after
-        "scatter_".
+        """Start a scatter update. Return a future that is done when the server has replied. `kind` is the end of a method's name, such as
+        "add" for `scatter_add`.
         """
 
         def start(delta: IndexedSlices) -> Future:
@@ -295,8 +295,7 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # On a worker this is a variable of the worker, such as the result of a function. The pickle contains the value, and the variable
-        # stays.
+        # In a scheduled function, this is a variable of the worker, for example the function's result. The pickle contains only its value.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)

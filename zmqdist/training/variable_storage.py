@@ -27,8 +27,7 @@ _numbers = itertools.count(1)
 
 
 class RemoteStorage:
-    """A value at a parameter server. A RemoteStorage pickles as its Ref, and after unpickling uses the client of the process in which it
-    is.
+    """A value at a parameter server. A RemoteStorage pickles as its Ref. Unpickled in another process, it uses that process's client.
 
     Attributes:
       ref: name, shape and dtype of the variable, and the server's address. Error texts name the variable by `ref`.
@@ -43,8 +42,8 @@ class RemoteStorage:
 
         Args:
           workers_per_step: number of gradients in a synchronous step. With 0 gradients are applied on arrival.
-          owner: in the program that made the variable, the StrategySession of the variable. When this object is garbage-collected, the
-            owner drops the variable.
+          owner: in the program that made the variable, its StrategySession, which drops the variable when this storage is
+            garbage-collected.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number
@@ -88,7 +87,7 @@ class RemoteStorage:
         return Then(self.client.update([(self.ref, change)]), self._note_version)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
-        """Start to apply a gradient by an optimizer or a function, and return a future of an UpdateOutcome. Raises as `Variable.apply`
+        """Start to apply a gradient with an optimizer or a function, and return a future of an UpdateOutcome. Raises as `Variable.apply`
         does.
         """
         change = client.apply(self.ref, how, gradient)
@@ -103,7 +102,9 @@ class RemoteStorage:
         return replies[0]
 
     def in_step(self, step: int | None) -> dict[str, Any]:
-        """Return the arguments of `PsClient.update` for a step. Raises ValueError in synchronous mode if `step` is None."""
+        """Return the arguments that tell `PsClient.update` to which step a gradient belongs. Raises ValueError in synchronous mode if
+        `step` is None.
+        """
         if not self.workers_per_step:
             return {}
         if step is None:
@@ -137,7 +138,7 @@ class LocalStorage:
         )
 
     def read(self) -> Future:
-        with self._hosted.lock:  # updates change the array in place, so copy it under the lock of the updates
+        with self._hosted.lock:  # copy under the lock, because updates change the array in place
             version, value = self._hosted.version, self._hosted.read()
             return ReadyValue((version, value.copy() if value.flags.writeable else value))
 

@@ -1,9 +1,8 @@
 """The thread that keeps the tasks of a cluster working for a dispatcher, as long as the program wants them.
 
-The program calls `want` and `drop`, so that this module has a table of the wanted workers by index and address. `recruitment_machine.py`
-decides which wanted workers are invited, and when. The thread here sends the invitations, which are calls to the tasks
-(tasks/worker_role.py), and reports the end of each invitation to the machine. A restarted task is therefore invited again at once, and no
-task waits for another task.
+The program names the wanted workers, by index and address, with `want` and `drop`. `recruitment_machine.py` decides which wanted workers
+are invited, and when. The thread here sends the invitations, which are calls to the tasks (tasks/worker_role.py), and reports the end of
+each invitation to the machine. A restarted task is invited again at once. No task waits for another task.
 
 Not here: which tasks must be present before a program begins (cluster_connection.py).
 """
@@ -52,7 +51,7 @@ def program() -> int:
 
 
 class WorkerRecruiter:
-    """Invites workers until it is closed, as the docstring of the module says. Any thread may call the methods."""
+    """Invites the wanted workers until it is closed. Any thread may call the methods."""
 
     def __init__(
         self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
@@ -67,7 +66,7 @@ class WorkerRecruiter:
         self._credentials = credentials
         self._slots = slots
         self._changed = threading.Condition()
-        # Use an event of its own, because a client's thread must not wait for the lock of `_changed`.
+        # The event is not part of `_changed`, because a client's thread sets it and must not wait for the lock of `_changed`.
         self._wake = wake or threading.Event()
         self._machine = Recruitment()
         self._effects: deque[RecruitmentEffect] = deque()
@@ -93,7 +92,7 @@ class WorkerRecruiter:
 
     @property
     def wanted(self) -> dict[int, str]:
-        """Addresses by index, sorted."""
+        """The addresses of the wanted workers, sorted by index."""
         with self._changed:
             return self._machine.addresses
 
@@ -130,7 +129,7 @@ class WorkerRecruiter:
             self._thread.join(5.0)
 
     def _members(self, present: frozenset[tuple[str, int]]) -> None:
-        """Note the workers that are present. Called in the dispatcher's loop."""
+        """Tell the machine which workers are present. The dispatcher's loop calls this."""
         indices = frozenset(index for job, index in present if job == "worker")
         with self._changed:
             self._effects += self._machine.members_changed(indices, time.monotonic())

@@ -169,7 +169,7 @@ class InboundTransfers:
         self.announced += place.total
 
     def room_at(self, id: int, part: int, offset: int) -> int:
-        """Return how many bytes of a chunk for this place of a part the caller may store now; 0 if the chunk is late or wrong."""
+        """Return how many bytes of a chunk the caller may store at this offset of the part; 0 if the chunk is late or wrong."""
         place = self._progress.get(id)
         if place is None or (place.part, place.offset) != (part, offset):
             return 0
@@ -179,7 +179,7 @@ class InboundTransfers:
         """Record that the caller has taken a chunk out of the queue. Return LATE, MORE, DONE or WRONG. Whatever the result, call
         `credit_after` next.
 
-        Before that, the caller stores the bytes of the chunk if `room_at` permits it.
+        The caller stores the bytes of the chunk before it calls this, if `room_at` permits it.
         """
         place = self._progress.get(id)
         if place is None:
@@ -208,8 +208,8 @@ class InboundTransfers:
         return taken
 
     def idle_credit(self) -> int:
-        """Return how many bytes to acknowledge although no new chunk has arrived: if no chunks are awaited any more, the bytes of a chunk
-        that was to be acknowledged together with the next chunk (P5), otherwise 0.
+        """Return the bytes of a chunk that was to be acknowledged together with the next chunk (P5), if no next chunk is awaited any more;
+        otherwise 0.
         """
         if self._progress:
             return 0

@@ -16,7 +16,7 @@ Theory of operation
     the arguments of all its unanswered calls fit into a window of `eager_bytes_max` bytes. Beyond the window, a call with large parts is
     sent without these parts, and the server requests them when it has room. Any other call is held back until replies have arrived, unless
     its arguments are so small that they do not count (`counted_bytes`, a rule that the client and the server share). Small calls are never
-    held back, so that a handler can wait for a small call of the very client whose large calls keep the server busy.
+    held back, because a handler may be waiting for a small call of the client whose large calls keep the server busy.
     The server accepts only calls that name its incarnation, from peers that have fewer than `pending_max` unanswered calls.
     The server drops a call whose reply is no longer wanted, because the call was cancelled, its deadline has passed, or its connection has
     ended.
@@ -68,7 +68,7 @@ def nbytes_of(frames: Frames) -> int:
 
 
 def counted_bytes(body: bytes, frames: Frames) -> int:
-    """Return how many bytes a call's arguments count against the bound on eager arguments: 0 if they are small.
+    """Return how many bytes of a call's arguments count against the bound on eager arguments: 0 if the arguments are small.
 
     Client and server both apply this rule.
     """
@@ -85,8 +85,8 @@ class ClientCall:
       id: number of the call in the table; 0 before `submitted`.
       ended: whether the call has ended. Then `code`, `message`, `body` and `frames` hold the reply, which is a value if `code` is 0.
       waits_for_server: if False, and no server is connected, the call ends with UNAVAILABLE instead of waiting for one.
-      bounded: False if P9, the bound on eager arguments, ignores the call, because the server starts the call's method at once, and bounds
-        such calls in another way.
+      bounded: whether P9, the bound on eager arguments, applies to the call. It does not if the server starts the method at once, because
+        the server bounds such calls in another way.
       nbytes: the bytes of arguments that count against the bound on eager arguments (P9); 0 before `submitted`.
       held: whether the call was sent without its large parts.
       allocate: function that returns the memory for the large parts of the reply; None means fresh memory.

@@ -8,18 +8,18 @@ Theory of operation: leader and followers
     A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
 
-    Calls that no thread waits for are gathered and leave together (calls_machine.py), with the next use of the socket that reads a reply or
-    waits for a reply, or with every CHECK_EVERY_CALLS-th call. Otherwise the reader thread, which wakes every GATHER_S, sends them.
+    Calls that no thread waits for are gathered and leave together (calls_machine.py): when a thread next reads or awaits a reply, and with
+    every CHECK_EVERY_CALLS-th call. Otherwise the reader thread, which wakes every GATHER_S, sends them.
 
     A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
     spin while followers wait, nor after several spins in vain.
 
 Rules
-    R1  Each use of the socket is under the lock. The last use of the socket before a thread releases the lock is a query of EVENTS that
-        shows no input, because ZeroMQ's descriptor signals only new input, and any use of the socket may consume that signal. There are
-        three exceptions: no call is in flight; the thread that has sent a call becomes the leader, and queries EVENTS before it sleeps or
-        leaves; or large transfers are under way. In the third case a thread releases the lock with input left, so that other threads can
-        take the lock, and the eventfd signals that input.
+    R1  A thread uses the socket only under the lock. Before it releases the lock, it queries EVENTS and finds no input, because ZeroMQ's
+        descriptor signals only new input, and any use of the socket may consume that signal. There are three exceptions: no call is in
+        flight; the thread has sent a call and becomes the leader, which queries EVENTS before it sleeps or leaves; or large transfers are
+        under way. During large transfers a thread may release the lock with input left, so that other threads can take the lock; the
+        eventfd signals that input.
     R2  The leader polls outside the lock. A thread that ends the leader's call writes the eventfd. Only the leader, or any thread while
         there is no leader, opens and closes sockets, so that no descriptor number is reused while the leader polls that number.
     R3  A follower sleeps on its own lock, never on another thread's.
@@ -29,8 +29,8 @@ Rules
     R7  While the main thread runs code of the channel, Ctrl-C sets a flag and wakes the main thread; KeyboardInterrupt is raised outside
         the lock (interrupt_guard.py). If a signal handler of the program raises inside the channel, the reply that was being read may be
         lost, but no thread is left waiting without a leader.
-    R8  A thread sleeps for at most SLICE_S at a time. If it finds input only because this time has passed, the wait is counted in `stalls`,
-        because a signal was lost, which is a bug.
+    R8  A thread sleeps for at most SLICE_S at a time. If a thread finds input only because this time has passed, a signal was lost. This is
+        a bug, and `stalls` counts it.
 
 Do not use a channel in a signal handler or a finalizer: the thread that is interrupted may hold the lock.
 
@@ -135,7 +135,7 @@ class Channel:
     # -- what callers do ------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall) -> None:
-        """Send the call and return at once. Small frames are copied. Large frames (transfers.py) belong to the call from now on.
+        """Send the call and return at once. Small frames are copied. The caller must not change large frames (transfers.py) any more.
 
         On a closed channel the call ends at once with FAILED_PRECONDITION. Raises FailedPreconditionError after a fork.
         """
@@ -216,7 +216,7 @@ class Channel:
             self._wake_reader()
 
     def is_sent(self, call: ClientCall) -> bool:
-        """Return whether the call was sent, so that it ends if the connection is lost."""
+        """Return whether the call was sent. A sent call ends if the connection is lost."""
         return not self._connection.table.is_unsent(call)
 
     @property
@@ -305,7 +305,7 @@ class Channel:
         if not self._gathering:
             self._gathering = True
             self._ensure_reader()
-            # The reader thread is the leader now, and may sleep in its poll for longer than GATHER_S.
+            # Wake the reader thread if it is the leader, because its poll may sleep for longer than GATHER_S.
             if self._leader != _NO_THREAD and self._leader_call is None:
                 os.eventfd_write(self._wake_fd, 1)
 
@@ -345,7 +345,7 @@ class Channel:
                         self._step_down()
                         return
                 slice_ms = self._slice_ms(call.due)
-        except BaseException:  # for instance by a signal handler; the other threads need a leader (R4)
+        except BaseException:  # a signal handler may raise, and the other threads need a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
                     self._connection.read_arrived()
@@ -384,7 +384,7 @@ class Channel:
                 with self._turnstile, self._lock:
                     if self._ends_sleep(me, call, shielded):
                         return me.promoted
-        except BaseException:  # for instance by a signal handler of the program
+        except BaseException:  # a signal handler of the program may raise
             with self._lock:
                 self._leave_followers(me, call)
             raise
@@ -407,7 +407,7 @@ class Channel:
             return True
         self._connection.expire(monotonic())
         self._wake_waiters()
-        if not call.ended and not asleep:  # a Ctrl-C woke this thread, but the flag `interrupted` was cleared meanwhile
+        if not call.ended and not asleep:  # sleep again: the flag of the Ctrl-C that woke this thread was cleared
             self._followers[me] = None
         return call.ended
 
@@ -445,7 +445,7 @@ class Channel:
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
     def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
-        """Read messages, maintain the connection and end late calls, after the leader's poll, which could sleep for `slept_ms`."""
+        """Read messages, maintain the connection and end late calls, after the leader has polled for `slept_ms` at most."""
         connection = self._connection
         if self._closed:
             return
@@ -532,7 +532,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # in case another thread has released it after this thread woke
+            me.lock.acquire(False)  # another thread may have released the lock after this thread woke
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())

@@ -3,7 +3,7 @@
 Rules
     One thread at a time uses a connection, and no method waits.
     A call that ends is appended to `ended`; the owner wakes the threads that wait for it, and empties the list.
-    After any use of the socket, a method queries EVENTS last, and reads all input (R1 in channel.py gives the reason and the exceptions).
+    A method that uses the socket reads all input, and queries EVENTS last (R1 in channel.py gives the reason and the exceptions).
     Before the socket of a lost connection is closed, all messages that the connection has delivered are read.
     Several calls leave as one message (calls_machine.py says when). A method that reads replies also sends the calls that were gathered
     meanwhile.
@@ -104,7 +104,7 @@ class ClientConnection:
       monitor_fd: the descriptor of the monitor, which `poll` includes; the owner calls `maintain` after input of the monitor.
       strays: number of messages that were dropped because the client did not understand or expect them.
       sent, received: number of messages since the connection object was made.
-      bulk: the large parts of calls and replies, on the current connection.
+      bulk: the transfers of large parts of calls and replies on the current connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
@@ -162,7 +162,7 @@ class ClientConnection:
         return self._connector.due
 
     def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
-        """Return the current figures of the client. The owner passes the figures that only the owner knows."""
+        """Return the current figures of the client. The arguments are the figures that only the owner knows."""
         table, bulk = self.table, self.bulk
         return ClientSnapshot(
             connected=table.incarnation != 0,
@@ -276,7 +276,7 @@ class ClientConnection:
             try:
                 self._drain()
             except zmq.Again:
-                # Again comes only from the first receive in `_drain`, and a receive that raises Again has queried EVENTS (R1)
+                # only the first receive in `_drain` raises Again, and a receive that raises Again has queried EVENTS (R1)
                 return False
         elif self._has_input():
             self._drain()
@@ -412,7 +412,7 @@ class ClientConnection:
         refused = connector.tick(now)
         if refused is not None:
             self.fail(refused.error.error_code, refused.error.message)
-        # The monitor is read after the tick, because a new socket and its monitor must be queried once before they are polled (R1).
+        # Read the monitor after `tick`, because a new socket and its monitor must be queried once before they are polled (R1).
         for change in connector.read(now):
             if isinstance(change, Up):
                 self._has_input()  # querying EVENTS makes the socket notice its new connection

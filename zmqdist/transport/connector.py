@@ -5,7 +5,7 @@ Rules
     incarnation, and no event of an earlier attempt is mistaken for an event of the current attempt.
     ZeroMQ's own reconnecting is off, because `ClientSecurity.may_connect` must be called before each attempt (security.py).
     Each attempt looks a host name up again, so that the client finds a server that has returned at another address. The attempts for a name
-    use IPv4 and IPv6 in turn, because the name may have addresses of one kind only, and the server may listen at one kind only.
+    use IPv4 and IPv6 in turn, because the name may have only one kind of address, and the server may listen on only one kind.
     Heartbeats are ZeroMQ's own, and this side sends most of them. The heartbeats begin HEARTBEAT_IVL_S after the handshake, and the first
     heartbeat tells the server how long to wait for the next. If the client's process is stopped before the first heartbeat, only the
     server's own, rarer heartbeats show the server that the client is silent.
@@ -269,7 +269,7 @@ class Connector:
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:
-    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the options of the security."""
+    """Set the options that all connecting sockets have in common. `ClientSecurity.apply` sets the security options."""
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)

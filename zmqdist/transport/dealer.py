@@ -1,4 +1,4 @@
-"""The connection to a server that workers and coordinators use. A loop owns it.
+"""The connection of a worker or coordinator to a server. A loop owns the connection.
 
 Rules
     Each connection begins with a hello from each side. A message that arrives before the server's hello is dropped. If there is no

@@ -29,7 +29,7 @@ class InterruptGuard:
       interrupted: whether Ctrl-C has arrived since the main thread entered the guarded code. If so, the main thread should leave that code.
         Only a `shielded` thread reads this flag.
       wake: the function that the signal handler calls after it has written the eventfd; None while the main thread does not sleep. It must
-        be safe at any point of the main thread's code.
+        be safe to call at any point of the main thread's code.
     """
 
     def __init__(self, address: str, wake_fd: int) -> None:

@@ -1,4 +1,5 @@
-"""Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits its public key for a token that works once.
+"""Joining a dispatcher by a ticket: a process makes a key pair, and the dispatcher admits the public key in exchange for a token that works
+once.
 
 A ticket is one line of text: the address and public key of the dispatcher, the name of the process that joins ("worker:3"), the token, and
 for a server the address to which programs connect.
@@ -194,7 +195,7 @@ def _check_folder(folder: Path, ticket: JoinTicket) -> None:
         raise FailedPreconditionError(f"cannot read {folder}: {error.strerror}. The join ticket was not used") from None
     if not present:
         return
-    with suppress(FailedPreconditionError):  # a damaged file is not replaced
+    with suppress(FailedPreconditionError):  # a folder with a damaged file keeps its keys
         older = keys.load_joined(folder)
         if older is not None and older.name == ticket.name and keys.load_server_public(folder) == ticket.server_key:
             return

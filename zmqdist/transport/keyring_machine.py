@@ -8,18 +8,18 @@ Theory of operation
     The dispatcher also sends that process each later change of the state, so that every process can refuse a revoked key.
     A process whose key has lost its role may still connect, as REVOKED, because ZeroMQ cannot say why it refuses a handshake. The
     dispatcher sends that process one reply, the reason.
-    A newer key of the same name replaces a key. The newer key arrives by NewKey over a connection of the old key, or because a process
-    joined under that name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that the
-    old key admits no new connection. So that no work is lost, connections that were opened with the old key stay open, until they end for
-    another reason or an admin revokes the old key. Other processes still trust a port that shows the old key (`listens`), because an open
-    port cannot change its key without ending its connections.
+    A key is replaced by a newer key of the same name. The newer key arrives by NewKey over a connection of the old key, or because a
+    process joined under that name again. The old key keeps its role for `renewal_s`, so that no connection in the making fails. After that
+    the old key admits no new connection. So that no work is lost, connections that were opened with the old key stay open, until they end
+    for another reason or an admin revokes the old key. Other processes still trust a port that shows the old key (`listens`), because an
+    open port cannot change its key without ending its connections.
     The keyring keeps at most `replaced_max` replaced keys that no port shows any more, and forgets the oldest, because a cluster that runs
     for years replaces keys all the time. A forgotten key is as unknown as a key that never joined.
 
 Promises, checked by tests/machines/test_keyring.py and tests/sim/simulations/keyring.py
     P1  a token admits one key, before the token expires, and only under the token's name
     P2  a revoked key never has a role again, not even in a keyring that was restored
-    P3  a process that has asked about a key is sent each change of its state, in order
+    P3  a process that has asked about a key is sent each change of the key's state, in order
     P4  a change is saved before any process learns of it: SaveKeyring precedes the Sends
     P5  at most one key of a member's name has a role, apart from keys that were replaced less than `renewal_s` ago
     P6  tokens, keys and questions are bounded; a request beyond a bound is refused and changes nothing
@@ -67,7 +67,7 @@ _REPLACED: Final = "this key was replaced by a newer one of the same name: conne
 
 
 def role_of(name: str) -> str:
-    """Return the role that belongs to a member's name: "submit" for "submit:2", "worker" for "worker:3", "ps:0" and every other job."""
+    """Return the role of a member's name: its job if that is a role ("submit" for "submit:2"), otherwise "worker" (for "ps:0")."""
     job = name.partition(":")[0]
     return job if job in _ROLES else "worker"
 
@@ -99,7 +99,7 @@ class MemberKey:
 
     Attributes:
       address: "host:port" at which the process listens as a worker or a program; "" if it does not listen.
-      shown: the key that the port at `address` shows, with which the process joined; b"" if the port shows this key itself.
+      shown: the key with which the process joined, if the port at `address` still shows that older key; b"" if the port shows this key.
       since_s: time at which the process joined with this key, or replaced an older key by it, in seconds since 1970.
       replaced_at: time on the machine's clock at which a newer key replaced this key; None while this key is the current key.
     """
@@ -245,8 +245,8 @@ class Keyring:
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
-        """Return the known public keys of a member's or role's name or, given a public key, only that key if it is known. Revoked keys are
-        left out.
+        """Return the known public keys of a member or role with this name. For a public key, return only that key, if it is known. Revoked
+        keys are left out.
         """
         if isinstance(name_or_key, bytes):
             known = name_or_key in self.members or name_or_key in self.static
@@ -428,7 +428,7 @@ class Keyring:
 
     def _at(self, address: str) -> KeyState:
         """Return the state of the current key of the member that listens at an address. If no member does, return the state of an empty
-        key, which means that a server listens at the address.
+        key, which stands for the key in `server.pub`.
         """
         for key, member in self.members.items():
             if member.address == address and member.replaced_at is None:

@@ -60,7 +60,7 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
     """Make the keys of a cluster and write them to `folder`.
 
     Args:
-      force: replace existing keys, so that processes with the old keys cannot connect any more.
+      force: replace existing keys. Processes with the old keys then cannot connect any more.
 
     Raises:
       AlreadyExistsError: the folder has keys and `force` is not set. Nothing was changed.
@@ -184,7 +184,7 @@ def decode_public(public: bytes) -> bytes:
 
 
 def encode_public(public: bytes) -> str:
-    """Return the 40 characters, as in key files, of a public key of 32 bytes."""
+    """Return a public key of 32 bytes as the 40 characters that key files contain."""
     return z85.encode(public).decode()
 
 

@@ -85,8 +85,8 @@ def ports_are_limited() -> bool:
 
 
 def free_ports() -> Iterator[int]:
-    """Yield the ports to try for a server that may take any port. If ZMQDIST_PORTS is set, these are its ports, from a random port on;
-    otherwise this is the port 0.
+    """Yield the ports to try for a server that may take any port: the ports of ZMQDIST_PORTS, beginning at a random one, or 0 if the
+    variable is not set.
 
     Raises:
       InvalidArgumentError: ZMQDIST_PORTS is not a range of ports.

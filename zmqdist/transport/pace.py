@@ -11,12 +11,12 @@ Theory of operation
     The aim of the window is the number of bytes that the link carries in that shortest time plus `QUEUE_S`, at the rate that the link has
     just shown. The window begins small, because the link is unknown. Each acknowledgment widens it by `GROWTH` times the acknowledged
     bytes, up to the aim, so that a fast link has its full window after half a megabyte. When the queue has become long, the window falls to
-    the aim. It falls only once for all chunks that were sent before its fall. A chunk is a quarter of the window, because a heartbeat
+    the aim. It does not fall again because of chunks that were sent before it fell. A chunk is a quarter of the window, because a heartbeat
     cannot interrupt a chunk. Between two processes of one host there is no slow link, so the window begins with its largest size.
 
     Routes change, so the shortest time is trusted for `TRIP_KEPT_S` only. After that no chunk leaves until all chunks are acknowledged. The
-    next chunk has no queue before it, so that its time is a new measurement of the shortest time. The first chunk after a pause gives such
-    a measurement, too.
+    next chunk has no queue before it, so its time is a new measurement of the shortest time. The first chunk after a pause gives such a
+    measurement, too.
 
 Promises, checked by tests/machines/test_pace.py against simulated links
     P1  The window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window.
@@ -24,7 +24,7 @@ Promises, checked by tests/machines/test_pace.py against simulated links
         because the receiver may acknowledge two at a time.
     P3  On a link of constant rate, from 0.5 Mbit/s on, no message waits longer than the heartbeat's time-out, even if two connections share
         the link.
-    P4  A link is busy while there is something to send: at least four fifths of its rate arrives, as far as window_max permits.
+    P4  A link is busy while there is something to send: it carries at least four fifths of its rate, as far as window_max permits.
     P5  On a link that holds the largest window without a queue, the window is at its largest after ten round trips.
     P6  An acknowledgment of bytes that were never sent changes nothing.
     P7  When the route has become longer, the pace has measured the new shortest trip after `TRIP_KEPT_S` and two trips, if chunks leave.
@@ -137,7 +137,7 @@ class Pace:
 
     def _alone(self) -> bool:
         """Return whether a chunk that is sent now has no queue before it. An earlier chunk that may share its acknowledgment with the new
-        chunk is no queue.
+        chunk does not count.
         """
         if not self._sent:
             return True

@@ -79,14 +79,14 @@ class Voucher:
         self._owns = True
 
     def attach(self, watcher: KeyWatcher) -> None:
-        """Add a socket of the folder. The first socket opens the link."""
+        """Add a socket that uses the folder. The first socket opens the link to the dispatcher."""
         with self._lock:
             if watcher not in self._watchers:
                 self._watchers.append(watcher)
             self._linked()
 
     def detach(self, watcher: KeyWatcher) -> None:
-        """Remove a socket of the folder. After the last socket, the link is closed in the background."""
+        """Remove a socket that used the folder. After the last one, the link to the dispatcher is closed in the background."""
         with self._lock:
             if watcher in self._watchers:
                 self._watchers.remove(watcher)

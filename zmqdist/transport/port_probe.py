@@ -64,7 +64,7 @@ class Rejection:
 
 
 class PortProbe:
-    """One probe of a port, which never waits. Call `step` when the socket is ready, or some milliseconds later, until it returns True.
+    """One probe of a port, which never waits. Call `step` whenever the socket is ready, or every few milliseconds, until it returns True.
 
     Attributes:
       connected: whether a TCP connection was made.
@@ -96,7 +96,7 @@ class PortProbe:
             )
 
     def fileno(self) -> int:
-        """Return the descriptor of the socket; -1 at the end of the probe.
+        """Return the descriptor of the socket; -1 after the probe.
 
         The descriptor becomes ready for output when connecting has succeeded or failed, and ready for input when the greeting arrives.
         """

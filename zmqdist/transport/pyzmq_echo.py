@@ -109,7 +109,7 @@ class BareClient:
         self._context.term()
 
     def round_trips(self, count: int) -> list[float]:
-        """Send `count` small requests, each after the reply to the request before, and return the seconds that each took."""
+        """Send `count` small requests one after the other, and return the seconds that each took."""
         send, receive = self._socket.send, self._socket.recv
         took = []
         for _ in range(count):

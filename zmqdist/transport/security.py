@@ -96,7 +96,7 @@ class Vouching(Protocol):
 
 @dataclass(frozen=True)
 class ServerSecurity:
-    """The mechanism and the secrets of a server, with which it checks each peer. `server_security` makes it."""
+    """The mechanism and the secrets with which a server checks each peer. `server_security` makes it."""
 
     mechanism: str
     policy: Policy = field(default_factory=Policy)
@@ -145,7 +145,7 @@ class ServerSecurity:
 
 @dataclass(frozen=True)
 class ClientSecurity:
-    """The mechanism and the secrets of a connecting side, which it shows to the server. `client_security` makes it.
+    """The mechanism and the secrets with which a connecting side identifies itself to the server. `client_security` makes it.
 
     Attributes:
       role: the role in which this side wants to connect (zap.py lists the roles).
@@ -299,7 +299,7 @@ def _curve_client(address: str, role: str, folder: str | Path, peer: bytes, vouc
     joined = keys.load_joined(folder)
     role = role if joined is None else joined.role
     pair = keys.load_role(folder, role)
-    # The text contains the public key itself, because the file may be replaced while this key is in use.
+    # Error texts show the public key itself, because the file may be replaced while this key is in use.
     source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
     if voucher is not None:
         kept = pair if joined is None else None
@@ -369,7 +369,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         _collect_listening(f"/proc/net/{name}", port, found)
-        # Only sockets of one user can share an address, so the other table, whose reading takes milliseconds, is not needed.
+        # Do not read the other table, which takes milliseconds: only sockets of one user can share an address.
         if wanted in found:
             return found[wanted]
     for addresses in (exact, wild):

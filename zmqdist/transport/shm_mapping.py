@@ -113,8 +113,7 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses the file or the mapping. The error is ENOMEM also if the kernel would grant memory that it does
-        not have, and would kill a process later.
+      OSError: the kernel refuses the file or the mapping. The error is ENOMEM also if fewer than `nbytes` bytes are available.
     """
     try:
         check_room(nbytes, "it")

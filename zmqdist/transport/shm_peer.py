@@ -118,7 +118,7 @@ class PeerPool:
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
     def adopt(self, handle: Handle) -> tuple[Segment, BlockLease]:
-        """Claim a handle for a caller that lends its bytes to another process, without mapping the bytes. Return the segment and the lease.
+        """Claim a handle without mapping its bytes, so that the caller can lend the bytes on. Return the segment and the lease.
 
         Raises the errors of `attach`.
         """

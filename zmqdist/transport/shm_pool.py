@@ -10,7 +10,7 @@ Theory of operation
     is the lock of cell N. The cell contains
         0          while the cell is free, and after the receiver has given the block back
         serial     from the lending until the receiver claims the block
-        -serial    while the receiver has the block; the receiver holds the cell's lock for as long
+        -serial    while the receiver has the block and holds the cell's lock
     A receiver locks the cell, checks that the cell contains the serial of its handle, and only then maps the block. The owner voids a lease
     only while it holds the same lock. So a receiver with a late handle finds another number, and never maps reused memory. The kernel
     releases the locks of a process that ends in any way. So if a cell contains -serial and its lock is free, the receiver was killed.
@@ -77,7 +77,7 @@ class Segment:
     Attributes:
       capacity: bytes of each block of the segment.
       used: number of the segment's blocks that are in use.
-      sealable: whether no other process has ever mapped the segment shared and writable, so that it can be sealed.
+      sealable: whether the segment can be sealed, because no other process has ever mapped it shared and writable.
       single_use: whether the segment's only block must not be reused.
     """
 
@@ -383,7 +383,7 @@ class ShmPool:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def _reclaim(self) -> None:
-        """Make dropped blocks free, and end returned leases. With many leases, only some uses of the pool read the cells of all leases."""
+        """Make dropped blocks free. In every n/16th call, where n is the number of leases, also read all cells and end returned leases."""
         self._uses_until_collect -= 1
         if self._uses_until_collect <= 0:
             self._end_returned()
@@ -481,9 +481,9 @@ class ShmPool:
     # -- freezing -----------------------------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal the segment of an array that `user_array` has made. Return None if it has not made it, or if the segment cannot be sealed.
+        """Seal the segment of an array that `user_array` has made. Return None for any other array, or if the segment cannot be sealed.
 
-        Before that, the array's own mapping becomes private, so that later writes through the array stay in this process.
+        Before the sealing, the array's own mapping becomes private, so that later writes through the array stay in this process.
         """
         with self._lock:
             for kept in self._user_arrays:
@@ -534,7 +534,7 @@ class ShmPool:
 
 
 def _block_size(nbytes: int) -> int:
-    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above a slab, at most an eighth is wasted."""
+    """Return the block size for `nbytes`. There are few sizes, so that blocks are reused. Above SHM_SLAB_BYTES at most 1/8 is wasted."""
     power = 1 << max(nbytes - 1, 1).bit_length()
     if power <= SHM_SLAB_BYTES:
         return max(power, SHM_BLOCK_BYTES_MIN)
@@ -586,7 +586,7 @@ def _after_fork() -> None:
 
 
 def _in_child() -> None:
-    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays stay readable by the inherited mappings."""
+    """Forget the parent's pool in a forked child, which makes its own pool. The parent's arrays keep the inherited mappings."""
     global _pool, _tried, _lock, _inherited
     _inherited = _pool
     _frozen_segments.lock = RLock()  # another thread of the parent may have held the lock during the fork

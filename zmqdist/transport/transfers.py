@@ -243,7 +243,7 @@ class BulkChannel:
           WireError: the announced parts break the protocol.
           UnavailableError: the owner of lent memory has taken it back, or has ended.
           ResourceExhaustedError: with these parts, this side would await more than RECEIVING_BYTES_MAX bytes.
-          OpError, MemoryError: from `allocate`.
+          OpError, MemoryError: `allocate` has raised this error.
         """
         sizes = self._sizes(id, parts)
         if self._inbound.announced + sum(sizes) > RECEIVING_BYTES_MAX:

@@ -207,7 +207,7 @@ class ZapHandler:
         if self._loop.in_loop:
             self._answered(routing_id, request)
             return
-        with suppress(FailedPreconditionError):  # the loop has been stopped, so that its sockets need no reply
+        with suppress(FailedPreconditionError):  # the loop has been stopped, so its sockets need no reply
             self._loop.call_soon(self._answered, routing_id, request)
 
     def _answered(self, routing_id: bytes, request: ZapRequest) -> None:

@@ -539,8 +539,7 @@ def _subject(refs: Sequence[Ref]) -> str:
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
-    """Return an initial value for `PsClient.create`. The ps computes the value by `fn(**named)`, and it must have the shape and dtype of
-    `spec`."""
+    """Return an initial value for `PsClient.create`. The ps computes `fn(**named)`, whose result must have `spec`'s shape and dtype."""
     return trusted.pack_function(fn), spec, named
 
 

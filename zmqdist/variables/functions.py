@@ -20,7 +20,7 @@ class PackedFunction:
 
 
 class UpdateFunctions:
-    """A cache of pickled functions. A pickle contains the values that its function had captured at its first use. The cache drops a pickle
+    """A cache of pickled functions. A pickle contains the values that the function captures when it is first used. The cache drops a pickle
     when its function is garbage-collected.
     """
 

@@ -10,8 +10,8 @@ Rules
 Changes, in the form in which they are sent: (kind, ...)
     ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype
     ("scatter", op, indices, rows)              op is one of storage.SCATTERS
-    ("swap", version, expected, value)          assign if the version is `version`, unless that is -1, and if the value equals `expected`,
-                                                unless that is None
+    ("swap", version, expected, value)          assign if the version is `version` (-1 means any version) and the value equals `expected`
+                                                (None means any value)
     ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
     ("call", digest, gradient)                  a step of a user's update function, which the client has sent before
     ("restore", value, slots)                   set the value, and the slots to the result of `saved`; () removes the existing slots
@@ -51,7 +51,7 @@ class HostedVariable:
       label: name of the variable in error texts, such as "variable 'w/part_1' on ps:1".
       lock: protects all state of the variable.
       version: version of the value.
-      slots: arrays of slots, by optimizer and then by name.
+      slots: the optimizers' arrays, by optimizer and then by name.
       step_counts: number of steps that each optimizer has made, by optimizer.
       steps: the synchronous steps.
       sums: the gradients of each incomplete synchronous step, by number of the step.

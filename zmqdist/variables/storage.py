@@ -44,7 +44,7 @@ class Storage:
     """One array in memory of its own.
 
     Attributes:
-      value: the array. Its owner may write to it, and then calls `changed`.
+      value: the array. The Storage's owner may write to it, and then calls `changed`.
       shape, dtype, nbytes: attributes of the array, which never change.
       row_bytes: number of bytes of one row; a scalar is one row.
     """
@@ -76,7 +76,7 @@ class Storage:
         return self.value
 
     def changed(self) -> None:
-        """Note that the value is about to change or has changed, so that the frozen copy is no longer valid."""
+        """Note that the value is about to change or has changed, so the frozen copy is no longer valid."""
         self._reads = 0
         self._frozen = None
 
@@ -117,9 +117,7 @@ class Storage:
         target[indices] = touched
 
     def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
-        """Return an "add" update with the same effect and unique indices, in which the rows of an index that occurs several times are added
-        up.
-        """
+        """Return indices and rows for an equivalent "add" update with unique indices: the rows of a repeated index are added up."""
         owners, unique = self._owned(indices)
         if unique:
             return indices, rows

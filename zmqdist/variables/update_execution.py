@@ -18,7 +18,7 @@ Changes = Sequence[tuple[Any, ...]]
 
 
 def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
-    """Return whether an update takes only microseconds, so that the loop may execute it."""
+    """Return whether an update takes only microseconds. If so, the loop may execute it."""
     nbytes = 0
     for each, change in zip(variables, changes, strict=True):
         nbytes += each.storage.nbytes

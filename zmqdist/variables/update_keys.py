@@ -1,5 +1,5 @@
-"""The record of the updates with a key that each variable of a session contains. A restarted parameter server needs this record, so that it
-applies no update twice.
+"""For each variable of a session, the updates with a key that its value contains. A restarted parameter server needs this record, so that
+it applies no update twice.
 
 Rules
     An update is recorded under the locks of the variables that it changes, so that the record agrees with the value that is saved at the
@@ -75,8 +75,8 @@ class AppliedUpdates:
         return msgspec.json.encode(_Saved(step, found)) if found or step >= 0 else b""
 
     def restore(self, number: int, saved: bytes) -> int:
-        """Restore the updates of a variable from the result of `saved`. Return its last synchronous step. Raises InvalidArgumentError if
-        `saved` is damaged.
+        """Restore the updates of a variable from the result of `saved`. Return the variable's last synchronous step. Raises
+        InvalidArgumentError if `saved` is damaged.
         """
         if not saved:
             return -1

@@ -177,8 +177,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The decision that the update was executed before, so that the host replies with `result`, or with
-    None if the client no longer waits."""
+    """The decision that the update was executed before. The host replies with `result`, which is None if the client no longer waits."""
 
     result: Any
 

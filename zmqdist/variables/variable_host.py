@@ -6,7 +6,7 @@ Rules
     The reply to a request for an unknown session or variable is ABORTED, because this process was restarted, or has dropped the session or
     variable. The variable host uses ABORTED for no other error.
     Only the loop uses the tables. The loop executes requests that take microseconds, and threads execute larger requests. The thread or
-    loop that executes a request holds the locks of its variables meanwhile. An update of several variables holds all their locks, and
+    loop that executes a request holds the locks of the request's variables. An update of several variables holds all their locks, and
     changes all variables or none.
     The variable host replies to an update of a synchronous step when the step is applied. No thread waits for this.
     Pickles are accepted only from roles that may send code.
@@ -370,8 +370,8 @@ class VariableHost:
           step, wanted: number of a synchronous step, and the number of updates that the step waits for; -1 and 0 outside steps.
           changes: (number, kind, ...) of each variable. No variable occurs twice.
 
-        The reply is a flat list with the fields of an UpdateOutcome for each variable. It is None if the client cannot be waiting for it
-        any more.
+        The reply is a flat list with the fields of an UpdateOutcome for each variable. The reply is None if the client can no longer be
+        waiting for it.
         """
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
@@ -530,8 +530,8 @@ class VariableHost:
         ]
 
     def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
-        """Record that a step has ended for one variable of each of these updates. Reply to each update once its step has ended for all its
-        variables. This runs in the loop.
+        """Record that a step has ended for one variable of each of these updates. Reply to an update when the step has ended for all
+        variables of the update. This runs in the loop.
         """
         for pending, index in tickets:
             if error is not None:

@@ -89,7 +89,7 @@ def writable_alias(data: memoryview) -> NDArray[np.uint8]:
 
 
 class BadArray(ValueError):
-    """The error for a description that belongs to no array, and for an array that cannot be described; the text says why."""
+    """The error for a description that fits no array, and for an array that cannot be described; the text says why."""
 
 
 _PLAIN = re.compile(
@@ -147,7 +147,7 @@ def dtype_from_json(described: Any) -> np.dtype[Any]:
     """Return the dtype that `dtype_to_json` described.
 
     Raises:
-      BadArray: `described` is no result of `dtype_to_json`, or names a dtype of ml_dtypes, and this package is not installed here.
+      BadArray: `described` is no result of `dtype_to_json`, or names a dtype of ml_dtypes, which is not installed here.
     """
     dtype = _KNOWN_NAMES.get(described) if type(described) is str else None
     return dtype if dtype is not None else _any_from_json(described, DEPTH_MAX)
@@ -238,8 +238,8 @@ def is_fortran(array: NDArray[Any]) -> bool:
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """Return the bytes of an array, in the order that `is_fortran` decides.
 
-    For a contiguous array the result is the array's own memory, so that later changes of the array are visible. For any other array the
-    result is a copy.
+    For a contiguous array the result is the array's own memory, which shows later changes of the array. For any other array the result is a
+    copy.
     """
     if array.nbytes == 0:
         return memoryview(b"")

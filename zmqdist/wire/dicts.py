@@ -5,8 +5,8 @@ and a dict with 60,000 of them as keys takes a minute to build. The hashes of st
 keys are checked before a dict is made of them:
 
     At most SAME_HASH_MAX keys of a dict may have the same hash. Keys that a peer has not chosen for an attack have different hashes.
-    A dict of more than FEW_KEYS keys may take PROBES_MAX probes for each key on average, where CPython usually needs about two. A peer can
-    also choose keys of different hashes, each of which probes the places of many other keys.
+    A dict of more than FEW_KEYS keys may take PROBES_MAX probes for each key on average, where CPython usually needs about two. This bound
+    is needed because a peer can also choose keys of different hashes that probe each other's places.
 
 msgspec itself makes dicts with keys of any type. A dict of fewer than 128 items cannot take long. If a body may contain a larger dict, this
 module decodes the body part by part, with types that allow only str as keys, so that msgspec refuses other keys before it makes a dict.
@@ -68,8 +68,7 @@ def unpack(body: bytes | memoryview) -> Any:
 def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     """Return the value of a part of a body, as `unpack` does.
 
-    If the part has at most `typed_below` / 2 bytes, try to decode it with types. Decoding with types has failed for the part of
-    `typed_below` bytes that contains this part.
+    Decoding with types has failed for an enclosing part of `typed_below` bytes, so try it again only if this part is at most half as long.
     """
     if depth_left == 0:
         raise ValueError(f"a large part is nested deeper than {2 * DEPTH_MAX}")

@@ -25,14 +25,14 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """The description that one side of a connection sends of itself.
 
     Attributes:
-      kind: the part of the process in the cluster: "client", "coordinator", "worker" or "server".
+      kind: the kind of process: "client", "coordinator", "worker" or "server".
       incarnation: random number that the process drew when it started; never 0.
       name: name for log lines, such as "worker:0" or "host:pid". Two processes may have the same name.
-      host: identity of the host (`host_identity`). It proves that both sides share a host only when the receiver has opened `memory`.
+      host: identity of the host (`host_identity`). Equal identities prove a common host only when the receiver has opened `memory`.
       python: (major, minor) of the interpreter, because pickled functions contain byte code.
       protocol: version of the protocol; `decode_hello` sets it.
       memory: the offer of the sender's shared memory (transport/shm_pool.py); None if the sender offers no memory.
-      nonce: the number that the sender has read in the memory which the receiver of this hello had offered; 0 if it has read no number.
+      nonce: the number that the sender has read in the memory that the receiver's hello offered; 0 if the sender has read none.
       version: version of zmqdist, because pickles contain names of its functions and classes.
     """
 

@@ -235,7 +235,7 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     if parts is not None:
         parts.clear()
     main = sys.modules.get("__mp_main__")
-    if main is not None and main.__name__ == "__mp_main__":  # in a child of multiprocessing, `main` is the script
+    if main is not None and main.__name__ == "__mp_main__":  # the script, in a child of multiprocessing
         cloudpickle.register_pickle_by_value(main)
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
@@ -436,8 +436,8 @@ def send_by_value(module: ModuleType | str) -> None:
 
     Functions of `__main__`, including a notebook's cells, are sent by value in any case. Use this for a module that you edit beside a
     notebook, or that workers do not have, because workers then need not import the module. Each function is sent with the globals that it
-    uses, which have their values at the time of scheduling, also after `importlib.reload(module)`. Sending by value costs some hundred
-    microseconds for each function, and on a worker the module has no state that lasts from one function to the next.
+    uses and their values at the time of scheduling, also after `importlib.reload(module)`. Sending by value costs some hundred microseconds
+    for each function, and on a worker the module has no state that lasts from one function to the next.
 
     Args:
       module: an imported module, or its name.
@@ -488,7 +488,7 @@ class RemoteTraceback(Exception):
     """The traceback of an error in another process, as text. It is the `__cause__` of the copy of the error in this process.
 
     Attributes:
-      unpickling: whether the function had not begun, because the function or its arguments could not be unpickled in the other process.
+      unpickling: whether the error came before the function began, when the function or its arguments were unpickled in the other process.
     """
 
     unpickling = False
@@ -498,7 +498,7 @@ class RemoteTraceback(Exception):
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """Return an exception with its traceback, packed in at most a few times ERROR_BYTES_MAX. This never raises.
+    """Return an exception with its traceback, packed in a few times ERROR_BYTES_MAX bytes at most. This never raises.
 
     The exception keeps its class and attributes if it can be pickled *and* rebuilt, which this function tries. If not, it arrives as an
     UnknownError whose text has the class name and the text of the exception. A StopIteration would end loops of the receiver, so it becomes
