@@ -48,8 +48,8 @@ def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
 
 
 def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Structure:
-    """Return a structure in the form of `structure`, whose leaves are the items of `flat_sequence`. This is the inverse of `flatten`. The
-    leaves of `structure` are ignored.
+    """Return a copy of `structure` whose leaves are the items of `flat_sequence`. This is the inverse of `flatten`. The leaves of
+    `structure` are ignored.
 
     Raises:
       TypeError: `flat_sequence` is a leaf.
@@ -64,8 +64,7 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
 
 
 def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
-    """Call `func` for each place of a leaf, with the leaves of all structures at this place. Return the results in the form of the first
-    structure.
+    """Call `func` with the corresponding leaves of all structures, for each leaf. Return the results in the form of the first structure.
 
     Raises:
       TypeError, ValueError: the structures differ (`assert_same_structure`), no structure is given, or `func` is not callable.

@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 def end_with_parent() -> None:
     """Have the kernel send SIGTERM to this process when its parent, the launcher, is killed. The child calls this before it executes its
-    program. Without it the program would outlive the rest of the cluster.
+    program. Without the signal the program would outlive the rest of the cluster.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 

@@ -108,12 +108,12 @@ class SeenWorker:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequested:
-    """A user has asked for `count` workers. `seen` has all registered workers, and says which of them may not be drained.
+    """A user has asked for `count` workers.
 
     Attributes:
       request: the number of the request, which the reply repeats.
       grace_s: how long the functions on a worker that leaves may continue.
-      seen: all registered workers, with their `refusal`.
+      seen: all registered workers, with their `refused`.
       force: whether workers may leave although the dispatcher would refuse to drain them.
     """
 
@@ -126,7 +126,7 @@ class SizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """The runtime has looked at the dispatcher.
+    """The runtime has read the dispatcher's figures.
 
     Attributes:
       queued: number of work items that wait in the dispatcher's queue and may run on any worker.
@@ -139,7 +139,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoomChanged:
-    """The room is known, or a host was lost. The fields are those of SizeBounds."""
+    """The room for workers became known, or has changed because a host was lost. The fields are those of SizeBounds."""
 
     room: int | None
     room_reason: str
@@ -329,7 +329,7 @@ class Elasticity:
                 self._others = indices - self._own
                 for index, held in self._held.items():
                     held.registered = index in indices
-                    if not held.registered:  # when it registers again, its idle time begins anew
+                    if not held.registered:  # when the worker registers again, its idle time begins anew
                         held.idle_since = None
                 return []
             case WorkerEnded():
@@ -360,7 +360,7 @@ class Elasticity:
                 self._held[index] = _Held()
                 started.append(StartWorker(index))
             else:
-                # There is no room for it now, so another worker starts in its place when a worker that leaves has ended.
+                # There is no room to restart this worker now. When a leaving worker has ended, `_fill` starts a worker instead.
                 del self._held[index]
         started += self._fill()
         starts = tuple(each.index for each in started if isinstance(each, StartWorker))
@@ -425,7 +425,7 @@ class Elasticity:
             is_idle = self._held[index].registered and idle_since is not None
             running = len(self._held) - len(self.failed)
             if is_idle and now - (idle_since or 0.0) >= self.bounds.idle_s and running > self.bounds.min:
-                # The worker gets a grace, because work may have arrived there after the look.
+                # The worker gets a grace, because it may have received work since the runtime read the figures.
                 effects += self._leave(index, GRACE_S, now)
                 self.wanted = len(self._held)
         return effects

@@ -109,7 +109,7 @@ class Launch:
         self.check()
         hosts = agent_hosts(self._config)
         if hosts is None and self._workers.host is not None:
-            # Raises now, because a worker that could not bind its host would be restarted again and again.
+            # Fail now if workers cannot bind this address, because they would be restarted again and again.
             bindable(self._workers.host)
         if hosts is None:  # start the zygote first, so that its imports run while this process starts the dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
@@ -475,7 +475,7 @@ class Launch:
             self._elastic.worker_ended(index, role, restarts)
 
     def _report_room(self) -> None:
-        """Tell the machine of the workers how many workers there is room for. The thread of a link calls this when its host was lost."""
+        """Tell the elasticity machine how many workers the hosts have room for. A link's reader thread calls this when its host is lost."""
         with self._lock:  # the lock keeps the order, so that the machine gets the latest number last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())

@@ -32,7 +32,7 @@ OpenJoin: TypeAlias = Callable[[str, str], str]
 
 
 class JoiningChildren(Children):
-    """Children that join the cluster with a ticket each, so that each of them has keys of its own.
+    """Child processes that each join the cluster with a ticket, so that each has keys of its own.
 
     Args:
       files: makes the files of a role.

@@ -33,7 +33,7 @@ def serving(address: str) -> Iterator[str]:
 
     Raises:
       UnknownError: the address cannot be bound.
-      FailedPreconditionError: other hosts can reach the address, so that the server needs keys.
+      FailedPreconditionError: other hosts can reach the address, so the server would need keys.
     """
     server = Server.create("zmq", address)
     server.register("echo", echo, inline=True)

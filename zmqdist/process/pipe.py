@@ -285,7 +285,7 @@ class LoopPipe(Generic[M]):
             with contextlib.suppress(OSError):  # the child has ended
                 self._socket.shutdown(socket.SHUT_WR)
         blocked = bool(out)
-        # Most messages are sent at once, so the loop is told only about a change.
+        # Most messages are sent at once, so the loop is told only when the pipe begins or stops waiting for room.
         if blocked != self._blocked and not self._finished:
             self._blocked = blocked
             self._loop.watch_writable(self._socket.fileno(), blocked)
