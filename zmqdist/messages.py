@@ -156,7 +156,7 @@ class Chunk(Message, tag=12):
 
 
 class Credit(Message, tag=13):
-    """The sender has taken `nbytes` bytes of chunks, of any calls, from its queue, so that the peer may send as many more bytes."""
+    """The sender has read `nbytes` bytes of chunks, of any calls, from its queue, so the peer may send as many more bytes."""
 
     SENT = "client -> server, server -> client"
     nbytes: int
@@ -333,7 +333,7 @@ class Begun(Message, tag=34):
 
 
 class DescribeWork(Message, tag=35):
-    """Send the names of these work items and of the program's per-worker resources, before a worker is drained. The reply is WorkDescribed."""
+    """Send the names of these work items and of the program's per-worker resources, before a drain. The reply is WorkDescribed."""
 
     SENT = "dispatcher -> coordinator"
     request: int

@@ -8,8 +8,8 @@ Theory of operation
     A worker is *held* from its start, before it has registered, until it is told to leave or its process has ended for good. The index
     of a worker that was told to leave is free once its process has ended. The dispatcher tells a registered worker to leave
     (DrainWorker); the launcher sends SIGTERM to a worker that has not registered (StopWorker).
-    A worker that crashes after its last restart has failed. It stays held and keeps its index, because a new worker in its place would
-    most likely fail as well. The next accepted request starts it again.
+    A worker that crashes and may not be restarted again has failed. It stays held and keeps its index, because a new worker in its place
+    would most likely fail as well. The next accepted request starts it again.
     If a worker stops in good order and was not told to leave by this machine, an admin has drained it. The wanted size then shrinks by
     one, but not below `min`.
     *Room* is how many workers the hosts have slots for. When a host is lost, the room shrinks, but the wanted size remains: workers of
@@ -247,7 +247,7 @@ class _Held:
     Attributes:
       registered: whether the worker is registered with the dispatcher.
       failed: whether its process has failed and is not restarted.
-      done: number of work items that it had ended at the last look, -1 before the first look.
+      done: number of work items that it had ended when its figures were last read, -1 before the first time.
       idle_since: since when it has had no work and nothing to lose. None means that it has work or something to lose, or that it was not
         seen yet.
     """

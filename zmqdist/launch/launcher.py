@@ -75,8 +75,8 @@ class Launch:
     Args:
       config: the loaded cluster file. This class fills in its `runtime`.
       arguments: words to add to the program's command line.
-      say: a function that `Launch` calls with a line of text. It does so for each line that a worker, ps or evaluator prints, after a
-        prefix with the name of the role, and when such a process ends.
+      say: a function that is called with each line that a worker, ps or evaluator prints, after a prefix with the name of the role, and
+        with a line when such a process ends.
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
     Raises:

@@ -1,7 +1,7 @@
 """The interface of launchers. A launcher places roles on hosts and starts them there.
 
-A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each role, passes the output of the
-role on, reports its end, and stops all roles. `tasks.py` decides for all launchers which roles run and whether a role is restarted.
+A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each role, passes on its output,
+reports its end, and stops all roles. `tasks.py` decides for all launchers which roles run and whether a role is restarted.
 
 Promises, which `tests/launch/conformance.py` checks for each launcher:
   R1  `start_role` returns at once. `on_exit` is called exactly once for each started role, even if the role could not be started.

@@ -1,4 +1,4 @@
-"""The files that a launcher makes for a role where the cluster has keys: a join ticket, and the cluster file with the paths of its host.
+"""The files that a launcher makes for a role if the cluster has keys: a join ticket, and the cluster file with the paths of its host.
 
 The launcher gives a role no key, because the role makes its own keys and joins with the ticket, which works once
 (transport/join_ticket.py). A ticket is a secret. It reaches the role only as a file of the order `StartRole`, or as a private file on the

@@ -263,7 +263,7 @@ class Zygote:
                 os.setsid()
                 if bound:
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                    if os.getppid() != zygote:  # the zygote ended before the line above, so that no signal is sent
+                    if os.getppid() != zygote:  # the zygote ended before prctl, so the kernel sends no signal
                         os._exit(1)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler or signal.SIG_DFL)

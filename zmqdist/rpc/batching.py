@@ -43,7 +43,7 @@ class _WaitingCall:
 
 
 def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
-    """Check that the calls of `method` can be batched with these bounds. Raises ValueError."""
+    """Raise ValueError if the calls of `method` cannot be batched with these bounds."""
     if method.inline or method.streaming:
         raise ValueError(f"{method.name}: neither an inline method nor a generator function can be batched")
     is_number = isinstance(delay_ms, (int, float, np.integer, np.floating))

@@ -1,8 +1,7 @@
-"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and the owners of the work, which are
-clients, have turns.
+"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and its owners, the clients, take turns.
 
 The threads are daemons, because a handler that never ends must not keep the process from ending. The pool does not use
-`concurrent.futures`, which joins its threads at exit, and makes a Future for each call that the pool does not need.
+`concurrent.futures`, which joins its threads at exit, and makes a Future for each call, although the pool needs none.
 
 Not here: which work begins next, and how many bytes may wait (admission_machine.py).
 """

@@ -8,7 +8,7 @@ Rules
     Values travel by the safe codec, and no code here unpickles anything.
     A handler can check `zmqdist.cancelled()`, which is true when the caller has cancelled the call or disconnected, or when the deadline
     has passed. Inline handlers are too short to need this check.
-    Clients have turns with the calls that wait for a thread, and the bytes of the arguments of these calls are bounded
+    Clients take turns with their calls that wait for a thread, and the bytes of the arguments of these calls are bounded
     (admission_machine.py). A call of an inline method, or of a method that replies later, begins at once. If a client holds arguments
     back, the service requests these arguments as soon as there is room for them.
     The reply to a call that arrived alone leaves at once. Other replies without payload frames are collected during one turn of the

@@ -156,7 +156,7 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
     try:
         channel.submit(close_call)
         if close_call.code != errors.FAILED_PRECONDITION:
-            # the channel is open; a closed channel has ended `call` already
+            # The channel is open. A closed channel has ended `call` already, so there is nothing to cancel.
             channel.cancel(call)
     except FailedPreconditionError:  # this is a forked child, and the stream belongs to the parent
         pass

@@ -50,7 +50,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
 
 
 def check_name(name: str) -> None:
-    """Check that `name` can be the name of a method. Raises TypeError or InvalidArgumentError."""
+    """Raise TypeError or InvalidArgumentError if `name` cannot be the name of a method."""
     if not isinstance(name, str):
         raise TypeError(f"a method's name is a str, not {type(name).__name__}")
     if not name.isascii():
@@ -81,8 +81,8 @@ def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], N
 
 
 def _count(info: MethodInfo) -> int | None:
-    """Return how many positional arguments need no check if they are the only arguments. `None` means any number, -1 means that every call
-    needs a check.
+    """Return the number of positional arguments with which a call needs no check, if it has no other arguments. `None` means any
+    number. -1 means that every call needs a check.
     """
     specs = info.input_signature
     return None if specs is None else len(specs) if is_flat(specs) else -1
