@@ -10,7 +10,7 @@ Words
     work: the number of a work item, which its coordinator chooses.
     lease: a number that the dispatcher chooses for one attempt of a work item at one worker. One incarnation of a dispatcher never uses a
       lease number twice, so that it recognizes late results of an earlier attempt (fencing).
-    round: the number of a coordinator's round, which ends when the coordinator raises an error.
+    round: the number of a coordinator's round. When an error has ended a round, the next round has a higher number.
     fn: the number of a function, which the coordinator chooses.
 """
 
@@ -314,7 +314,7 @@ class Members(Message, tag=33):
     """Workers that have registered or are lost. A coordinator that watches gets this after CoordinatorRegistered and at each change.
 
     The first message has all registered workers. `joined` has (name, incarnation, pid, host), and `left` has (name, incarnation, reason).
-    Another incarnation is another process.
+    A restarted worker has another incarnation.
     """
 
     SENT = "dispatcher -> coordinator"

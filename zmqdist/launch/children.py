@@ -162,9 +162,7 @@ class Children:
     def start_role(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> Child:
-        """Start a role (roles.py) in a child process. The child has the environment variables of this process and those in `environment`,
-        which win.
-        """
+        """Start a role (roles.py) in a child process. Its environment variables are those of this process, overridden by `environment`."""
         kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
         return self.start(

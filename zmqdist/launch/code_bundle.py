@@ -84,7 +84,7 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is put on the module path. None means that the working directory is put on it.
+      script: the program's script, whose folder is put on the module path. None means that the working directory is put there instead.
 
     Raises:
       NotFoundError: a path does not exist.

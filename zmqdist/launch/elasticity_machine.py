@@ -113,7 +113,7 @@ class SizeRequested:
     Attributes:
       request: the number of the request, which the reply repeats.
       grace_s: how long the functions on a worker that leaves may continue.
-      seen: all registered workers, with their `refused`.
+      seen: all registered workers, with `refused` filled in.
       force: whether workers may leave although the dispatcher would refuse to drain them.
     """
 
@@ -157,7 +157,7 @@ class WorkerEnded:
     """The process of a worker has ended, or could not be started.
 
     Attributes:
-      in_order: whether the worker stopped in good order. A worker that crashed or could not run did not.
+      in_order: whether the worker stopped in good order. False if it crashed or could not run.
       restarts: whether the launcher will start the worker again, as the `restarts` of the cluster file allows.
     """
 
@@ -433,7 +433,7 @@ class Elasticity:
     # -- steps ------------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> list[ElasticityEffect]:
-        """Start workers until as many are held as are wanted. Workers that still leave count against `room`."""
+        """Start workers until as many are held as are wanted. Workers that are still leaving count against `room`."""
         effects: list[ElasticityEffect] = []
         while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < self._room:
             used = self._held.keys() | self._leaving.keys() | self._others

@@ -69,8 +69,7 @@ class AgentPool:
 
     Args:
       hosts: at least one host. No two hosts have the same name.
-      say: a function that is called with each warning and with each line of an agent's standard error. The host's name is in front of the
-        line.
+      say: a function that is called with each warning, and with each line of an agent's standard error after the host's name.
       cancelled: a function that is called while the agents start. If it returns True, the constructor gives up.
 
     Raises:

@@ -1,7 +1,7 @@
 """Runs a whole cluster file: `Launch` starts every job, runs the program, and stops all jobs when the program has ended.
 
 The dispatcher runs in this process. Workers and parameter servers run as child processes of this process or, through host agents, on other
-hosts (tasks.py, host_choice.py). The program, which is the chief, is a child process that alone writes to the terminal directly. `Launch`
+hosts (tasks.py, host_choice.py). The program, which is the chief, is the only child process that writes to the terminal directly. `Launch`
 passes on the output of the other child processes, with a prefix. The exit code of `Launch` is that of the program.
 
 The evaluator is another child process. When the program has ended, the evaluator has the grace to notice that the training is over and to
@@ -221,7 +221,7 @@ class Launch:
         )
 
     def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
-        # Imported here, after the zygote or the agents were started.
+        # Import the dispatcher only now, so that the zygote or the agents start first.
         from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
         return DispatchServer(self._dispatcher_config(credentials))

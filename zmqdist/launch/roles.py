@@ -1,8 +1,8 @@
 """Runs one role until it has to stop, for `zmqdist dispatcher`, `zmqdist worker`, `zmqdist server` and the child processes of launchers.
 
 A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks. The lifeline is a pipe whose other end the
-launcher has, so that no role outlives a killed launcher. A role that stops drains for `grace_s`. If its lifeline broke, it does not drain,
-because no process needs the results. A second signal ends the role at once.
+launcher has, so that no role outlives a killed launcher. Before it stops, a role drains for at most `grace_s`. If its lifeline broke, it
+does not drain, because no process needs the results. A second signal ends the role at once.
 """
 
 from __future__ import annotations

@@ -302,7 +302,7 @@ class JobFollower:
           submitted: whether this process has submitted the job. If so, this method cancels a job that can never start.
 
         Raises:
-          NotFoundError, UnavailableError: `job_state` raises them.
+          NotFoundError, UnavailableError: as `job_state` raises them.
           InvalidArgumentError: Slurm can never start the submitted job, because of the configuration of its partition.
         """
         self._number = number

@@ -342,7 +342,7 @@ class Zygote:
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Move the first file descriptors to `numbers`.
+    """Give the first of these file descriptors the numbers in `numbers`.
 
     These descriptors are first moved above all numbers, because a number may belong to a descriptor that has not been moved yet.
     """
@@ -358,7 +358,7 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _settle_in(order: Order) -> None:
-    """Redo the parts of Python's start that depend on the child's name, environment and standard streams."""
+    """Redo the parts of Python's start-up that depend on the child's name, environment and standard streams."""
     if order.name:
         name_process(order.name)
     time.tzset()

@@ -17,8 +17,8 @@ Promises, checked by tests/machines/test_admission.py and in simulation (tests/s
         which they became ready
     P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of one client and `all_bytes_max` of all clients; a
         larger call is let in when no other call counts against the same bound
-    P4  clients take turns to have a call let in; the calls of one client are let in in the order in which they were announced, and as many
-        calls are let in as fit
+    P4  clients take turns to have a call let in; of the calls of one client, the one that was announced first is let in first; calls are
+        let in as long as they fit
     P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, unless
         they are a single call; a call that exceeds a bound is refused, and the refusal names the bound
     P6  no state is kept of a call that has begun or was dropped, or of a client that has disconnected

@@ -164,7 +164,7 @@ def _joined(calls: list[Any]) -> Any:
 
 
 def _kind(value: Any, rows: set[int]) -> Hashable:
-    """Return a key of a call's arguments. Two calls can be joined exactly if their keys are equal. Add the row counts of all arrays to
+    """Return a key of a call's arguments. Two calls can be joined if and only if their keys are equal. Add the row counts of all arrays to
     `rows`.
     """
     if isinstance(value, np.ndarray) and value.ndim:

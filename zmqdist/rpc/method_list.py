@@ -21,7 +21,7 @@ class MethodInfo:
 
     Attributes:
       name: the name to give to `Client.call`.
-      signature: the parameters, or None if Python cannot determine them. In place of each default value is a short text or `...`.
+      signature: the parameters, or None if Python cannot determine them. Each default value is shown as a short text or as `...`.
       input_signature: structure of TensorSpec for the arguments; None if the method has no input signature.
       output_signature: structure of TensorSpec for the result, or for each item of a stream; None if the method has no output signature.
       streaming: whether the method is a generator function, so that calling it returns an iterator.

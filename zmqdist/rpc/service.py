@@ -364,7 +364,7 @@ class RpcService:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Drop a client's calls that wait for a thread and are not wanted any more, once in SWEEP_S. Return whether any was dropped."""
+        """Drop a client's calls that wait for a thread and are not wanted any more, once per SWEEP_S. Return whether any was dropped."""
         now = time.monotonic()
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
@@ -443,7 +443,7 @@ class RpcService:
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
-        """Have the loop call a function at a certain time; `Loop.set_timer` has the details."""
+        """Have the loop call a function at a certain time (`Loop.set_timer`)."""
         self._loop.set_timer(key, at, fn)
 
     def drop(self, served: ServedCall) -> None:

@@ -1,7 +1,7 @@
 """Checks an address step by step: the name of the host, the port, the server that listens on the port, its security, and its report about
 itself.
 
-Each step can fail for a reason of its own, and is tried only after the earlier steps have succeeded.
+Each step is tried only after the earlier steps have succeeded.
 """
 
 from __future__ import annotations

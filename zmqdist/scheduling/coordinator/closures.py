@@ -1,4 +1,4 @@
-"""The coordinator's record of scheduled work: submission, results, lost starts and the end of a round; no I/O.
+"""The coordinator's record of scheduled work: submission, results, lost starts and the end of a round. No I/O.
 
 Theory of operation
     The coordinator owns its work; the dispatcher's queue is a copy. On each new connection to a dispatcher the coordinator submits all
@@ -197,7 +197,9 @@ class Closures:
 
     @property
     def without_cluster_since(self) -> float | None:
-        """The time since which unfinished work lacks a dispatcher or any worker; None if it lacks neither, or if no work is unfinished."""
+        """The time since which unfinished work or an ending round has lacked a dispatcher or any worker. None means that neither waits for
+        one.
+        """
         return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
