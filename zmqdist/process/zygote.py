@@ -211,7 +211,7 @@ class Zygote:
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # a later order for this module fails again, and is then refused
+            with contextlib.suppress(Exception):  # a later order for this module fails as well, and is refused
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
@@ -370,7 +370,7 @@ def _settle_in(order: Order) -> None:
     bound = bool(order.ticket)
     for stream in (sys.stdout, sys.stderr) if bound else (sys.stdout,):
         if hasattr(stream, "reconfigure"):
-            # A bound child writes whole lines, also with PYTHONUNBUFFERED, because several processes may write to the same pipe.
+            # A bound child writes whole lines, even with PYTHONUNBUFFERED, because several processes may write to the same pipe.
             stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
     if bound:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides which children Ctrl-C ends

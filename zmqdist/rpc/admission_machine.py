@@ -193,7 +193,7 @@ class FairAdmission:
         """Drop every call whose arguments have not all arrived; with `ready`, also drop the calls that wait for a thread.
 
         Returns:
-          Each dropped call as (client, key, item); the item is None for a call whose arguments are just arriving.
+          Each dropped call as (client, key, item). The item is None for a call whose arguments are just arriving.
         """
         calls: list[tuple[Any, Any, Any]] = []
         for client, backlog in self._clients.items():

@@ -22,8 +22,8 @@ class MethodInfo:
     Attributes:
       name: the name to give to `Client.call`.
       signature: the parameters, or None if Python cannot determine them. Each default value is shown as a short text or as `...`.
-      input_signature: structure of TensorSpec for the arguments; None if the method has no input signature.
-      output_signature: structure of TensorSpec for the result, or for each item of a stream; None if the method has no output signature.
+      input_signature: structure of TensorSpec for the arguments, or None if the method has no input signature.
+      output_signature: structure of TensorSpec for the result, or for each item of a stream. None means no output signature.
       streaming: whether the method is a generator function, so that calling it returns an iterator.
       batch: whether calls of several clients are joined along axis 0 and run as one.
       doc: the first line of the function's docstring.

@@ -283,7 +283,9 @@ class RpcService:
                 self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
-        """Take an arrived call. Return the reply if the call is refused or its method is inline; else begin the call and return None."""
+        """Take an arrived call. Return the reply if the call is refused or its method is inline. Otherwise begin the call and return
+        None.
+        """
         method = self._methods.get(call.method)
         # The fast path has one test for all reasons to refuse a call. The code in the branch finds out which reason holds.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:

@@ -92,7 +92,7 @@ class Parameters:
     """The parameters of a function, by position and by name. If Python cannot determine them, any arguments are accepted.
 
     Attributes:
-      signature: Python's own description of the parameters; None if Python cannot determine them.
+      signature: Python's own description of the parameters, or None if Python cannot determine them.
       optional: positions of positional parameters that have a default.
       least, most: bounds on the number of positional arguments; `most` is None for a function with *args.
     """

@@ -23,11 +23,11 @@ from zmqdist.transport.channel import Channel
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
-    """Return the deadline of a call that begins now, on the clock of `time.monotonic`; `inf` means no deadline.
+    """Return the deadline of a call that begins now, on the clock of `time.monotonic`. `inf` means no deadline.
 
     Args:
-      timeout_in_ms: milliseconds, which may be a NumPy number; 0 or less means `default_in_ms`.
-      default_in_ms: milliseconds; 0 or less means no deadline.
+      timeout_in_ms: milliseconds, which may be a NumPy number. 0 or less means `default_in_ms`.
+      default_in_ms: milliseconds. 0 or less means no deadline.
 
     Raises:
       TypeError, ValueError: `timeout_in_ms` is not a number.
@@ -123,7 +123,7 @@ def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Ca
         try:
             channel.call_and_wait(call)
         except BaseException:
-            # Ctrl-C, or the exception of a user's signal handler, ends the wait, so that the caller may change the arrays now
+            # Ctrl-C, or an exception of a user's signal handler, has ended the wait, and the caller may now change the arrays.
             channel.cancel(call)
             raise
         return outcome(call, channel.address, read)

@@ -105,7 +105,7 @@ class Closures:
       lost_limit_s: how long all workers or the dispatcher may be absent before all unfinished work ends (P6).
       recovery_limit_s: how long a worker may be missed before work pinned to it ends (P11). None means that members are not watched.
       starts: whether the dispatcher reports which work has begun (P14).
-      width: the number of work items that the dispatcher may have (P13); None means no bound.
+      width: the number of work items that the dispatcher may have (P13). None means no bound.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Closures:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`. None means never."""
         if self._without_cluster_since is None:
             return self.affinity.deadline if self.affinity.options else None
         since = self.without_cluster_since
@@ -197,9 +197,7 @@ class Closures:
 
     @property
     def without_cluster_since(self) -> float | None:
-        """The time since which unfinished work or an ending round has lacked a dispatcher or any worker. None means that neither waits for
-        one.
-        """
+        """The time since which unfinished work or an ending round has lacked a dispatcher or any worker. None means that neither does."""
         return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -228,7 +226,7 @@ class Closures:
             case TakeBackRequested(works):
                 effects = self._cancel(works, unless_begun=True)
             case EndRoundRequested(number):
-                effects = self._end() if number == self.round else []  # P15
+                effects = self._end() if number == self.round else []  # P15: the round is over or has not begun
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
             case UnfinishedFailed(error):

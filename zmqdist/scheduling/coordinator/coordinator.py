@@ -56,13 +56,13 @@ class ClusterCoordinator:
     Args:
       target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a `local_cluster`, "host:port" or "zmq://host:port".
         None means the cluster that `zmqdist launch` has named in the environment.
-      queue_max: how many work items may wait for a worker before `schedule` blocks; 0 means no bound; default 2**20.
-      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks; 0 means no bound; default 1/4 of
+      queue_max: how many work items may wait for a worker before `schedule` blocks. 0 means no bound. Default 2**20.
+      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks. 0 means no bound. Default 1/4 of
         memory. Data that several work items share counts once. A work item with more bytes is scheduled when no other work is unfinished.
-      cancel_grace_s: how long a cancelled function may go on running before its slot is killed; default 5.
+      cancel_grace_s: how long a cancelled function may go on running before its slot is killed. Default 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
-      results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers; default "any".
+      results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers. Default "any".
 
     A default applies where the argument is None and the cluster file has no value. The constructor does not wait for the dispatcher. Close
     the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program holds neither the
@@ -84,7 +84,7 @@ class ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, of a class of its own
+        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, which has its own class
         return coordinator
 
     def __init__(
