@@ -5,9 +5,9 @@ Theory of operation
     The *wanted size* is how many workers the launcher wants. It begins as the `count` of the cluster file, and a user's request sets it
     within the bounds. If the file has `min` and `max`, the wanted size also grows while work waits, and shrinks when workers have been
     idle for `idle_s`.
-    A worker is *held* from its start, before it has registered, until it is told to leave or its process has ended for good. The index
-    of a worker that was told to leave is free once its process has ended. The dispatcher tells a registered worker to leave
-    (DrainWorker); the launcher sends SIGTERM to a worker that has not registered (StopWorker).
+    A worker is *held* from the start of its process until it is told to leave or its process has ended for good. The index of a worker that
+    was told to leave is free once its process has ended. The dispatcher tells a registered worker to leave (DrainWorker); the launcher
+    sends SIGTERM to a worker that has not registered (StopWorker).
     A worker that crashes and may not be restarted again has failed. It stays held and keeps its index, because a new worker in its place
     would most likely fail as well. The next accepted request starts it again.
     If a worker stops in good order and was not told to leave by this machine, an admin has drained it. The wanted size then shrinks by

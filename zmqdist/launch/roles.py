@@ -245,7 +245,7 @@ def _run_server(
 
 
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
-    """Start the worker, which waits for its dispatcher. Return False if a signal arrives first."""
+    """Start the worker, which waits for its dispatcher. Return False if a signal arrives or the lifeline breaks first."""
     failed: list[BaseException] = []
     # `is_alive` cannot replace this event, because the thread still runs while it calls `wake`.
     tried = threading.Event()

@@ -89,8 +89,7 @@ class FairAdmission:
     # -- how arguments come -----------------------------------------------------------------------------------------------
 
     def arrived(self, client: Hashable, key: Hashable, nbytes: int) -> str:
-        """Count a call whose client has sent the arguments with the call. Return which bound refuses the call (P5). "" means that the call
-        is accepted.
+        """Count a call whose client has sent the arguments with the call. Return why a bound refuses the call (P5), or "" if no bound does.
 
         Args:
           nbytes: size of the arguments, which have arrived or are about to arrive.

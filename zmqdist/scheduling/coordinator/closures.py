@@ -25,8 +25,8 @@ Promises, checked by tests/machines/test_closures.py and tests/sim
     P12 MembersChanged reports exactly once that a worker joined, and then that it left, even if the dispatcher changes; the first report
         lists all present workers as joined
     P13 with a `width` the dispatcher has at most `width` work items at a time, not counting detached work; the oldest are submitted first
-    P14 if the program requests to cancel work unless it has begun, the work is resolved as cancelled, or reported in WorkBegun, or resolved
-        by its result; if the connection to the dispatcher is lost first, the work is resolved as cancelled
+    P14 if the program cancels work only if it has not begun, the work is resolved as cancelled, or reported in WorkBegun, or resolved by
+        its result; if the connection to the dispatcher is lost first, the work is resolved as cancelled
     P15 the coordinator does not request the end of a round that is over or has not begun
 
 Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
