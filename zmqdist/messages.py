@@ -10,7 +10,7 @@ Words
     work: the number of a work item, which its coordinator chooses.
     lease: a number that the dispatcher chooses for one attempt of a work item at one worker. One incarnation of a dispatcher never uses a
       lease number twice, so that it recognizes late results of an earlier attempt (fencing).
-    round: the number of a coordinator's round, which ends when the coordinator raises an error.
+    round: the number of a coordinator's round. When an error has ended a round, the next round has a higher number.
     fn: the number of a function, which the coordinator chooses.
 """
 
@@ -72,7 +72,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
 
 class Call(Message, tag=1):
-    """Run a method and send a Reply. The payload frames are the large arrays of the arguments, unless `parts` has the places of the arrays.
+    """Run a method and send a Reply. The payload frames are the large arrays of the arguments, unless `parts` describes these arrays.
 
     `incarnation` is the incarnation of the server for which the call is meant. A server in another incarnation replies UNAVAILABLE.
     `left_ms` is the time for which the caller still waits, and 0 means no limit. `held` says that the client sends the chunks of `parts`
@@ -156,7 +156,7 @@ class Chunk(Message, tag=12):
 
 
 class Credit(Message, tag=13):
-    """The sender has taken `nbytes` bytes of chunks, of any calls, from its queue, so that the peer may send as many more bytes."""
+    """The sender has read `nbytes` bytes of chunks, of any calls, from its queue, so the peer may send as many more bytes."""
 
     SENT = "client -> server, server -> client"
     nbytes: int
@@ -214,7 +214,7 @@ class Forget(Message, tag=23):
     """No unfinished work item uses these functions, and no later work item will use them under these numbers.
 
     With `everywhere`, every worker passes this message on to all its slots, even to those that are not known to have the functions. This is
-    needed for ALL_NUMBERS, and because a number may belong to an object that a function has made in a slot.
+    needed for ALL_NUMBERS, and for numbers of objects that a function has made in a slot.
     """
 
     SENT = "coordinator -> dispatcher, dispatcher -> worker"
@@ -314,7 +314,7 @@ class Members(Message, tag=33):
     """Workers that have registered or are lost. A coordinator that watches gets this after CoordinatorRegistered and at each change.
 
     The first message has all registered workers. `joined` has (name, incarnation, pid, host), and `left` has (name, incarnation, reason).
-    Another incarnation is another process.
+    A restarted worker has another incarnation.
     """
 
     SENT = "dispatcher -> coordinator"
@@ -333,7 +333,7 @@ class Begun(Message, tag=34):
 
 
 class DescribeWork(Message, tag=35):
-    """Name these work items and the per-worker resources of the program, because a worker is to be drained. The reply is WorkDescribed."""
+    """Send the names of these work items and of the program's per-worker resources, before a drain. The reply is WorkDescribed."""
 
     SENT = "dispatcher -> coordinator"
     request: int

@@ -5,7 +5,7 @@ Rules
     the order of insertion has no effect. Objects of subclasses of the four classes are structures, too, and `pack_sequence_as` keeps their
     class.
 
-Errors are as in TensorFlow. A structure of another kind raises TypeError. Another number of items, or other keys, raise ValueError. The
+Errors are as in TensorFlow. A structure of the wrong kind raises TypeError. A wrong number of items, or wrong keys, raise ValueError. The
 text of the error names the place as Python code that follows the name of the variable: `['a'][0].x`.
 """
 
@@ -20,7 +20,7 @@ Structure: TypeAlias = Any
 
 
 def is_nested(structure: Structure) -> bool:
-    """Return whether `structure` is a list, tuple, namedtuple or dict, also if it is empty."""
+    """Return whether `structure` is a list, tuple, namedtuple or dict, even if it is empty."""
     return isinstance(structure, (list, tuple, dict))
 
 
@@ -48,8 +48,8 @@ def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
 
 
 def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Structure:
-    """Return a structure in the form of `structure`, whose leaves are the items of `flat_sequence`. This is the inverse of `flatten`. The
-    leaves of `structure` are ignored.
+    """Return a copy of `structure` whose leaves are the items of `flat_sequence`. This is the inverse of `flatten`. The leaves of
+    `structure` are ignored.
 
     Raises:
       TypeError: `flat_sequence` is a leaf.
@@ -64,8 +64,7 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
 
 
 def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
-    """Call `func` for each place of a leaf, with the leaves of all structures at this place. Return the results in the form of the first
-    structure.
+    """Apply `func` to the corresponding leaves of all structures. Return the results in the form of the first structure.
 
     Raises:
       TypeError, ValueError: the structures differ (`assert_same_structure`), no structure is given, or `func` is not callable.

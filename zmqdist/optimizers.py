@@ -4,7 +4,7 @@ An optimizer is a frozen dataclass of numbers and has no state. Its state for a 
 the variable's shape that are stored beside the variable, at its parameter server. For each element of the variable, a step reads and
 writes only this element and the elements of the slots at the same place. A step may therefore run in pieces that stay in the cache. With a
 sparse gradient (IndexedSlices) a step changes only the named rows and their slots, as the "lazy" variants of other libraries do. If a row
-is named twice, the sum of the two gradients counts.
+is named several times, the sum of its gradients counts.
 
 Formulas and defaults are those of Keras. Not here: where variables are stored, and which code applies an optimizer
 (variables/hosted_variable.py).
@@ -110,7 +110,7 @@ class Optimizer:
         for begin in range(0, len(indices), count):
             some = indices[begin : begin + count]
             touched = {name: slot.take(some, 0, mode="clip") for name, slot in slots.items()}
-            new = value.take(some, 0, mode="clip")  # "clip" changes no valid index, and avoids a buffer
+            new = value.take(some, 0, mode="clip")  # no index is out of range, and with "clip" `take` needs no buffer
             self._step(new, rows[begin : begin + count], touched, by, new)
             value[some] = new
             for name, slot in slots.items():

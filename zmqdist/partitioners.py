@@ -51,7 +51,7 @@ class FixedShardsPartitioner(Partitioner):
 
 
 class MinSizePartitioner(Partitioner):
-    """Splits a variable into one shard for each `min_shard_bytes`, and at most into `max_shards`.
+    """Splits a variable into one shard for each `min_shard_bytes` bytes, but into at most `max_shards` shards.
 
     The number of shards is rounded up, as in TensorFlow, so that a shard can be smaller than `min_shard_bytes`.
     """

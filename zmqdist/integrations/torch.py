@@ -1,4 +1,4 @@
-"""IterableDataset: it wraps a dataset of zmqdist as a dataset of PyTorch, for a DataLoader. It needs the extra `torch`."""
+"""`IterableDataset`: lets a DataLoader of PyTorch read a dataset of zmqdist. It needs the extra `torch`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         if info is None:
             return iter(self.dataset)
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            # This number is equal in all processes of an epoch, and differs from epoch to epoch.
+            # All processes of an epoch compute the same number, and the next epoch has another number.
             epoch = info.seed - info.id
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
         return iter(self.dataset.shard(info.num_workers, info.id))

@@ -127,8 +127,8 @@ class HostAgent:
     def serve(self) -> None:
         """Carry out orders until the agent has to end. When this method returns, no role runs any more."""
         self._writer.start()
-        # The handlers do nothing, because an exception from a handler could interrupt code that holds a lock. When a signal arrives, the
-        # interpreter writes into the pipe, and `_received` returns.
+        # The signal handlers do nothing, because an exception from a handler could interrupt code that holds a lock. When a signal arrives,
+        # the interpreter writes into the pipe, and `_received` returns.
         for number in _ENDING_SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._over_write, warn_on_full_buffer=False)
@@ -238,7 +238,7 @@ class HostAgent:
 
 
 def _route() -> tuple[str, str]:
-    """Return the addresses of the launcher and of this host, between which the connection to the agent runs. "" means an unknown address.
+    """Return the launcher's address and this host's address, as the connection between them uses them. "" means an unknown address.
 
     The variable of Slurm has precedence over SSH_CONNECTION, because a job inherits the SSH_CONNECTION of the shell that submitted the job.
     """

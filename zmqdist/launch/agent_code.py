@@ -38,9 +38,7 @@ class ReceivedCode:
         self._folder: RunFolder | None = None
 
     def answer(self, order: OfferCode | SendCode) -> AgentEvent | None:
-        """Carry out an order, and return the event that answers the order. Return None if the order has a part of the code that is not the
-        last part.
-        """
+        """Carry out an order, and return the event that answers the order. Return None after each part of the code except the last."""
         try:
             return self._offered(order) if isinstance(order, OfferCode) else self._received(order)
         except (OpError, OSError, ValueError, zlib.error, binascii.Error) as error:
@@ -79,7 +77,7 @@ class ReceivedCode:
     def _ready(self, order_id: int, root: Path) -> CodeReady:
         assert self._offer is not None
         working = root / self._offer.working
-        # The archive may have no file in this folder, and then it does not exist.
+        # This folder does not exist if the archive has no file in it.
         working.mkdir(parents=True, exist_ok=True)
         os.chdir(working)  # for the roles, which inherit the agent's working directory
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]

@@ -221,7 +221,7 @@ class AgentLink:
         return self._answered_close.wait(timeout_s)
 
     def wait_until_ended(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until the connection has ended and the ends of all roles were reported. Return whether this is so."""
+        """Wait at most `timeout_s` until the connection has ended and all roles were reported as ended. Return False after a time-out."""
         self._reader.join(timeout_s)
         return not self._reader.is_alive()
 

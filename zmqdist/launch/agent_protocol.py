@@ -115,9 +115,8 @@ class AgentHello(AgentMessage, frozen=True):
       clock_s: the time on the wall clock of the agent's host, in seconds since 1970.
       host: the name of the agent's host, as the host itself reports it.
       folder: the folder for the files of the agent's roles. Its mode is 0700.
-      reached_at: the address of the agent's host to which the launcher has connected. "" means that the connection does not tell.
-      reached_from: the address from which the launcher has connected, as the agent's host sees it. "" means that the connection does not
-        tell.
+      reached_at: the address of the agent's host to which the launcher has connected. "" means that it is not known.
+      reached_from: the address from which the launcher has connected, as the agent's host sees it. "" means that it is not known.
     """
 
     python: str

@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG = 1
 
 def end_with_parent() -> None:
     """Have the kernel send SIGTERM to this process when its parent, the launcher, is killed. The child calls this before it executes its
-    program. Without it the program would outlive the rest of the cluster.
+    program. Without the signal the program would outlive the rest of the cluster.
     """
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
@@ -162,9 +162,7 @@ class Children:
     def start_role(
         self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: LineHandler | None = None
     ) -> Child:
-        """Start a role (roles.py) in a child process. The child has the environment variables of this process and those in `environment`,
-        which win.
-        """
+        """Start a role (roles.py) in a child process. Its environment variables are those of this process, overridden by `environment`."""
         kind, fields = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
         return self.start(

@@ -6,9 +6,9 @@ local launcher. Files with equal names, contents and modes make an archive with 
 whether a host already has the files.
 
 A bundle silently leaves out names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments and
-links to folders. It also leaves out three kinds of files that the launcher then names to the user: files above CODE_FILE_BYTES_MAX, which
-are data rather than code; files whose names say that they hold a secret (`*.key`, `*.pem`, `*.env`); and links to files outside of the
-root. A file that `code:` itself names is sent.
+links to folders. It also leaves out three kinds of files, which the launcher lists for the user: files above CODE_FILE_BYTES_MAX, which are
+data rather than code; files whose names say that they hold a secret (`*.key`, `*.pem`, `*.env`); and links to files outside of the root. A
+file that `code:` itself names is left out only if it is too large.
 
 Invariant: no secret of the cluster travels with the code, because `zmqdist keygen` and `zmqdist keys join` write secret keys to files
 `*.key`, which a bundle leaves out.
@@ -48,7 +48,7 @@ class CodeBundle:
       archive: the contents of a tar file.
       files: number of files in the archive.
       left_out: the files that the user would expect in the archive but that are not in it, each as (reason, name relative to the root).
-      working: the working directory of the roles, relative to the root. The archive need not have files in it.
+      working: the working directory of the roles, relative to the root. This folder may be absent from the archive.
     """
 
     root: Path
@@ -84,7 +84,7 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is put on the module path. None means that the working directory is put on it.
+      script: the program's script, whose folder is put on the module path. None means that the working directory is put there instead.
 
     Raises:
       NotFoundError: a path does not exist.

@@ -5,11 +5,11 @@ Theory of operation
     The *wanted size* is how many workers the launcher wants. It begins as the `count` of the cluster file, and a user's request sets it
     within the bounds. If the file has `min` and `max`, the wanted size also grows while work waits, and shrinks when workers have been
     idle for `idle_s`.
-    A worker is *held* from its start, before it has registered, until it is told to leave or its process has ended for good. The index
-    of a worker that was told to leave is free once its process has ended. The dispatcher tells a registered worker to leave
-    (DrainWorker); the launcher sends SIGTERM to a worker that has not registered (StopWorker).
-    A worker that crashes after its last restart has failed. It stays held and keeps its index, because a new worker in its place would
-    most likely fail as well. The next accepted request starts it again.
+    A worker is *held* from the start of its process until it is told to leave or its process has ended for good. The index of a worker that
+    was told to leave is free once its process has ended. The dispatcher tells a registered worker to leave (DrainWorker); the launcher
+    sends SIGTERM to a worker that has not registered (StopWorker).
+    A worker that crashes and may not be restarted again has failed. It stays held and keeps its index, because a new worker in its place
+    would most likely fail as well. The next accepted request starts it again.
     If a worker stops in good order and was not told to leave by this machine, an admin has drained it. The wanted size then shrinks by
     one, but not below `min`.
     *Room* is how many workers the hosts have slots for. When a host is lost, the room shrinks, but the wanted size remains: workers of
@@ -108,12 +108,12 @@ class SeenWorker:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequested:
-    """A user has asked for `count` workers. `seen` has all registered workers, and says which of them may not be drained.
+    """A user has asked for `count` workers.
 
     Attributes:
       request: the number of the request, which the reply repeats.
       grace_s: how long the functions on a worker that leaves may continue.
-      seen: all registered workers, with their `refusal`.
+      seen: all registered workers, with `refused` filled in.
       force: whether workers may leave although the dispatcher would refuse to drain them.
     """
 
@@ -126,7 +126,7 @@ class SizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """The runtime has looked at the dispatcher.
+    """The runtime has read the dispatcher's figures.
 
     Attributes:
       queued: number of work items that wait in the dispatcher's queue and may run on any worker.
@@ -139,7 +139,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoomChanged:
-    """The room is known, or a host was lost. The fields are those of SizeBounds."""
+    """The room for workers became known, or has changed because a host was lost. The fields are those of SizeBounds."""
 
     room: int | None
     room_reason: str
@@ -157,7 +157,7 @@ class WorkerEnded:
     """The process of a worker has ended, or could not be started.
 
     Attributes:
-      in_order: whether the worker stopped in good order. A worker that crashed or could not run did not.
+      in_order: whether the worker stopped in good order. False if it crashed or could not run.
       restarts: whether the launcher will start the worker again, as the `restarts` of the cluster file allows.
     """
 
@@ -247,7 +247,7 @@ class _Held:
     Attributes:
       registered: whether the worker is registered with the dispatcher.
       failed: whether its process has failed and is not restarted.
-      done: number of work items that it had ended at the last look, -1 before the first look.
+      done: number of work items that it had ended when its figures were last read, -1 before the first time.
       idle_since: since when it has had no work and nothing to lose. None means that it has work or something to lose, or that it was not
         seen yet.
     """
@@ -329,7 +329,7 @@ class Elasticity:
                 self._others = indices - self._own
                 for index, held in self._held.items():
                     held.registered = index in indices
-                    if not held.registered:  # when it registers again, its idle time begins anew
+                    if not held.registered:  # when the worker registers again, its idle time begins anew
                         held.idle_since = None
                 return []
             case WorkerEnded():
@@ -360,7 +360,7 @@ class Elasticity:
                 self._held[index] = _Held()
                 started.append(StartWorker(index))
             else:
-                # There is no room for it now, so another worker starts in its place when a worker that leaves has ended.
+                # There is no room to restart this worker now. When a leaving worker has ended, `_fill` starts a worker instead.
                 del self._held[index]
         started += self._fill()
         starts = tuple(each.index for each in started if isinstance(each, StartWorker))
@@ -425,7 +425,7 @@ class Elasticity:
             is_idle = self._held[index].registered and idle_since is not None
             running = len(self._held) - len(self.failed)
             if is_idle and now - (idle_since or 0.0) >= self.bounds.idle_s and running > self.bounds.min:
-                # The worker gets a grace, because work may have arrived there after the look.
+                # The worker gets a grace, because it may have received work since the runtime read the figures.
                 effects += self._leave(index, GRACE_S, now)
                 self.wanted = len(self._held)
         return effects
@@ -433,7 +433,7 @@ class Elasticity:
     # -- steps ------------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> list[ElasticityEffect]:
-        """Start workers until as many are held as are wanted. Workers that still leave count against `room`."""
+        """Start workers until as many are held as are wanted. Workers that are still leaving count against `room`."""
         effects: list[ElasticityEffect] = []
         while len(self._held) < self.wanted and len(self._held) + len(self._leaving) < self._room:
             used = self._held.keys() | self._leaving.keys() | self._others

@@ -71,7 +71,7 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _in_use(path: Path) -> bool | None:
-    """Return whether the owner of this folder runs. None means that `path` is no folder of a run of this user."""
+    """Return whether the owner of this folder runs. None means that `path` is not a run folder of this user."""
     try:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

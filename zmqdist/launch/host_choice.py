@@ -1,4 +1,4 @@
-"""Selects the hosts on which agents start the roles of a cluster file, by the key `launcher` of the file."""
+"""Selects the hosts on which agents start the roles of a cluster file, according to its key `launcher`."""
 
 from __future__ import annotations
 

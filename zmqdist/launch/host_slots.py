@@ -1,8 +1,8 @@
 """Decides on which host a role is placed.
 
 Rules
-    A new role is placed on the host that has the fewest roles. If several hosts have the fewest, it is placed on the first in the order of
-    the file.
+    A new role is placed on the host that has the fewest roles. If several hosts have the fewest, the role is placed on the one that the
+    cluster file lists first.
     A host with `slots` has at most this number of roles. A crashed role keeps its place, so that it is restarted on its host. `release`
     frees the place of a role that is not restarted.
     The roles of a lost host lose their places. Each of these roles gets a place on another host when it is restarted.
@@ -17,7 +17,7 @@ class HostSlots:
     """The places of roles on hosts.
 
     Args:
-      slots: the largest number of roles of each host, in the order of the file. None means no bound.
+      slots: the largest number of roles of each host, in the order of the cluster file. None means no bound.
 
     Attributes:
       hosts: the hosts that are not lost, in the order of the file.

@@ -69,8 +69,7 @@ class AgentPool:
 
     Args:
       hosts: at least one host. No two hosts have the same name.
-      say: a function that is called with each warning and with each line of an agent's standard error. The host's name is in front of the
-        line.
+      say: a function that is called with each warning, and with each line of an agent's standard error after the host's name.
       cancelled: a function that is called while the agents start. If it returns True, the constructor gives up.
 
     Raises:
@@ -166,8 +165,8 @@ class AgentPool:
                 sending.result()
 
     def lost_port_host(self, role: str) -> str:
-        """Return the lost host on which a port was reserved for this role, because the role can run nowhere else. "" means that the role
-        can still run, because its host is not lost or no port was reserved for it.
+        """Return the lost host on which this role has a reserved port. The role can run on no other host. "" means that the role can still
+        run: its host is not lost, or it has no reserved port.
         """
         host = self._reserved.get(role, "")
         return "" if host in self.slots.hosts else host
@@ -370,5 +369,6 @@ def _own_address(hello: AgentHello) -> str:
         return hello.reached_from
     if not hello.reached_at:
         return LOOPBACK
-    # The agent has reported the address of a jump host, not one of this host. Use the address of the interface that leads to the agent.
+    # The agent has reported the address of a jump host, not an address of this host. Use the address of the interface that leads to the
+    # agent.
     return own_host(join_address(hello.reached_at, ANY_PORT))

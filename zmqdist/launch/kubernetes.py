@@ -278,7 +278,7 @@ class _Cluster:
         (index,) = section.indices()
         variables = {**self._task(task, str(index)), **_importable(command)}
         if task == "evaluator":
-            # With this variable the evaluator's program would find the dispatcher and train a second time, as under the local launcher.
+            # With this variable the evaluator's program would find the dispatcher and train a second time (`Launch._start_evaluator`).
             del variables[CONFIG_ENV]
         container = self._container(job, [_literal(word) for word in command], variables)
         spec = {"backoffLimit": 0, "template": self._template(job, container, "Never")}
@@ -288,7 +288,7 @@ class _Cluster:
         section, user = self.section, self.section.user_id
         spec: _Object = {
             "restartPolicy": restart_policy,
-            # This is longer than the role's own grace, so that the role ends by itself before the kubelet kills it.
+            # The pod's grace is longer than the role's, so that the role ends by itself before the kubelet kills it.
             "terminationGracePeriodSeconds": math.ceil(self._grace_s) + limits.POD_GRACE_MARGIN_S,
             "automountServiceAccountToken": section.service_account is not None,
             "securityContext": {

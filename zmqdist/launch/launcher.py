@@ -1,7 +1,7 @@
 """Runs a whole cluster file: `Launch` starts every job, runs the program, and stops all jobs when the program has ended.
 
 The dispatcher runs in this process. Workers and parameter servers run as child processes of this process or, through host agents, on other
-hosts (tasks.py, host_choice.py). The program, which is the chief, is a child process that alone writes to the terminal directly. `Launch`
+hosts (tasks.py, host_choice.py). The program, which is the chief, is the only child process that writes to the terminal directly. `Launch`
 passes on the output of the other child processes, with a prefix. The exit code of `Launch` is that of the program.
 
 The evaluator is another child process. When the program has ended, the evaluator has the grace to notice that the training is over and to
@@ -75,8 +75,8 @@ class Launch:
     Args:
       config: the loaded cluster file. This class fills in its `runtime`.
       arguments: words to add to the program's command line.
-      say: a function that `Launch` calls with a line of text. It does so for each line that a worker, ps or evaluator prints, after a
-        prefix with the name of the role, and when such a process ends.
+      say: a function that is called with each line that a worker, ps or evaluator prints, after a prefix with the name of the role, and
+        with a line when such a process ends.
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
     Raises:
@@ -109,7 +109,7 @@ class Launch:
         self.check()
         hosts = agent_hosts(self._config)
         if hosts is None and self._workers.host is not None:
-            # Raises now, because a worker that could not bind its host would be restarted again and again.
+            # Fail now if workers cannot bind this address, because they would be restarted again and again.
             bindable(self._workers.host)
         if hosts is None:  # start the zygote first, so that its imports run while this process starts the dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
@@ -221,7 +221,7 @@ class Launch:
         )
 
     def _dispatch_server(self, credentials: Credentials) -> DispatchServer:
-        # Imported here, after the zygote or the agents were started.
+        # Import the dispatcher only now, so that the zygote or the agents start first.
         from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
         return DispatchServer(self._dispatcher_config(credentials))
@@ -475,7 +475,7 @@ class Launch:
             self._elastic.worker_ended(index, role, restarts)
 
     def _report_room(self) -> None:
-        """Tell the machine of the workers how many workers there is room for. The thread of a link calls this when its host was lost."""
+        """Tell the elasticity machine how many workers the hosts have room for. A link's reader thread calls this when its host is lost."""
         with self._lock:  # the lock keeps the order, so that the machine gets the latest number last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())

@@ -1,13 +1,13 @@
 """The interface of launchers. A launcher places roles on hosts and starts them there.
 
-A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each role, passes the output of the
-role on, reports its end, and stops all roles. `tasks.py` decides for all launchers which roles run and whether a role is restarted.
+A *role* is a worker or a task of a cluster (`roles.py`). A launcher starts roles, knows the host of each role, passes on its output,
+reports its end, and stops all roles. `tasks.py` decides for all launchers which roles run and whether a role is restarted.
 
 Promises, which `tests/launch/conformance.py` checks for each launcher:
   R1  `start_role` returns at once. `on_exit` is called exactly once for each started role, even if the role could not be started.
   R2  `on_line` is called once for each line of output, in order, and for the last line before `on_exit`.
   R3  When `close` has returned, no role runs on any host that can be reached, and `on_exit` was called for each role.
-  R4  When the launching process ends in any way, also by SIGKILL, its roles end themselves: at once if their lifeline breaks, otherwise
+  R4  When the launching process ends in any way, even by SIGKILL, its roles end themselves: at once if their lifeline breaks, otherwise
       after `orphan_limit_s`.
   R5  A role has the environment of its host, with the variables that were passed to `start_role` added or replaced.
 
@@ -78,10 +78,10 @@ class Launcher(Protocol):
         """Start a role on a host that this launcher chooses. A restarted role stays on its host, unless the host is lost."""
 
     def stranded(self, name: str) -> str:
-        """Return why no host can run this role any more, and what the user can do; "" if a host can run it."""
+        """Return why no host can run this role any more, and what the user can do. "" means that a host can run it."""
 
     def release(self, name: str) -> None:
-        """Free the place on its host of a role that has ended and is not restarted, so that another role may have the place."""
+        """Free the place of a role that has ended and is not restarted, so that its host can run another role."""
 
     def close(self, grace_s: float) -> None:
         """Stop all roles. Each role gets SIGTERM, has up to `grace_s` seconds to drain, and then gets SIGKILL. A second call does

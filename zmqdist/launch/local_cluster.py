@@ -273,7 +273,7 @@ class local_cluster:
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
-            # Hand out a weak reference only, so that the thread of `Children` does not keep the cluster alive.
+            # `Children` gets only a weak reference, so that its thread does not keep the cluster alive.
             on_exit = functools.partial(_exited, weakref.ref(self))
             self._children = Children(on_exit)
         child = self._children.start_role(config, self._variables)
@@ -282,7 +282,7 @@ class local_cluster:
 
     def _wait_for(self, started: list[Child]) -> None:
         """Wait until the started workers have registered and the started parameter servers serve. Raise UnavailableError if one of the
-        processes ends before, or if this takes longer than START_LIMIT_S.
+        processes ends first, or if this takes longer than START_LIMIT_S.
         """
         until = time.monotonic() + START_LIMIT_S
         tasks = [(job, int(index)) for job, _, index in (child.name.partition(":") for child in started)]

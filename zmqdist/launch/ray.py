@@ -191,7 +191,7 @@ class RayCluster:
 
 
 class AgentProcess:
-    """The class of the actors. It runs the agent as a process, and has the agent's standard input and output."""
+    """An actor of Ray, which runs the agent as a child process and holds the agent's standard input and output."""
 
     def __init__(self, silence_limit_s: float, launcher_address: str, threads: dict[str, str]) -> None:
         here = _ray().util.get_node_ip_address()
@@ -309,7 +309,7 @@ class RayStream:
             if self._is_closed:
                 return
             self._is_closed = True
-            # Both calls raise if the actor or Ray has already ended. No agent is left in this case, so there is nothing to do.
+            # `get` and `kill` raise if the actor or Ray has already ended. The agent has ended as well, so there is nothing to do.
             with contextlib.suppress(Exception):
                 if self._is_placed:
                     self._ray.get(self._actor.end.remote(), timeout=2 * END_S)

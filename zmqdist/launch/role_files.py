@@ -1,4 +1,4 @@
-"""The files that a launcher makes for a role where the cluster has keys: a join ticket, and the cluster file with the paths of its host.
+"""The files that a launcher makes for a role if the cluster has keys: a join ticket, and the cluster file with the paths of its host.
 
 The launcher gives a role no key, because the role makes its own keys and joins with the ticket, which works once
 (transport/join_ticket.py). A ticket is a secret. It reaches the role only as a file of the order `StartRole`, or as a private file on the
@@ -32,7 +32,7 @@ OpenJoin: TypeAlias = Callable[[str, str], str]
 
 
 class JoiningChildren(Children):
-    """Children that join the cluster with a ticket each, so that each of them has keys of its own.
+    """Child processes that each join the cluster with a ticket, so that each has keys of its own.
 
     Args:
       files: makes the files of a role.

@@ -31,8 +31,9 @@ class JoinedAs:
 
 
 def given_ticket(ticket_file: str | None, ticket_fd: int | None) -> JoinTicket | None:
-    """Read the join ticket of this process from its private file or descriptor; without both, return None. Raises the errors of
-    `read_ticket`."""
+    """Read the join ticket of this process from its private file or descriptor. Return None if it has neither. Raises the errors of
+    `read_ticket`.
+    """
     if ticket_file is None and ticket_fd is None:
         return None
     from zmqdist.transport.join_ticket import read_ticket  # imported here, because few roles have a ticket

@@ -1,8 +1,8 @@
-"""Runs one role until it has to stop. `zmqdist dispatcher`, `zmqdist worker`, `zmqdist server` and the child processes of launchers do so.
+"""Runs one role until it has to stop, for `zmqdist dispatcher`, `zmqdist worker`, `zmqdist server` and the child processes of launchers.
 
 A role stops on SIGINT or SIGTERM, when its dispatcher requests it, or when its lifeline breaks. The lifeline is a pipe whose other end the
-launcher has, so that no role outlives a killed launcher. A role that stops drains for `grace_s`. If its lifeline broke, it does not drain,
-because no process needs the results. A second signal ends the role at once.
+launcher has, so that no role outlives a killed launcher. Before it stops, a role drains for at most `grace_s`. If its lifeline broke, it
+does not drain, because no process needs the results. A second signal ends the role at once.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _run_server(
 
 
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
-    """Start the worker, which waits for its dispatcher. Return False if a signal stops the start."""
+    """Start the worker, which waits for its dispatcher. Return False if a signal arrives or the lifeline breaks first."""
     failed: list[BaseException] = []
     # `is_alive` cannot replace this event, because the thread still runs while it calls `wake`.
     tried = threading.Event()
@@ -269,9 +269,7 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
 
 
 def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, stop: Callable[[float], object]) -> None:
-    """Wait until the server ends by itself. On a signal or a broken lifeline, call `stop`. Its argument is the grace in seconds, 0 if the
-    lifeline broke.
-    """
+    """Wait until the server ends by itself. On a signal, call `stop(grace_s)`. If the lifeline breaks, call `stop(0)`."""
 
     def wake_when_ended() -> None:
         try:

@@ -155,8 +155,8 @@ def _sbatch(config: ClusterConfig, grace_s: float) -> list[str]:
 
 
 def _seconds(time_limit: str) -> int | None:
-    """Return a time limit of Slurm in seconds. None means that this function does not know its form. In Slurm "90" means minutes, "1:30"
-    minutes and seconds, and "2-4" days and hours.
+    """Return a time limit of Slurm in seconds. None means that the text has an unknown form. In Slurm "90" means minutes, "1:30" minutes
+    and seconds, and "2-4" days and hours.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit)
     if match is None:
@@ -302,7 +302,7 @@ class JobFollower:
           submitted: whether this process has submitted the job. If so, this method cancels a job that can never start.
 
         Raises:
-          NotFoundError, UnavailableError: `job_state` raises them.
+          NotFoundError, UnavailableError: as `job_state` raises them.
           InvalidArgumentError: Slurm can never start the submitted job, because of the configuration of its partition.
         """
         self._number = number

@@ -32,7 +32,7 @@ MakeLauncher = Callable[[ExitHandler], Launcher]
 
 
 class Restarts:
-    """The number of restarts of one task, which decides whether and when the task is restarted.
+    """Counts the restarts of one task, and decides whether and when the task is restarted.
 
     Attributes:
       allowed: how often the task may be restarted. The count begins again after an incarnation that ran for RESTARTS_FORGOTTEN_S.
@@ -79,8 +79,8 @@ class Tasks:
 
     Args:
       on_worker_exit: a function that is called when a worker has ended, before the worker is restarted.
-      say: a function that is called with each line of output of a task, in front of which is a prefix, and with a line for each end of a
-        task.
+      say: a function that is called with each line that a task prints, after a prefix with the task's name, and with a line when a task
+        ends.
       launcher: makes the launcher that starts the tasks. By default the tasks are child processes of this process.
     """
 

@@ -74,7 +74,7 @@ class Figure:
     Attributes:
       name: what is measured, such as "blocking call, inline handler".
       unit: the unit of the figures. If the unit ends in "/s", larger figures are better, otherwise smaller figures are.
-      ours, ours_p99: median of zmqdist, and its 99th percentile of single calls. The percentile is None if single calls are not measured.
+      ours, ours_p99: the median of zmqdist, and the 99th percentile of its single calls, which is None if single calls are not measured.
       against: name of the other technique. "" means that there is none.
       theirs, theirs_p99: the median and the percentile of the other technique.
       ratio: zmqdist's figure divided by that of the other technique, as the median over the blocks. None if there is no other technique.

@@ -1,7 +1,7 @@
 """The peer of the benchmarks: a process that runs an RPC server and a bare echo server, so that both are measured under equal conditions.
 
-The process prints the address of the RPC server on one line. Its standard input is a pipe from the process that started it, and it ends
-when this pipe is closed. `zmqdist bench --serve` runs the two servers for a user who measures between two hosts.
+The process prints the address of the RPC server on one line. It ends when its standard input, a pipe from the process that started it, is
+closed. `zmqdist bench --serve` runs the two servers for a user who measures between two hosts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def serving(address: str) -> Iterator[str]:
 
     Raises:
       UnknownError: the address cannot be bound.
-      FailedPreconditionError: other hosts can reach the address, so that the server needs keys.
+      FailedPreconditionError: other hosts can reach the address, so the server would need keys.
     """
     server = Server.create("zmq", address)
     server.register("echo", echo, inline=True)

@@ -49,8 +49,8 @@ class BoundChild:
 
     Attributes:
       pid: the pid of the child. 0 until the zygote has forked the child.
-      ticket: the number by which the zygote knows the child. 0 until the child was ordered from the zygote.
-      killed: whether `kill` was called. If the child was not ordered before, it is killed as soon as it was ordered.
+      ticket: the number by which the zygote knows the child. 0 until the zygote was ordered to fork the child.
+      killed: whether `kill` was called. A child that was not ordered yet is killed as soon as it is ordered.
     """
 
     def __init__(self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited) -> None:
@@ -81,7 +81,7 @@ class BoundChild:
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def take_order(self, ticket: int) -> list[int]:
-        """Return the file descriptors of the order for the zygote.
+        """Return the file descriptors to send to the zygote. The first of them has the order.
 
         The caller must close the descriptors after it has sent them. The pipe of the child's standard error ends only when no process other
         than the child has its writing end open.
@@ -123,7 +123,7 @@ class BoundChildren:
     """
 
     def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:
-        """Take over a zygote, which `close` ends."""
+        """Take ownership of a zygote. `close` ends it."""
         self.on_lost: list[Callable[[int | None], None]] = []
         self.loop = loop
         self._zygote = zygote
@@ -255,6 +255,6 @@ class BoundChildren:
             callback(code)
 
     def _send_beat(self) -> None:
-        """Tell the zygote that this process runs, and repeat this after a quarter of the watch."""
+        """Tell the zygote that this process runs, and set a timer that repeats this after a quarter of the watch."""
         self.send_record(BEAT, 0, round(self._watch_s * 1000))
         self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._send_beat)

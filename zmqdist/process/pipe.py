@@ -57,7 +57,7 @@ class PipeCodec(Generic[M]):
     """The functions that encode and decode the messages of a pipe.
 
     Attributes:
-      parts: a phrase for the parts of a message, which the error for missing memory contains.
+      parts: a phrase for the parts of a message, for the error that says that there is no memory for them.
     """
 
     encode: Callable[[M], bytes]
@@ -216,8 +216,8 @@ class LoopPipe(Generic[M]):
     """The parent's end of a pipe. Only the loop thread uses it.
 
     Args:
-      on_message: a function that is called with each message and its parts. It is not called when the child ends, because the code that has
-        forked the child notices that.
+      on_message: a function that is called with each message and its parts. The end of the child is not reported here, but to the code that
+        has forked the child.
 
     Attributes:
       theirs: the file descriptor of the child's end. The code that forks the child closes it in this process.
@@ -256,7 +256,7 @@ class LoopPipe(Generic[M]):
         return True
 
     def drain(self) -> None:
-        """Read all messages that have arrived from the child, also if the child has ended."""
+        """Read all messages that have arrived from the child, even if the child has ended."""
         while self._read_some():
             pass
 
@@ -285,7 +285,7 @@ class LoopPipe(Generic[M]):
             with contextlib.suppress(OSError):  # the child has ended
                 self._socket.shutdown(socket.SHUT_WR)
         blocked = bool(out)
-        # Most messages are sent at once, so the loop is told only about a change.
+        # Most messages are sent at once, so the loop is told only when the pipe begins or stops waiting for room.
         if blocked != self._blocked and not self._finished:
             self._blocked = blocked
             self._loop.watch_writable(self._socket.fileno(), blocked)

@@ -211,7 +211,7 @@ class Zygote:
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # a later order for this module fails again, and is then refused
+            with contextlib.suppress(Exception):  # a later order for this module fails as well, and is refused
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
@@ -263,7 +263,7 @@ class Zygote:
                 os.setsid()
                 if bound:
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                    if os.getppid() != zygote:  # the zygote ended before the line above, so that no signal is sent
+                    if os.getppid() != zygote:  # the zygote ended before prctl, so the kernel sends no signal
                         os._exit(1)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler or signal.SIG_DFL)
@@ -342,7 +342,7 @@ class Zygote:
 
 
 def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
-    """Move the first file descriptors to `numbers`.
+    """Give the first of these file descriptors the numbers in `numbers`.
 
     These descriptors are first moved above all numbers, because a number may belong to a descriptor that has not been moved yet.
     """
@@ -358,7 +358,7 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 
 
 def _settle_in(order: Order) -> None:
-    """Redo the parts of Python's start that depend on the child's name, environment and standard streams."""
+    """Redo the parts of Python's start-up that depend on the child's name, environment and standard streams."""
     if order.name:
         name_process(order.name)
     time.tzset()
@@ -370,7 +370,7 @@ def _settle_in(order: Order) -> None:
     bound = bool(order.ticket)
     for stream in (sys.stdout, sys.stderr) if bound else (sys.stdout,):
         if hasattr(stream, "reconfigure"):
-            # A bound child writes whole lines, also with PYTHONUNBUFFERED, because several processes may write to the same pipe.
+            # A bound child writes whole lines, even with PYTHONUNBUFFERED, because several processes may write to the same pipe.
             stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
     if bound:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process decides which children Ctrl-C ends

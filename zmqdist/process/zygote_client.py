@@ -249,9 +249,7 @@ def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
 
 
 def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
-    """Return the facts that a zygote for children with this environment inherits from this process, and that its children inherit from
-    the zygote.
-    """
+    """Return the facts about this process that a zygote for children with this environment inherits and passes on to its children."""
     lines = Path("/proc/self/status").read_text().splitlines()
     inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
     limits = tuple(resource.getrlimit(number) for number in _LIMITS)

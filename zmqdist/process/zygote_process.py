@@ -1,4 +1,4 @@
-"""The zygote (zygote.py) as seen by the process that starts it: how this process starts the zygote, has its control socket, and ends it.
+"""The zygote (zygote.py) as seen by the process that starts it: how this process starts the zygote, holds its control socket, and ends it.
 
 A process starts a zygote in one of two ways. Any process can start it as a command, which costs half a second of CPU. A process with one
 thread and no ZeroMQ context can fork the zygote, which then has all modules that this process has imported.

@@ -1,4 +1,4 @@
-"""The decision which call a server begins next, and which large arguments it requests. It is fair among clients, and keeps bounds in bytes.
+"""Decides which call a server begins next, and which large arguments it requests. It is fair among clients, and bounds the bytes that wait.
 
 Rule: the owner reports events by calling a method, under a lock of its own. No method waits or reads a clock.
 
@@ -17,8 +17,8 @@ Promises, checked by tests/machines/test_admission.py and in simulation (tests/s
         which they became ready
     P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of one client and `all_bytes_max` of all clients; a
         larger call is let in when no other call counts against the same bound
-    P4  clients have turns to have a call let in; the calls of one client are let in in the order in which they were announced, and as many
-        calls are let in as fit
+    P4  clients take turns to have a call let in; of the calls of one client, the one that was announced first is let in first; calls are
+        let in as long as they fit
     P5  calls that have not begun hold at most `client_unasked_max` unasked bytes of one client and `all_unasked_max` of all clients, unless
         they are a single call; a call that exceeds a bound is refused, and the refusal names the bound
     P6  no state is kept of a call that has begun or was dropped, or of a client that has disconnected
@@ -41,7 +41,7 @@ class _Backlog:
 
     Attributes:
       unasked, pulled: bytes of the arguments of these calls, by the way in which they arrive.
-      held: counted bytes of each call; the number is negative for pulled bytes.
+      held: the counted bytes of each call, as a negative number if they are pulled.
       outside: calls whose arguments are still with the client, each as (bytes, item).
       ready: calls that wait only for a thread, each with its item.
     """
@@ -89,7 +89,7 @@ class FairAdmission:
     # -- how arguments come -----------------------------------------------------------------------------------------------
 
     def arrived(self, client: Hashable, key: Hashable, nbytes: int) -> str:
-        """Count a call whose client has sent the arguments with the call. Return why the call is refused (P5); empty if it is accepted.
+        """Count a call whose client has sent the arguments with the call. Return why a bound refuses the call (P5), or "" if no bound does.
 
         Args:
           nbytes: size of the arguments, which have arrived or are about to arrive.
@@ -145,7 +145,7 @@ class FairAdmission:
         self.count += 1
 
     def next(self) -> Any | None:
-        """Return the item of the call that begins now, which is the turn of the next client (P2); None if no call is ready."""
+        """Return the item of the call that begins now. Clients take turns (P2). None means that no call is ready."""
         if not self._in_turn:
             return None
         client, backlog = self._in_turn.popitem(last=False)
@@ -192,7 +192,7 @@ class FairAdmission:
         """Drop every call whose arguments have not all arrived; with `ready`, also drop the calls that wait for a thread.
 
         Returns:
-          Each dropped call as (client, key, item); the item is None for a call whose arguments are just arriving.
+          Each dropped call as (client, key, item). The item is None for a call whose arguments are just arriving.
         """
         calls: list[tuple[Any, Any, Any]] = []
         for client, backlog in self._clients.items():
@@ -223,7 +223,7 @@ class StallDetector:
     """Reports once when all threads are busy, calls wait, and no call ends for STALL_S.
 
     Attributes:
-      deadline: when to call `look` again; None while threads are free.
+      deadline: when to call `look` again. None means that a thread is free or no call waits.
     """
 
     def __init__(self, limit_s: float = STALL_S) -> None:

@@ -43,7 +43,7 @@ class _WaitingCall:
 
 
 def check_options(method: Method, rows_max: Any, delay_ms: Any) -> None:
-    """Check that the calls of `method` can be batched with these bounds. Raises ValueError."""
+    """Raise ValueError if the calls of `method` cannot be batched with these bounds."""
     if method.inline or method.streaming:
         raise ValueError(f"{method.name}: neither an inline method nor a generator function can be batched")
     is_number = isinstance(delay_ms, (int, float, np.integer, np.floating))
@@ -164,7 +164,7 @@ def _joined(calls: list[Any]) -> Any:
 
 
 def _kind(value: Any, rows: set[int]) -> Hashable:
-    """Return a key of a call's arguments. Two calls can be joined exactly if their keys are equal. Add the row counts of all arrays to
+    """Return a key of a call's arguments. Two calls can be joined if and only if their keys are equal. Add the row counts of all arrays to
     `rows`.
     """
     if isinstance(value, np.ndarray) and value.ndim:

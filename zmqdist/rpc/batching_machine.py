@@ -1,4 +1,4 @@
-"""The decision which calls of a batched method run together, and when. This module uses no arrays, clock or threads.
+"""Decides which calls of a batched method run together, and when. This module uses no arrays, clock or threads.
 
 Theory of operation
     Calls of one kind are collected in a batch. Calls are of one kind if their arguments can be joined, which the runtime decides. A batch
@@ -81,7 +81,7 @@ class Batches(Generic[T]):
             self._drop_empty()
 
     def ready(self, now: float) -> list[T]:
-        """Return the calls of the batch that runs next; an empty list if no batch may run yet."""
+        """Return the calls of the batch that runs next, or an empty list if no batch may run yet."""
         kind, oldest = next(iter(self._open.items()), (None, None))
         if oldest is not None and now < oldest.since + self._delay_s:
             oldest = None
@@ -96,7 +96,7 @@ class Batches(Generic[T]):
 
     @property
     def deadline(self) -> float:
-        """The time from which `ready` returns a batch; `inf` if no call waits."""
+        """The time from which `ready` returns a batch. `inf` means that no call waits."""
         if self._closed:
             return -inf
         oldest = next(iter(self._open.values()), None)

@@ -21,7 +21,7 @@ class BlockedHandlersLog:
     """The warning for one pool of handler threads.
 
     Attributes:
-      deadline: when to call `look` again; None while the pool is not full.
+      deadline: when to call `look` again. None means that a thread is free or no call waits.
     """
 
     def __init__(self, pool: HandlerPool) -> None:

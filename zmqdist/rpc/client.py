@@ -4,7 +4,7 @@ Rules
     `client.m(...)` and `call` never wait for the reply; `client.m_blocking(...)` does. Any number of threads may share a client.
     A call that is made while no server is connected waits for a server until the call's deadline, and is sent when a server is connected. A
     call that was in flight when the connection ended fails with UNAVAILABLE and is never sent again, because it may have run.
-    An error that the client itself can recognise (arguments of another structure, a value that cannot travel) is raised when the call is
+    An error that the client itself can recognise (arguments of the wrong structure, a value that cannot travel) is raised when the call is
     made. Every other error is the outcome of the call.
 
 Not here: threads and the socket (transport/channel.py).
@@ -104,11 +104,11 @@ class RpcClient:
     def call(
         self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
-        """Call a method by its name; documented at ZmqClient."""
+        """Call a method by its name (`ZmqClient.call`)."""
         raise NotImplementedError("call this method on the client that Client.create returns")
 
     def snapshot(self) -> ClientSnapshot:
-        """Return the client's current figures; documented at ZmqClient."""
+        """Return the client's current figures (`ZmqClient.snapshot`)."""
         raise NotImplementedError("call this method on the client that Client.create returns")
 
 
@@ -160,7 +160,7 @@ class ZmqClient(RpcClient):
           args: None, one value, or any structure of values. Only the leaves are sent, from left to right.
           output_specs: a structure of TensorSpec, into which the returned leaves are packed, as arrays. Without it, the value is the flat
             list of the leaves that the function returned, or None if the function returned nothing.
-          timeout_in_ms: deadline of this call in milliseconds; 0 or less takes the client's default.
+          timeout_in_ms: deadline of this call in milliseconds. 0 or less means the client's default.
           out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype. The value of the
             call is then `out` itself, and large replies are received without a copy. Do not touch `out` until the call has ended. If the
             reply does not fit (InvalidArgumentError), `out` is unchanged; after any other error its content is undefined.
@@ -190,7 +190,7 @@ class ZmqClient(RpcClient):
         """Call a generator function by its name, without waiting. The client's list of methods need not contain the name.
 
         Args:
-          timeout_in_ms: deadline of the whole stream in milliseconds; 0 or less takes the client's default.
+          timeout_in_ms: deadline of the whole stream in milliseconds. 0 or less means the client's default.
 
         Raises:
           InvalidArgumentError: a value in `args`, or the name, cannot travel.

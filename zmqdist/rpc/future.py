@@ -66,7 +66,7 @@ class StatusOrResult:
         """Have `fn(self)` called once when the call has ended, in a thread of the client. If the call has ended already, invoke `fn` at
         once in this thread.
 
-        If `fn` raises in the client's thread, the exception is logged. The client cannot be collected until `fn` has been called.
+        If `fn` raises in the client's thread, the exception is logged. The client cannot be garbage-collected until `fn` has been called.
         """
         self._channel.add_done_callback(self._call, lambda call: fn(self))
 
@@ -132,7 +132,7 @@ def as_returned(call: ClientCall, address: str) -> Any:
 
 
 def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
-    """Return the flat list of the leaves of a call's value; None if the remote function returned nothing."""
+    """Return the flat list of the leaves of a call's value, or None if the remote function returned nothing."""
     value = as_returned(call, address)
     return None if value is None else nest.flatten(value)
 

@@ -41,7 +41,7 @@ def no_room(id: int, reason: str) -> Reply:
 
 
 def stopping() -> UnavailableError:
-    """Return the error of a call that a stopping server does not begin."""
+    """Return the error of a call that the server does not begin because it stops."""
     return UnavailableError("the server is stopping; the call was not carried out")
 
 

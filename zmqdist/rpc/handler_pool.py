@@ -1,8 +1,7 @@
-"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and the owners of the work, which are
-clients, have turns.
+"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and its owners, the clients, take turns.
 
 The threads are daemons, because a handler that never ends must not keep the process from ending. The pool does not use
-`concurrent.futures`, which joins its threads at exit, and makes a Future for each call that the pool does not need.
+`concurrent.futures`, which joins its threads at exit, and makes a Future for each call, although the pool needs none.
 
 Not here: which work begins next, and how many bytes may wait (admission_machine.py).
 """
@@ -73,7 +72,7 @@ class HandlerPool:
           nbytes: bytes that the work holds and that no earlier call of `arrived` has counted.
 
         Returns:
-          Why the pool refuses the work (admission_machine.py, P5); empty if the pool accepts it.
+          Why the pool refuses the work (admission_machine.py, P5). "" means that the pool accepts the work.
         """
         with self._lock:
             if nbytes and (refused := self._admission.arrived(owner, key, nbytes)):
@@ -94,24 +93,24 @@ class HandlerPool:
         return ""
 
     def arrived(self, owner: Hashable, key: Hashable, nbytes: int) -> str:
-        """Count work whose arguments were sent unasked; `FairAdmission.arrived` has the details."""
+        """Count work whose arguments were sent unasked (`FairAdmission.arrived`)."""
         with self._lock:
             return self._admission.arrived(owner, key, nbytes)
 
     def announced(self, owner: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """Note work whose owner keeps the large arguments; `FairAdmission.announced` has the details."""
+        """Note work whose owner keeps the large arguments (`FairAdmission.announced`)."""
         with self._lock:
             self._admission.announced(owner, key, nbytes, item)
 
     def let_in(self) -> Any | None:
-        """Return the next item whose arguments may be requested; `FairAdmission.let_in` has the details."""
+        """Return the next item whose arguments may be requested (`FairAdmission.let_in`)."""
         with self._lock:
             return self._admission.let_in() if self._admission.outside else None
 
     # -- removing work ----------------------------------------------------------------------------------------------------------
 
     def dropped(self, owner: Hashable, key: Hashable) -> bool:
-        """Remove work that the pool will not begin; `FairAdmission.dropped` has the details."""
+        """Remove work that the pool will not begin (`FairAdmission.dropped`)."""
         with self._lock:
             waited = self._admission.dropped(owner, key)
             self._notify_if_idle()
@@ -124,7 +123,7 @@ class HandlerPool:
             self._notify_if_idle()
 
     def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
-        """Drop all work whose arguments have not all arrived; `FairAdmission.cut_off` has the details."""
+        """Drop all work whose arguments have not all arrived (`FairAdmission.cut_off`)."""
         with self._lock:
             calls = self._admission.cut_off(ready)
             self._notify_if_idle()

@@ -1,4 +1,4 @@
-"""Calls over a connection that a loop already owns. With it, a worker calls its dispatcher without opening a second connection.
+"""Calls over a connection that a loop already owns. A worker calls its dispatcher in this way, without opening a second connection.
 
 All methods run in the loop. A call ends once, either with its reply or, when the connection ends, with UNAVAILABLE. The arguments of a call
 must fit into the header of a message, so large arrays cannot be sent.
@@ -33,7 +33,7 @@ class LoopClient:
         return self._dealer.up
 
     def up(self, incarnation: int) -> None:
-        """Note that the connection to the server is up, and the incarnation of the server."""
+        """Note that the connection is up, and which incarnation of the server it leads to."""
         self._incarnation = incarnation
 
     def down(self) -> None:

@@ -21,9 +21,9 @@ class MethodInfo:
 
     Attributes:
       name: the name to give to `Client.call`.
-      signature: the parameters; None if Python cannot determine them. Each default value is a text, `...` if the value has no short text.
-      input_signature: structure of TensorSpec for the arguments; None if the method has no input signature.
-      output_signature: structure of TensorSpec for the result, or for each item of a stream; None if the method has no output signature.
+      signature: the parameters, or None if Python cannot determine them. Each default value is shown as a short text or as `...`.
+      input_signature: structure of TensorSpec for the arguments, or None if the method has no input signature.
+      output_signature: structure of TensorSpec for the result, or for each item of a stream. None means no output signature.
       streaming: whether the method is a generator function, so that calling it returns an iterator.
       batch: whether calls of several clients are joined along axis 0 and run as one.
       doc: the first line of the function's docstring.
@@ -117,7 +117,7 @@ class Default(str):
 
 
 def first_line(fn: Any) -> str:
-    """Return the first line of a function's docstring; "" for a callable object, because the docstring of its class describes the class."""
+    """Return the first line of a function's docstring, or "" for a callable object, whose docstring describes its class."""
     doc = inspect.getdoc(fn) if inspect.isroutine(fn) or hasattr(fn, "__wrapped__") else None
     return doc.strip().partition("\n")[0] if doc else ""
 

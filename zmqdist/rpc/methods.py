@@ -30,7 +30,7 @@ class Method:
 
     Attributes:
       roles: roles that may call the method, besides `admin`; `None` means every authenticated peer.
-      later: whether the function runs in the loop, takes a PendingCall before the arguments, and replies by it at any later time.
+      later: whether the function runs in the loop, takes a PendingCall before the arguments, and replies through it at any later time.
       streaming: whether the function is a generator function, whose calls are streams (generators.py).
       pooled: whether each call runs in a thread of the server's pool.
     """

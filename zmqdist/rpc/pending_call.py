@@ -25,7 +25,7 @@ class PendingCall:
 
     Attributes:
       peer: the caller's connection; `peer.role` is the caller's role, `peer.hello.incarnation` the caller's incarnation.
-      due: when the caller stops waiting, on the clock of `time.monotonic`; `inf` if the call has no deadline.
+      due: when the caller stops waiting, on the clock of `time.monotonic`. `inf` means that the call has no deadline.
     """
 
     __slots__ = ("_served", "_service", "due", "peer")

@@ -57,15 +57,15 @@ class RpcServer:
         return ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
 
     def register(self, name: str, fn: Callable[..., Any]) -> None:
-        """Register a function as a method; documented at ZmqServer."""
+        """Register a function as a method (`ZmqServer.register`)."""
         raise NotImplementedError("call this method on the server that Server.create returns")
 
     def start(self) -> None:
-        """Listen on the address; documented at ZmqServer."""
+        """Listen on the address (`ZmqServer.start`)."""
         raise NotImplementedError("call this method on the server that Server.create returns")
 
     def snapshot(self) -> ServerSnapshot:
-        """Return the server's current figures; documented at ZmqServer."""
+        """Return the server's current figures (`ZmqServer.snapshot`)."""
         raise NotImplementedError("call this method on the server that Server.create returns")
 
 

@@ -8,7 +8,7 @@ Rules
     Values travel by the safe codec, and no code here unpickles anything.
     A handler can check `zmqdist.cancelled()`, which is true when the caller has cancelled the call or disconnected, or when the deadline
     has passed. Inline handlers are too short to need this check.
-    Clients have turns with the calls that wait for a thread, and the bytes of the arguments of these calls are bounded
+    Clients take turns with their calls that wait for a thread, and the bytes of the arguments of these calls are bounded
     (admission_machine.py). A call of an inline method, or of a method that replies later, begins at once. If a client holds arguments
     back, the service requests these arguments as soon as there is room for them.
     The reply to a call that arrived alone leaves at once. Other replies without payload frames are collected during one turn of the
@@ -283,7 +283,9 @@ class RpcService:
                 self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
-        """Take an arrived call. Return the reply if the call is refused or its method is inline; else begin the call and return None."""
+        """Take an arrived call. Return the reply if the call is refused or its method is inline. Otherwise begin the call and return
+        None.
+        """
         method = self._methods.get(call.method)
         # The fast path has one test for all reasons to refuse a call. The code in the branch finds out which reason holds.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
@@ -364,7 +366,7 @@ class RpcService:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Drop a client's calls that wait for a thread and are not wanted any more, once in SWEEP_S. Return whether any was dropped."""
+        """Drop a client's calls that wait for a thread and are not wanted any more, once per SWEEP_S. Return whether any was dropped."""
         now = time.monotonic()
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
@@ -443,7 +445,7 @@ class RpcService:
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
-        """Have the loop call a function at a certain time; `Loop.set_timer` has the details."""
+        """Have the loop call a function at a certain time (`Loop.set_timer`)."""
         self._loop.set_timer(key, at, fn)
 
     def drop(self, served: ServedCall) -> None:

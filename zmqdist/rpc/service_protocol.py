@@ -14,7 +14,7 @@ from zmqdist.transport.transfers import Source
 
 
 class AnsweringService(Protocol):
-    """The part of RpcService that methods which reply later need. RpcService (service.py) documents each function."""
+    """The functions of RpcService that a method needs in order to reply later. RpcService (service.py) documents them."""
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None: ...
 

@@ -81,7 +81,7 @@ def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int])
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the parameters of a function; None if Python cannot determine them, as for some functions that are written in C."""
+    """Return the parameters of a function, or None if Python cannot determine them, as for some functions that are written in C."""
     try:
         return inspect.signature(fn)
     except (TypeError, ValueError):
@@ -92,7 +92,7 @@ class Parameters:
     """The parameters of a function, by position and by name. If Python cannot determine them, any arguments are accepted.
 
     Attributes:
-      signature: Python's own description of the parameters; None if Python cannot determine them.
+      signature: Python's own description of the parameters, or None if Python cannot determine them.
       optional: positions of positional parameters that have a default.
       least, most: bounds on the number of positional arguments; `most` is None for a function with *args.
     """
@@ -117,7 +117,7 @@ class Parameters:
             self._names = {*self._places, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
 
     def problem(self, count: int) -> str | None:
-        """Return why a call with `count` positional arguments and no other arguments is wrong; None if it is right."""
+        """Return why a call with `count` positional arguments and no other arguments is wrong, or None if it is right."""
         if self.least <= count and (self.most is None or count <= self.most):
             return None
         return _wanted(self.least, self.most, count)

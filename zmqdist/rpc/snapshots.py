@@ -2,8 +2,8 @@
 change is copied.
 
 Rules
-    If the peer can open this process's shared memory, a large part travels in shared memory. So it needs one copy in any case, unless the
-    array is frozen, and that copy is the snapshot.
+    If the peer can open this process's shared memory, a large part travels in shared memory. Unless the part is frozen, it is copied there,
+    and this copy is the snapshot.
     For any other peer a part is copied only if its owner could write to it before it is sent. This copy, too, is made in the pool of
     shared memory, because the pool's pages are mapped already.
     The caller of a blocking call cannot write to its arguments while it waits. No code can write to a result to which no other reference
@@ -36,7 +36,7 @@ _GENERATOR: Final = (
 
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
-    """Return the large parts as sources (transport/transfers.py) whose content will not change. If the parts are small in all, return them
+    """Return the large parts as sources (transport/transfers.py) whose content will not change. If their total size is small, return them
     as they are.
 
     Args:

@@ -129,7 +129,7 @@ class Stream:
         self._call = None
         if call.code:
             self._failure = from_code(call.code, call.message.replace(repr(call.method), repr(self._method)))
-            if call.code != errors.UNAVAILABLE:  # the generator may still run, and would wait for the next call
+            if call.code != errors.UNAVAILABLE:  # the generator may still wait for the next call
                 _close(self._channel, call, self._number)
             return
         try:
@@ -156,7 +156,7 @@ def _close(channel: Channel, call: ClientCall, number: int) -> None:
     try:
         channel.submit(close_call)
         if close_call.code != errors.FAILED_PRECONDITION:
-            # the channel is open; a closed channel has ended `call` already
+            # The channel is open, so `call` may be in flight. A closed channel has ended it already.
             channel.cancel(call)
     except FailedPreconditionError:  # this is a forked child, and the stream belongs to the parent
         pass

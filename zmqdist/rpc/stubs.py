@@ -23,11 +23,11 @@ from zmqdist.transport.channel import Channel
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
-    """Return the deadline of a call that begins now, on the clock of `time.monotonic`; `inf` means no deadline.
+    """Return the deadline of a call that begins now, on the clock of `time.monotonic`. `inf` means no deadline.
 
     Args:
-      timeout_in_ms: milliseconds, which may be a NumPy number; 0 or less means `default_in_ms`.
-      default_in_ms: milliseconds; 0 or less means no deadline.
+      timeout_in_ms: milliseconds, which may be a NumPy number. 0 or less means `default_in_ms`.
+      default_in_ms: milliseconds. 0 or less means no deadline.
 
     Raises:
       TypeError, ValueError: `timeout_in_ms` is not a number.
@@ -50,7 +50,7 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
 
 
 def check_name(name: str) -> None:
-    """Check that `name` can be the name of a method. Raises TypeError or InvalidArgumentError."""
+    """Raise TypeError or InvalidArgumentError if `name` cannot be the name of a method."""
     if not isinstance(name, str):
         raise TypeError(f"a method's name is a str, not {type(name).__name__}")
     if not name.isascii():
@@ -81,8 +81,8 @@ def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], N
 
 
 def _count(info: MethodInfo) -> int | None:
-    """Return how many positional arguments need no check if they are the only arguments. `None` means any number, -1 means that every call
-    needs a check.
+    """Return the number of positional arguments with which a call needs no check, if it has no other arguments. `None` means any
+    number. -1 means that every call needs a check.
     """
     specs = info.input_signature
     return None if specs is None else len(specs) if is_flat(specs) else -1
@@ -123,7 +123,7 @@ def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Ca
         try:
             channel.call_and_wait(call)
         except BaseException:
-            # Ctrl-C, or the exception of a user's signal handler, ends the wait, so that the caller may change the arrays now
+            # Ctrl-C, or an exception of a user's signal handler, has ended the wait, and the caller may now change the arrays.
             channel.cancel(call)
             raise
         return outcome(call, channel.address, read)

@@ -96,7 +96,7 @@ def proc() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Check shared memory. A child process opens a memfd of this process, in the way in which processes of a cluster do."""
+    """Check shared memory. A child process opens a memfd of this process, as processes of a cluster do."""
     if os.environ.get(POOL_VARIABLE) == "off":
         return warning(
             "shared memory",
@@ -165,7 +165,7 @@ def loopback() -> Finding:
 
 
 def proxies() -> list[Finding]:
-    """If proxy variables are set, return a finding that zmqdist ignores them, because users of gRPC expect that they have an effect."""
+    """If proxy variables are set, return a finding that zmqdist ignores them, because users of gRPC expect them to work."""
     variables = [name for name in PROXIES if os.environ.get(name)]
     return (
         [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")] if variables else []

@@ -1,7 +1,7 @@
 """Checks an address step by step: the name of the host, the port, the server that listens on the port, its security, and its report about
 itself.
 
-Each step can fail for a reason of its own, and is tried only after the earlier steps have succeeded.
+Each step is tried only after the earlier steps have succeeded.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """Return a client in the first of `roles` for which this process has a key. If the cluster has a token, this is the first role.
+    """Return a client with the first role for which this process has a key. A token works for any role.
 
     Args:
       key: the public key of the server. It is needed for a worker, because a worker does not have the cluster's server key.

@@ -42,7 +42,7 @@ PLAIN: Final = WorkOptions()
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The program scheduled these work items, each (work, fn, payload), in the order of their work numbers.
+    """The program has scheduled these work items, each (work, fn, payload), in the order of their work numbers.
 
     Attributes:
       keep: the work numbers of the items whose values stay with their workers.
@@ -66,7 +66,7 @@ class WorkerAffinity:
     """The options of unfinished work, and the workers that are present or missed.
 
     Attributes:
-      recovery_limit_s: how long a worker may be missed; None if the coordinator does not watch the members, so that it misses no worker.
+      recovery_limit_s: how long a worker may be missed. None means that the coordinator does not watch the members and misses no worker.
       options: the options of unfinished work items that are not plain, by work number.
       detached: the unfinished work items that belong to no round.
       members_known: whether a dispatcher has reported the members.
@@ -87,7 +87,7 @@ class WorkerAffinity:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the first worker will have been missed for too long; None means never."""
+        """The time at which the first worker will have been missed for too long. None means never."""
         if not self._missing_since or self.recovery_limit_s is None:
             return None
         return min(self._missing_since.values()) + self.recovery_limit_s

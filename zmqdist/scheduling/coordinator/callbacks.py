@@ -34,7 +34,7 @@ class Callbacks:
                 self._started()
 
     def put(self, calls: Calls) -> None:
-        """Have the callback thread call each function with its value. Any thread may call this.
+        """Have the callback thread call these functions with their values. Any thread may call this.
 
         Raises RuntimeError if the callback thread does not run yet and cannot be started.
         """

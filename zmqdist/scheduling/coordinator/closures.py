@@ -1,4 +1,4 @@
-"""The coordinator's record of scheduled work: submission, results, lost starts and the end of a round; no I/O.
+"""The coordinator's record of scheduled work: submission, results, lost starts and the end of a round. No I/O.
 
 Theory of operation
     The coordinator owns its work; the dispatcher's queue is a copy. On each new connection to a dispatcher the coordinator submits all
@@ -25,8 +25,8 @@ Promises, checked by tests/machines/test_closures.py and tests/sim
     P12 MembersChanged reports exactly once that a worker joined, and then that it left, even if the dispatcher changes; the first report
         lists all present workers as joined
     P13 with a `width` the dispatcher has at most `width` work items at a time, not counting detached work; the oldest are submitted first
-    P14 if the program requests to cancel work unless it has begun, the work is resolved as cancelled, or reported in WorkBegun, or resolved
-        by its result; if the connection to the dispatcher is lost first, the work is resolved as cancelled
+    P14 if the program cancels work only if it has not begun, the work is resolved as cancelled, or reported in WorkBegun, or resolved by
+        its result; if the connection to the dispatcher is lost first, the work is resolved as cancelled
     P15 the coordinator does not request the end of a round that is over or has not begun
 
 Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
@@ -105,7 +105,7 @@ class Closures:
       lost_limit_s: how long all workers or the dispatcher may be absent before all unfinished work ends (P6).
       recovery_limit_s: how long a worker may be missed before work pinned to it ends (P11). None means that members are not watched.
       starts: whether the dispatcher reports which work has begun (P14).
-      width: the number of work items that the dispatcher may have (P13); None means no bound.
+      width: the number of work items that the dispatcher may have (P13). None means no bound.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Closures:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the runtime must next call `handle(Ticked(), now)`; None means never."""
+        """The time at which the runtime must next call `handle(Ticked(), now)`. None means never."""
         if self._without_cluster_since is None:
             return self.affinity.deadline if self.affinity.options else None
         since = self.without_cluster_since
@@ -197,7 +197,7 @@ class Closures:
 
     @property
     def without_cluster_since(self) -> float | None:
-        """The time since which unfinished work lacks a dispatcher or any worker; None if it lacks neither, or if no work is unfinished."""
+        """The time since which unfinished work or an ending round has lacked a dispatcher or any worker. None means that neither does."""
         return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -226,7 +226,7 @@ class Closures:
             case TakeBackRequested(works):
                 effects = self._cancel(works, unless_begun=True)
             case EndRoundRequested(number):
-                effects = self._end() if number == self.round else []  # P15
+                effects = self._end() if number == self.round else []  # P15: the round is over or has not begun
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
             case UnfinishedFailed(error):

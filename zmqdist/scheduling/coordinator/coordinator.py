@@ -56,13 +56,13 @@ class ClusterCoordinator:
     Args:
       target: a ParameterServerStrategy (which has one coordinator), a DispatchServer, a `local_cluster`, "host:port" or "zmq://host:port".
         None means the cluster that `zmqdist launch` has named in the environment.
-      queue_max: how many work items may wait for a worker before `schedule` blocks; 0 means no bound; default 2**20.
-      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks; 0 means no bound; default 1/4 of
+      queue_max: how many work items may wait for a worker before `schedule` blocks. 0 means no bound. Default 2**20.
+      queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks. 0 means no bound. Default 1/4 of
         memory. Data that several work items share counts once. A work item with more bytes is scheduled when no other work is unfinished.
-      cancel_grace_s: how long a cancelled function may go on running before its slot is killed; default 5.
+      cancel_grace_s: how long a cancelled function may go on running before its slot is killed. Default 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
-      results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers; default "any".
+      results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers. Default "any".
 
     A default applies where the argument is None and the cluster file has no value. The constructor does not wait for the dispatcher. Close
     the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program holds neither the
@@ -84,7 +84,7 @@ class ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, of a class of its own
+        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, which has its own class
         return coordinator
 
     def __init__(
@@ -244,7 +244,7 @@ class ClusterCoordinator:
                 raise
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
-        """Pack the arguments in such a way that the worker unpacks them as (args, kwargs)."""
+        """Pack the arguments so that the worker unpacks them as (args, kwargs)."""
         return trusted.pack_call(args, kwargs)
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
@@ -266,8 +266,8 @@ class ClusterCoordinator:
           Exception: a function of this round failed. `join` raises the first error that the program has not seen, or the first error if the
             program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once, and its attribute
             `failures` has all errors of the round. Before that, waiting functions are dropped, and running functions are asked to stop and
-            killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. So no function of the round
-            is executing any more. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator can be used again.
+            killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. After that, no function of
+            the round is executing. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator can be used again.
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
@@ -352,7 +352,7 @@ class ClusterCoordinator:
         return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
 
     def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S, *, force: bool = False) -> None:
-        """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker.
+        """Have a worker finish its running functions within `grace_s` and leave. Returns once the dispatcher has told the worker to leave.
 
         Other workers run the functions that it has not begun. With `force`, functions pinned to it wait for a new worker of this name.
 
@@ -487,7 +487,7 @@ class ClusterCoordinator:
         return self._runtime.resolved == self._runtime.scheduled or bool(self._runtime.failures)
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
-        """Wait until `ready()` is True. The caller must hold `lock`. After the loss of the cluster the machine fails all work."""
+        """Wait until `ready()` is True. The caller must hold `lock`. The loss of the cluster ends the wait, because all work then fails."""
         runtime = self._runtime
         runtime.waiting += 1
         try:
@@ -502,7 +502,7 @@ class ClusterCoordinator:
             runtime.waiting -= 1
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
-        """End a failed round and raise its error once none of its functions can be executing. Only one of several threads raises."""
+        """End a failed round and raise its error once none of its functions can be executing. Only one of several threads raises it."""
         runtime = self._runtime
         with runtime.lock:
             failed, scheduled, before = runtime.failures.round, runtime.scheduled, -1
