@@ -1,6 +1,6 @@
 """The present state of a coordinator in figures: the record that `ClusterCoordinator.snapshot` returns, and the gauges of metrics.py.
 
-Any thread reads the state while the loop changes it. Each figure is exact at some moment, but figures that the lock does not guard may
+Any thread may read the state while the loop changes it. Each figure is exact at some moment, but figures that the lock does not guard may
 be from different moments.
 """
 
@@ -30,12 +30,12 @@ class CoordinatorSnapshot:
       failed: whether the round has failed, but `schedule`, `join` or `done` has not raised the error yet.
       ending: whether the coordinator has requested the end of a round that may still have executing functions.
       rounds_ended: rounds that have ended with an error.
-      planned: the work items with inputs, retries, a timeout or a lineage that have not ended, or that have a lineage and a value that can
-        still be used.
+      planned: plans that the coordinator keeps, which are work items with inputs, retries, a timeout or a lineage. A plan with a lineage
+        counts even after its end, as long as its value can be used.
       waiting_for_inputs: those of the planned work items that are not handed in because an input is pending.
       attempts: those of the planned work items that are handed in and have not ended.
       held: large arguments, functions and inputs that the coordinator holds for unfinished work.
-      owners: work items for which the coordinator holds such data.
+      owners: work items for which the coordinator holds the data that `held` counts.
       values: unsettled RemoteValues.
       called_back: those of the unsettled RemoteValues that have callbacks.
       kept: values that workers keep for this coordinator.

@@ -31,7 +31,7 @@ class Target:
 
 
 def resolve(target: Any, results: str | None = None) -> Target:
-    """Return the dispatcher that `target` names, with the form in which the program accepts results.
+    """Return the dispatcher that `target` names. `results` says in which form the program accepts results.
 
     Raises:
       ValueError: `target` is not of an accepted type or format. The message lists the accepted forms.

@@ -1,8 +1,8 @@
 """Per-worker resources at the coordinator: which resources exist, where they are built, and their states.
 
 Theory of operation
-    A resource has a number, which no function has, and a definition: a packed call, which the coordinator holds while a worker may need
-    it. Messages carry the number and the definition, so that a worker can build a resource that it does not have
+    A resource has a number, different from those of functions, and a definition: a packed call, which the coordinator holds while a
+    worker may need it. Messages carry the number and the definition, so that a worker can build a resource that it does not have
     (scheduling/worker/resources.py). In addition the coordinator schedules a build as soon as a worker joins, so that the program
     learns of an error early and functions need not wait for the build. Such a build is a detached work item, pinned to that worker.
     When a worker is lost, its value of the resource is lost as well. The value is ABORTED until the worker is back and has rebuilt it.

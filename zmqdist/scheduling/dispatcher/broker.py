@@ -180,7 +180,7 @@ class Broker:
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
     def holdings(self, job: str, index: int) -> WorkerHoldings:
-        """Return the values and work items of this worker, by number. Raises KeyError if the worker is not registered."""
+        """Return the numbers of this worker's kept values and work items. Raises KeyError if the worker is not registered."""
         member = self.membership.members[job, index]
         load = self.dispatch.loads[member]
         holdings = WorkerHoldings(member.name)

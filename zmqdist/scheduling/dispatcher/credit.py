@@ -9,7 +9,7 @@ time, because by the dispatcher's clock a distant worker that got little work wo
 
 Promises, checked by tests/machines/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
-    P2  if a work item takes longer than horizon and round trip, each slot gets at most two items: one item runs, one item waits
+    P2  if a work item takes longer than `HORIZON_S` and one round trip, each slot gets at most two items: one item runs, one item waits
     P3  a worker whose window is always full is busy all the time, even with a long round trip, unless a bound of P1 limits the window
 """
 

@@ -27,13 +27,13 @@ Promises, checked by tests/sim
          ResultReceived without `keep`, or the session ends
     P12  work pinned to a worker is handed out only to a member of that name, waits while no such member exists (an exception to P7), and
          is not requested back
-    P13  in a queue, which is the work of one session that waits for one worker or for any worker, the highest priority is handed out
+    P13  of the work of one session that waits for a certain worker, or for any worker, the item of the highest priority is handed out
          first, and within one priority the oldest item
     P14  the end of a round does not end detached work, and no round waits for detached work; detached work ends with its session
     P15  a session that watches members is told of the present workers, then of each worker that joins or is lost, in the order of these
          events; it is told of a loss before the effects of the loss on its work
-    P16  all slots forget a number when its coordinator sends a Forget with `everywhere`; if a coordinator had detached work, all slots
-         forget all its numbers when the coordinator has said goodbye, or has been away for the duration of a lease
+    P16  all slots forget a function or resource when its coordinator sends a Forget with `everywhere`; if a coordinator had detached
+         work, all slots forget all its functions and resources when the coordinator has said goodbye, or was away for `lease_s`
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
 
 Not here: which workers are alive (membership.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads, which
@@ -99,7 +99,7 @@ LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 class Dispatch:
     """Queues, leases and attempts; the module's docstring has the rules.
 
-    Each method for an event returns the messages to send, in order. Call `assign` once after the events of a turn: it hands out work.
+    Each method for an event returns the messages to send, in order. Call `assign`, which hands out work, once in each turn of the loop.
 
     Attributes:
       placement, sessions: the waiting work, and the sessions of registered coordinators by connection.
@@ -425,7 +425,7 @@ class Dispatch:
         return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work. Call it once after the events of a turn."""
+        """Hand out waiting work. Call this once after the events of each turn of the loop."""
         return self.placement.assign(now) + self._report_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------

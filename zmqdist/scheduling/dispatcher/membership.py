@@ -266,7 +266,7 @@ class Membership:
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member with the index in this Register or, if it has no index, the member with its incarnation."""
+        """Return the member with the index that this Register has. If the Register has no index, return the member with its incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))

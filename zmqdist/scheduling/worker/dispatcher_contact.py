@@ -60,7 +60,7 @@ class Contact:
       registered: whether the dispatcher has accepted the registration over this connection. Invariant: only while `up`.
       named: whether the worker was configured with its index; False if a dispatcher chose the index.
       index_taken: whether the dispatcher refused the index because another worker has it.
-      serial: the number of the latest registration over this connection, counted from 1. An older dispatcher replies with 0.
+      serial: the number of the latest registration over this connection, counted from 1. A dispatcher of an older version replies with 0.
       lease_s: the dispatcher's lease; 0 before the first registration.
       beats_sent, beats_echoed: the number of heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
       stop_at: when all work must stop if the contact is still lost.
