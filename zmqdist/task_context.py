@@ -130,8 +130,8 @@ class _UpdateKey:
 
 @contextmanager
 def update_key(key: str) -> Iterator[None]:
-    """Return a context manager in which the function of this thread has a key. The key is equal in each attempt of the function. In a slot
-    process, threads of the function have this key, too.
+    """Return a context manager in which updates by this thread's function have keys. `key` must be equal in each attempt of the function.
+    In a slot process, the context also applies to threads of the function.
     """
     global _update_key_of_process
     state = _of_thread.update_key = _UpdateKey(key)

@@ -69,7 +69,7 @@ class GroupMembers:
       rank: rank of this task.
       counter: the round of the next operation; 0 for the first operation. `None` means the current round, whose number this member does not
         know.
-      unnumbered: the outcome of an announcement of a failure that was sent while `counter` was None. This outcome has the number of the
+      unnumbered: the leader's reply to a failure that this member announced while `counter` was None. The reply has the number of the
         round.
       aborted: (code, message) if a member has aborted the current operation; else None.
       lock: the lock that a caller holds during an operation.
@@ -250,7 +250,7 @@ class Collectives:
         else:
             self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
-            # waits for the reply; an error means that the member cannot be reached, so it takes part in no operation
+            # wait for the reply and ignore an error, because a member that cannot be reached takes part in no operation
             call.is_ok()
 
     def reset(self, group: GroupMembers) -> None:
@@ -427,7 +427,7 @@ class Collectives:
             boxes = [box for group in self._boxes.values() for box in group.values()]
         for group, name in running:
             self._failed(group.name, name, CANCELLED, self._node.stopped.message)
-        # This includes exchanges that this member has not begun, because their pieces may be borrowed from another task's memory.
+        # Also drop the pieces of exchanges that this member has not begun, because they may be borrowed from another task's memory.
         for box in boxes:
             box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
         self._end_calls(lambda exchange, task: True)  # including announcements

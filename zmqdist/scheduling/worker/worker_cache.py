@@ -58,7 +58,7 @@ class WorkerCache:
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
         return encode_reference(
-            Reference(  # a reference to the payload whose parts are in this store
+            Reference(  # this reference names the copies in this worker's store
                 self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
             )
         )
