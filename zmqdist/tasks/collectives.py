@@ -4,8 +4,8 @@ Theory of operation
     Each member announces its part to the leader (collective_leader.py). A small value travels with the announcement, and the leader's reply
     has the result. If a value is large, the reply says that all members have announced. The members then exchange pieces with each other,
     as collectives_machine.py schedules them. A piece is an argument of a call to another member; on one host large pieces travel through
-    shared memory. A reduction writes a large piece into shared memory, if there is room (ring_schedules.py), and a member passes an arrived
-    piece on unchanged, so that no piece is copied again for the next member.
+    shared memory. A reduction writes a large piece into shared memory if there is room (ring_schedules.py). A member passes an arrived
+    piece on unchanged. Therefore no piece is copied again for the next member.
 
 Rules
     A member that fails during an exchange reports the error to all other members, so that no member waits for pieces that will not arrive.
@@ -394,7 +394,7 @@ class Collectives:
             return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
-        if self._node.closed:  # the sender is to see this member as ended, and no piece may be stored any more
+        if self._node.closed:  # the sender must see that this member has ended, and no piece may be stored any more
             raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
         box.apply(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])

@@ -55,7 +55,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class TakeBackRequested:
-    """The program cancels these work items unless a worker has begun them. Only for a machine with `starts=True`."""
+    """The program cancels these work items unless a worker has begun them. The machine must have been made with `starts=True`."""
 
     works: list[int]
 

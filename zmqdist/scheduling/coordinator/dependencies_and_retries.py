@@ -201,7 +201,7 @@ class _Plan:
     """One plan, from its scheduling until its data is freed.
 
     Attributes:
-      inputs, missing: the inputs from Planned; the inputs for which the plan waits.
+      inputs, missing: the inputs as in Planned, and those of the inputs for which the plan waits.
       attempt: the attempt in progress; 0 if no attempt is in progress.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.

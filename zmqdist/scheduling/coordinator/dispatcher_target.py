@@ -20,7 +20,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A dispatcher, and the settings for coordinators from its cluster file, or the default settings without a cluster file."""
+    """A dispatcher, and the settings for its coordinators: those in its cluster file, or the defaults if there is no cluster file."""
 
     address: str
     credentials: Credentials

@@ -272,8 +272,8 @@ class Executor(futures.Executor):
     def _mark_begun(self, works: list[int]) -> None:
         """Note that workers have begun these functions. The loop calls this method, so this method must not wait."""
         for work in works:
-            # Add to this set before the look-up. `_register` adds the Future before it checks this set, so at least one of the two threads
-            # finds the other thread's entry.
+            # First add `work` to the set, then look for its Future. `_register` first adds the Future, then looks at the set. So at least
+            # one of the two threads finds what the other thread has added.
             self._begun_early.add(work)
             future = self._futures.get(work)
             if future is not None:
@@ -468,7 +468,7 @@ def _results(
 
     Args:
       submit_next: called after each result. It submits one more item and returns its Future, or returns None after the last item. Without
-        this function no items are submitted.
+        `submit_next` no further items are submitted.
     """
     try:
         while submitted:

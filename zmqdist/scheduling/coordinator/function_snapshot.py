@@ -1,4 +1,4 @@
-"""FunctionSnapshot: a function that `map` or an Executor pickles once for many work items, in its state at that time."""
+"""FunctionSnapshot: a function that `map` or an Executor pickles once, in its present state, for many work items."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class _State:
 
     Attributes:
       building: the RemoteValue of the latest build at this worker.
-      reads: the RemoteValues of the program's reads of the resource: the pending reads, and perhaps some that have ended.
+      reads: the RemoteValues of the program's reads of the resource. Some of these reads may have ended.
       lost: why the worker is absent; None while it is present.
     """
 
@@ -204,7 +204,7 @@ class Resources:
         return Definition(self, name, packed, uses)
 
     def create(self, kind: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
-        """Create a resource and schedule its build on all workers. Raises as `workers` does.
+        """Create a resource and schedule its build on all workers. Raises the errors of `workers`.
 
         Args:
           sharers: the workers that share the elements of an iterator (scheduling/worker/resources.py); empty for any other resource.

@@ -92,7 +92,7 @@ opened: WeakSet[CoordinatorRuntime] = WeakSet()
 def _forked() -> None:
     """Prepare a forked child, so that no `schedule` or `join` uses the parent's coordinator or blocks on its locks.
 
-    The locks are replaced, because the child has none of the parent's threads, and a lock that such a thread held would never be released.
+    The locks are replaced, because a lock that another thread of the parent held would never be released in the child.
     `room` becomes 0, so that the next `schedule` checks the process id; to check it in each `schedule` would be too slow.
     """
     for runtime in opened:
@@ -126,7 +126,7 @@ class CoordinatorRuntime:
       packing_thread, uses: the thread that is packing arguments, or None; the resources and kept values found in these arguments.
       inputs: the RemoteValues found in the arguments that are being packed, by work number.
       by_reference: whether each RemoteValue is packed as a reference to its kept value, because the packed call cannot wait for inputs.
-      values, with_callbacks: weak references to unsettled RemoteValues by work number; those of the values that have callbacks.
+      values, with_callbacks: weak references to unsettled RemoteValues, by work number; the unsettled RemoteValues that have callbacks.
       lost_values, names: the lost kept values for which a thread waits, by work number; the names of the program's work for drain reports.
       machine, store, result_fetcher, absence: the machine, the store of large arguments, the fetcher of large results, and the log of
         the cluster's absence. Any thread may read these attributes.

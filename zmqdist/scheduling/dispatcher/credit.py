@@ -69,8 +69,8 @@ class WorkWindow:
         if not self._is_sample:
             return
         sample = self._count / max(self._busy_s, 1e-6)
-        # A lower rate is adopted at once. A higher rate is adopted only by half, because a rate that is too high takes work from other
-        # workers, whereas a rate that is too low costs only a message.
+        # Adopt a lower rate at once, but only half of an increase. A rate that is too high takes work from other workers, whereas a rate
+        # that is too low costs only a message.
         self.rate = sample if sample < self.rate else (self.rate + sample) / 2
         self.limit = max(self._floor, min(self._ceiling, int(self.rate * (HORIZON_S + self.trip_s))))
         self._count = 0

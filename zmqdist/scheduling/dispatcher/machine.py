@@ -12,7 +12,7 @@ Theory of operation
     item that has lost a start, before the worker starts the item (`report_before_start`).
 
 Promises, checked by tests/sim
-    P1   each submitted work item ends at its session exactly once: by a result, by a final StartsLost, or together with its round or
+    P1   each submitted work item ends exactly once for its session: by a result, by a final StartsLost, or together with its round or
          session. Exception: if a worker is lost before its bulk result was received, the work runs again and ends again
     P2   an outcome counts only from the worker that holds the lease, and only once
     P3   a work item is charged only for lost starts, and fails after `attempts_max` of them
@@ -27,8 +27,8 @@ Promises, checked by tests/sim
          ResultReceived without `keep`, or the session ends
     P12  work pinned to a worker is handed out only to a member of that name, waits while no such member exists (an exception to P7), and
          is not requested back
-    P13  of the work of one session that waits for a certain worker, or for any worker, the item of the highest priority is handed out
-         first, and within one priority the oldest item
+    P13  in each queue (the work of one session that waits for a certain worker, or for any worker) the item of the highest priority is
+         handed out first, and within one priority the oldest item
     P14  the end of a round does not end detached work, and no round waits for detached work; detached work ends with its session
     P15  a session that watches members is told of the present workers, then of each worker that joins or is lost, in the order of these
          events; it is told of a loss before the effects of the loss on its work

@@ -14,7 +14,7 @@ Theory of operation
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
-    P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one when the member is no longer alive
+    P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one if the member's process ends
     P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
     P5  `settled` tells whether the process of a lost member is known to have ended; if not, its slots may run until its lease ends

@@ -191,7 +191,7 @@ class WorkerLoad:
       stale_leases: the leases of an earlier dispatcher whose functions run in the worker's threads: lease -> coordinator.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
       steal_requested: leases that the dispatcher has requested back, until the worker replies.
-      undelivered_forgets: the Forgets for all workers that the dispatcher could not send while this worker was away.
+      undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this worker while it was away.
       done: the number of leases that ended with an outcome.
       slot_deaths: the number of the worker's slot processes that crashed.
       free_slots, returning: the number of slots without work; the number of leases that the worker may give back. The placement computes
