@@ -132,7 +132,7 @@ class Agreements:
             # A6: the round of this failure is over, and the failure must not end the next round.
             return [Disagreed([announcement], *announcement.failure, announcement.counter)]
         owed = self._barriers.missed_failure(group, task)
-        # A6: a failure that is reported for a round that has failed without this member must not end the next round.
+        # A6: if a round has failed without this member, the member's failure belongs to that round, and must not end the next round.
         counter = 0 if owed and (announcement.counter == 0 or announcement.failure) else announcement.counter or None
         effects = self._barriers.arrived(
             announcement,

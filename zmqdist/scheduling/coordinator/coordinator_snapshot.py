@@ -30,10 +30,10 @@ class CoordinatorSnapshot:
       failed: whether the round has failed, and `schedule`, `join` or `done` has yet to raise the error.
       ending: whether the coordinator has requested the end of a round that may still have executing functions.
       rounds_ended: rounds that have ended with an error.
-      planned: plans that the coordinator keeps, which are work items with inputs, retries, a timeout or a lineage. A plan with a lineage
-        counts even after its end, as long as its value can be used.
+      planned: plans, which are work items with inputs, retries, a timeout or a lineage. A plan counts until it has ended; a plan with a
+        lineage counts as long as its value can be used.
       waiting_for_inputs: plans that are not handed in, because an input is pending.
-      attempts: plans that are handed in and have not ended.
+      attempts: plans that have an attempt in progress.
       held: large arguments, functions and inputs that the coordinator holds for unfinished work.
       owners: work items for which the coordinator holds the data that `held` counts.
       values: unsettled RemoteValues.

@@ -205,7 +205,7 @@ class _Plan:
       attempt: the attempt in progress; 0 if no attempt is in progress.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.
-      used: for each input with a lineage, the attempt that computed the value that the plan's last attempt got.
+      used: for each input with a lineage, the attempt whose value this plan's latest attempt got.
       wanted: whether the program has requested the lost value, so that the value must be recomputed when the round is over.
       dropped: whether the program and all other work have released the lost value.
     """

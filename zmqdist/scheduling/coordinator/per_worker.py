@@ -165,7 +165,7 @@ class PerWorkerValues:
 
     @classmethod
     def of(cls, resource: Resource) -> Any:
-        """Return the PerWorkerValues (or the subclass) for the values of this resource."""
+        """Return an object of this class that has the values of this resource."""
         values = cls(())
         values._resource = resource
         return values

@@ -86,8 +86,8 @@ class Resource:
     Attributes:
       kind: RESOURCE, DATASET or ITERATOR of scheduling/worker/resources.py.
       sharers: the workers that share the elements of an iterator; empty if each worker gets all elements.
-      states: the state of the resource at each worker that has been present since its creation, by the worker's index. Guarded by the
-        coordinator's lock.
+      states: the state of the resource at each worker, by the worker's index. Lost workers are included. Guarded by the coordinator's
+        lock.
     """
 
     def __init__(

@@ -3,9 +3,9 @@
 Rule: a window only computes a bound for its owner; it never waits and never sends.
 
 `WorkWindow` aims at the work that keeps a worker busy for `HORIZON_S` and one round trip. This amount of work lasts until the next batch
-arrives, and leaves work for a worker that joins. The window starts small, because the duration of a function is not known, and then follows
-the rate at which the worker ends work items. The rate counts only the time in which the worker had work. The worker itself measures that
-time, because by the dispatcher's clock a distant worker that got little work would seem slow.
+arrives. More would leave no work for a worker that joins. The window starts small, because the duration of a function is not known, and
+then follows the rate at which the worker ends work items. The rate counts only the time in which the worker had work. The worker itself
+measures that time, because by the dispatcher's clock a distant worker that got little work would seem slow.
 
 Promises, checked by tests/machines/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]

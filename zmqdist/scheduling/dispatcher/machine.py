@@ -213,7 +213,7 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. But if the result is lost before that, the work does not run again.
+                    # The coordinator may still receive this result. If the result is lost before that, the work does not run again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
@@ -343,7 +343,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # Send Members first (P15), because a coordinator must know that lost work may execute unseen before it gets a result of this work.
+        # Send Members first (P15). Before a coordinator gets a result of lost work, it must know that the work may still execute unseen.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -431,7 +431,7 @@ class Dispatch:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def _charge_lost_starts(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
-        """Charge lost starts to their work items (P3), and queue the items that may have another attempt again."""
+        """Charge lost starts to their work items (P3), and queue again each item that may have another attempt."""
         by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []

@@ -99,7 +99,7 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is lost. `settled` says whether its process is known to have ended, so that none of its work can be executing (P5)."""
+    """A member is lost. `settled` says whether its process is known to have ended. Then none of its work can be executing (P5)."""
 
     member: Member
     reason: str

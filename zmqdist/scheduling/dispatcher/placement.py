@@ -10,7 +10,7 @@ Rules
     workers and with ten thousand.
     The lists are OrderedDicts, because the machine must be repeatable and a set has no order. A plain dict would be slow, because a
     search for its first key walks over all keys that were deleted before that key.
-    A heap contains the time from which on it is worth requesting work back from each overloaded worker. An entry that a later change has
+    For each overloaded worker, a heap has the time from which on it is worth requesting work back. An entry that a later change has
     made obsolete is dropped when it becomes the first entry.
 
 Not here: why work is queued or given back (machine.py).

@@ -194,8 +194,8 @@ class WorkerLoad:
       undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this worker while it was away.
       done: the number of leases that ended with an outcome.
       slot_deaths: the number of the worker's slot processes that crashed.
-      free_slots, returning: the number of slots without work; the number of leases that the worker may give back. The placement computes
-        both.
+      free_slots, returning: the number of slots without work; the number of leases that the dispatcher expects back. The placement
+        computes both.
       steal_at: the time from which on the dispatcher requests work back from this worker, as in the placement's heap; `inf` without an
         entry there.
     """

@@ -1,6 +1,6 @@
 """The relay: the dispatcher reads a payload for a process that cannot connect to the process that holds the payload.
 
-The dispatcher reads a payload in ranges, over the connection that the holder has made to it, and passes the bytes on unchanged. Each range
+The dispatcher reads a payload in ranges, over the holder's own connection to the dispatcher, and passes the bytes on unchanged. Each range
 is one request with one reply. If the holder disconnects or does not reply in time, the RPC call for this range ends with an error.
 """
 

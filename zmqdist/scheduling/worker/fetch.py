@@ -3,8 +3,8 @@
 Rules
     A part in shared memory of this host is mapped: no byte is copied, and the holder gets no request.
     Any other part is the reply to one request to the holder, and is received into memory that was allocated once. If this process cannot
-    reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection. A range is as
-    large as a chunk for this connection (transport/pace.py).
+    reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection. The size
+    of the ranges adapts to the speed of the connection (transport/pace.py).
     A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived for STALLED_S counts as lost.
     The caller of Fetcher owns the returned parts and may write to them, except to the memory of frozen arrays.
 """

@@ -1,7 +1,7 @@
 """The worker's decisions about its leases: which slot runs which item, what it reports, what it aborts; no I/O.
 
 Theory of operation
-    Assigned work waits in a queue until a slot can take it. A slot runs its items in order. The items of a slot are numbered by *position*.
+    Assigned work waits in a queue until a slot can take it. A slot runs its items in the order of their positions (slot.py).
     A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
     the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
     Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or when the runtime
@@ -334,7 +334,7 @@ class WorkerMachine:
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
         at = now + grace_s
-        # A second request may only shorten the grace.
+        # A second request to leave may only shorten the grace.
         if not self.leaving or (self.leave_at is not None and at < self.leave_at):
             self.leave_at = at
         self.leaving = True
