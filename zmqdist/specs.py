@@ -234,7 +234,7 @@ def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
     for leaf in _leaves(value):
         if not _keeps_kind(leaf, spec.dtype):
             raise InvalidArgumentError(f"{name}expected {spec.dtype}, given {_show(leaf)}")
-        if spec.dtype.kind in "iu" and not low <= leaf <= high:  # NumPy 1 would wrap around
+        if spec.dtype.kind in "iu" and not low <= leaf <= high:  # NumPy 1 would not raise, but wrap the int around
             raise InvalidArgumentError(f"{name}expected {spec.dtype}, which cannot hold {_show(leaf)}")
     try:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -276,6 +276,6 @@ def _survived(original: Any, stored: Any) -> bool:
         part = stored.real if isinstance(stored, np.complexfloating) else stored
         try:
             return int(part) == original
-        except OverflowError:  # infinity has no int
+        except OverflowError:  # infinity cannot be converted to an int
             return False
     return bool(original == stored)

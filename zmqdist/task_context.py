@@ -130,8 +130,8 @@ class _UpdateKey:
 
 @contextmanager
 def update_key(key: str) -> Iterator[None]:
-    """Return a context manager in which the function of this thread has a key. The key is equal in each attempt of the function. In a slot
-    process, threads of the function have this key, too.
+    """Return a context manager in which updates by this thread's function have keys. `key` must be equal in each attempt of the function.
+    In a slot process, the context also applies to threads of the function.
     """
     global _update_key_of_process
     state = _of_thread.update_key = _UpdateKey(key)
@@ -144,8 +144,8 @@ def update_key(key: str) -> Iterator[None]:
 
 
 def key_of(subject: Hashable) -> str:
-    """Return the key for the next update of `subject` by this function. The n-th update has an equal key in each attempt of the function.
-    Outside of `update_key` the key is "".
+    """Return the key for the next update of `subject` by this function. The n-th update of a subject has the same key in each attempt of
+    the function. Outside of `update_key` the key is "".
     """
     state = getattr(_of_thread, "update_key", None) or _update_key_of_process
     return "" if state is None else f"{state.key}/{subject}.{next(state.numbers[subject])}"

@@ -18,14 +18,13 @@ Theory of operation
     with the round's number, so that a late report ends no other round.
 
 Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.py
-    A1  either all members of a round get the verdict, or each member gets an error, which is the same for all members that have announced
-        in the round; each member gets one reply
+    A1  either all members of a round get Agreed, or each member gets an error, which is the same for all members that have announced in
+        the round; each member gets one reply
     A2  members agree only if all parts of their announcements that must be equal are equal
     A3  no announcement outlives its deadline, the end of a member, or an abort
     A4  after a round that failed for whatever reason, the next round works; after an abort, operations work again once the group was reset
-    A5  the leader compares only announcements of one round; a member that an error has left without the number of its round joins the
-        current round
-    A6  a failure that is reported late ends no later round than its own
+    A5  the leader compares only announcements of one round; a member that does not know the number of its round joins the current round
+    A6  a failure that is reported late never ends a later round than its own
 
 Not here: how a result is computed (collectives.py), and which tasks are up (watches_machine.py).
 """
@@ -104,7 +103,7 @@ class Agreements:
 
     @property
     def deadline(self) -> float:
-        """The latest time for the next `ticked`; `inf` if no announcement has a deadline."""
+        """The time at which `ticked` must next be called; `inf` if no announcement has a deadline."""
         return self._barriers.deadline
 
     def waiting(self) -> dict[str, tuple[list[Task], list[Task]]]:
@@ -133,7 +132,7 @@ class Agreements:
             # A6: the round of this failure is over, and the failure must not end the next round.
             return [Disagreed([announcement], *announcement.failure, announcement.counter)]
         owed = self._barriers.missed_failure(group, task)
-        # A6: a failure that is reported for a round that has failed without this member must not end the next round.
+        # A6: if a round has failed without this member, the member's failure belongs to that round, and must not end the next round.
         counter = 0 if owed and (announcement.counter == 0 or announcement.failure) else announcement.counter or None
         effects = self._barriers.arrived(
             announcement,

@@ -43,7 +43,7 @@ class Group:
 
     Attributes:
       name: name of the group. Operations of groups with different names are independent, even if the groups have the same tasks.
-      tasks: the members by rank, as "worker:0". The first member is the leader, which compares the members' parts.
+      tasks: the names of the members by rank, such as "worker:0". The first member is the leader, which compares the members' parts.
       rank: rank of this task.
     """
 
@@ -275,7 +275,7 @@ class _Operation:
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Report an exception inside the context to the other members, because it means that the arguments of this member are invalid."""
+        """If the with-block raises, report the error to the other members, because the arguments of this member are then invalid."""
         try:
             yield
         except Exception as error:

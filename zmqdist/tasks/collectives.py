@@ -4,8 +4,8 @@ Theory of operation
     Each member announces its part to the leader (collective_leader.py). A small value travels with the announcement, and the leader's reply
     has the result. If a value is large, the reply says that all members have announced. The members then exchange pieces with each other,
     as collectives_machine.py schedules them. A piece is an argument of a call to another member; on one host large pieces travel through
-    shared memory. A reduction writes a large piece into shared memory, if there is room (ring_schedules.py), and a member passes an arrived
-    piece on unchanged, so that no piece is copied again for the next member.
+    shared memory. A reduction writes a large piece into shared memory if there is room (ring_schedules.py). A member passes an arrived
+    piece on unchanged. Therefore no piece is copied again for the next member.
 
 Rules
     A member that fails during an exchange reports the error to all other members, so that no member waits for pieces that will not arrive.
@@ -69,7 +69,7 @@ class GroupMembers:
       rank: rank of this task.
       counter: the round of the next operation; 0 for the first operation. `None` means the current round, whose number this member does not
         know.
-      unnumbered: the outcome of an announcement of a failure that was sent while `counter` was None. This outcome has the number of the
+      unnumbered: the leader's reply to a failure that this member announced while `counter` was None. The reply has the number of the
         round.
       aborted: (code, message) if a member has aborted the current operation; else None.
       lock: the lock that a caller holds during an operation.
@@ -250,7 +250,7 @@ class Collectives:
         else:
             self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
-            # waits for the reply; an error means that the member cannot be reached, so it takes part in no operation
+            # wait for the reply and ignore an error, because a member that cannot be reached takes part in no operation
             call.is_ok()
 
     def reset(self, group: GroupMembers) -> None:
@@ -394,7 +394,7 @@ class Collectives:
             return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
-        if self._node.closed:  # the sender is to see this member as ended, and no piece may be stored any more
+        if self._node.closed:  # the sender must see that this member has ended, and no piece may be stored any more
             raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
         box.apply(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
@@ -427,7 +427,7 @@ class Collectives:
             boxes = [box for group in self._boxes.values() for box in group.values()]
         for group, name in running:
             self._failed(group.name, name, CANCELLED, self._node.stopped.message)
-        # This includes exchanges that this member has not begun, because their pieces may be borrowed from another task's memory.
+        # Also drop the pieces of exchanges that this member has not begun, because they may be borrowed from another task's memory.
         for box in boxes:
             box.apply(box.box.aborted, CANCELLED, self._node.stopped.message)
         self._end_calls(lambda exchange, task: True)  # including announcements

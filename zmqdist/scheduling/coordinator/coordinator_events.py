@@ -12,7 +12,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Planned, Val
 
 @dataclass(frozen=True, slots=True)
 class FunctionsDefined:
-    """The program has defined functions for the work that follows, each (fn, pickled)."""
+    """The program will schedule work with these functions, each given as (number, pickle)."""
 
     functions: list[tuple[int, bytes]]
 
@@ -26,7 +26,7 @@ class FunctionsDropped:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """The program no longer needs the objects with these numbers, so that all slots must drop them (`Forget.everywhere`)."""
+    """All slots must drop the objects with these numbers, because the program no longer needs them (`Forget.everywhere`)."""
 
     numbers: list[int]
 
@@ -40,7 +40,7 @@ class DispatcherUp:
 class DispatcherDown:
     """The connection to the dispatcher is lost.
 
-    `for_good` says whether the runtime will never connect again, so that a round that is ending must not wait for a dispatcher.
+    `for_good` means that the runtime will never connect again. A round that is ending then does not wait for a dispatcher.
     """
 
     for_good: bool = False
@@ -55,7 +55,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class TakeBackRequested:
-    """The program cancels these work items unless a worker has begun them. Only for a machine with `starts=True`."""
+    """The program cancels these work items unless a worker has begun them. The machine must have been made with `starts=True`."""
 
     works: list[int]
 

@@ -1,6 +1,6 @@
 """The present state of a coordinator in figures: the record that `ClusterCoordinator.snapshot` returns, and the gauges of metrics.py.
 
-Any thread reads the state while the loop changes it. Each figure is exact at some moment, but figures that the lock does not guard may
+Any thread may read the state while the loop changes it. Each figure is exact at some moment, but figures that the lock does not guard may
 be from different moments.
 """
 
@@ -21,23 +21,23 @@ class CoordinatorSnapshot:
       connected: whether the connection to a dispatcher is up and the dispatcher has registered this coordinator.
       workers: the number of workers that the dispatcher has reported.
       scheduled: work items that were scheduled since the coordinator was made. Builds of resources are not counted.
-      unfinished: those of the scheduled work items that have not ended.
+      unfinished: scheduled work items that have not ended.
       queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from the dispatcher's latest report.
       queue_bytes: bytes of the arguments of unfinished work, shared data counted once; `queue_bytes_max` bounds it.
       busy: whether a thread is in `schedule` or `join`, so that other threads have to wait there.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
       waiting_for_end: threads in `join` or `done` that wait for the end of work or of a round.
-      failed: whether the round has failed, but `schedule`, `join` or `done` has not raised the error yet.
+      failed: whether the round has failed, and `schedule`, `join` or `done` has yet to raise the error.
       ending: whether the coordinator has requested the end of a round that may still have executing functions.
       rounds_ended: rounds that have ended with an error.
-      planned: the work items with inputs, retries, a timeout or a lineage that have not ended, or that have a lineage and a value that can
-        still be used.
-      waiting_for_inputs: those of the planned work items that are not handed in because an input is pending.
-      attempts: those of the planned work items that are handed in and have not ended.
+      planned: plans, which are work items with inputs, retries, a timeout or a lineage. A plan counts until it has ended; a plan with a
+        lineage counts as long as its value can be used.
+      waiting_for_inputs: plans that are not handed in, because an input is pending.
+      attempts: plans that have an attempt in progress.
       held: large arguments, functions and inputs that the coordinator holds for unfinished work.
-      owners: work items for which the coordinator holds such data.
+      owners: work items for which the coordinator holds the data that `held` counts.
       values: unsettled RemoteValues.
-      called_back: those of the unsettled RemoteValues that have callbacks.
+      called_back: unsettled RemoteValues that have callbacks.
       kept: values that workers keep for this coordinator.
       functions: functions of this coordinator that the cluster knows.
       functions_pickled: how many times a function was pickled.

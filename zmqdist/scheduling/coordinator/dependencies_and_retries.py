@@ -15,7 +15,7 @@ Promises, checked by tests/machines/test_graph.py with random events, and tests/
     G5  from the request for the end of a round until the round has ended, no attempt is handed in
     G6  a plan that has not ended by its `until` ends then, and its attempt is cancelled
     G7  a lost value with a lineage is recomputed on request, at most `recomputations_max` times; then the waiting requests are served
-    G8  a function is dropped as soon as no plan that is yet to be handed in uses it, and not earlier
+    G8  a function that the program no longer uses is dropped as soon as no remaining plan uses it, and not earlier
     G9  the data held for a plan is freed exactly once: after the plan has ended and, with a lineage, after its value was released
 
 Not here: payloads, and the RemoteValues that the program holds (task_specs.py).
@@ -124,7 +124,7 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """All plans must be given up. Each unfinished plan ends; the End effect has no kind, because CoordinatorMachine knows the outcome."""
+    """All plans must be dropped. The End of an unfinished plan has no kind, because CoordinatorMachine knows the outcome."""
 
 
 Event: TypeAlias = (
@@ -201,11 +201,11 @@ class _Plan:
     """One plan, from its scheduling until its data is freed.
 
     Attributes:
-      inputs, missing: the inputs from Planned; the inputs for which the plan waits.
+      inputs, missing: the inputs as in Planned, and those of the inputs for which the plan waits.
       attempt: the attempt in progress; 0 if no attempt is in progress.
       value_attempt: the attempt that computed the value; 0 before the first success.
       recomputations: how often the lost value was recomputed.
-      used: by input with a lineage, the attempt whose value the present attempt of this plan got.
+      used: for each input with a lineage, the attempt whose value this plan's latest attempt got.
       wanted: whether the program has requested the lost value, so that the value must be recomputed when the round is over.
       dropped: whether the program and all other work have released the lost value.
     """
@@ -290,7 +290,7 @@ class Dependencies:
         return 0 if plan is None else plan.work
 
     def has_lineage(self, work: int) -> bool:
-        """Return whether this work item is a plan with a lineage, which means that a lost value of it is recomputed."""
+        """Return whether this work item is a plan with a lineage, whose value is recomputed when it is lost."""
         plan = self._plans.get(work)
         return plan is not None and plan.lineage
 

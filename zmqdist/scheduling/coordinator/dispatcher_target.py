@@ -20,7 +20,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A dispatcher, and the settings for coordinators from its cluster file, or the default settings without a cluster file."""
+    """A dispatcher, and the settings for its coordinators: those in its cluster file, or the defaults if there is no cluster file."""
 
     address: str
     credentials: Credentials
@@ -31,7 +31,7 @@ class Target:
 
 
 def resolve(target: Any, results: str | None = None) -> Target:
-    """Return the dispatcher that `target` names, with the form in which the program accepts results.
+    """Return the dispatcher that `target` names. `results` says in which form the program accepts results.
 
     Raises:
       ValueError: `target` is not of an accepted type or format. The message lists the accepted forms.

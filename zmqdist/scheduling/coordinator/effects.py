@@ -12,7 +12,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import Free, HandIn
 
 
 class KeptAt(NamedTuple):
-    """The value of an attempt, which the worker of the attempt keeps. With `lineage` a lost value is recomputed."""
+    """The value of an attempt, which the worker of the attempt keeps. `lineage` says whether the value is recomputed when it is lost."""
 
     attempt: int
     reference: bytes

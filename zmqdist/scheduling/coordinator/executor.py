@@ -1,7 +1,7 @@
 """`zmqdist.Executor`: a `concurrent.futures.Executor` whose workers are a cluster.
 
-Executor behaves as the standard library's ProcessPoolExecutor and passes its tests (tests/coordinator/full/test_standard_library.py), with
-one exception: if a function crashes its process, only that function fails, and the other functions continue.
+Executor behaves like ProcessPoolExecutor and passes the standard library's tests of that class
+(tests/coordinator/full/test_standard_library.py). There is one exception: if a function crashes its process, only that function fails.
 
 Rules
     A Future is settled once: by the coordinator's callback thread, by the thread that cancels the Future, or by the thread that breaks
@@ -51,8 +51,8 @@ class Executor(futures.Executor):
       initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first function.
         With an initializer, the first `submit` waits for a worker. If the initializer raises, the executor is broken.
 
-    At its end the program waits for submitted functions, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but not
-    after Ctrl-C. If the program has lost its cluster by then, it ends after `cluster_lost_limit_s` with exit code 1.
+    Before the program ends, it waits for submitted functions, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but
+    not after Ctrl-C. If the cluster is lost by then, the program ends after `cluster_lost_limit_s` with exit code 1.
 
     Raises:
       ValueError: `max_workers` is below 1, or the constructor of ClusterCoordinator raises it.
@@ -272,8 +272,8 @@ class Executor(futures.Executor):
     def _mark_begun(self, works: list[int]) -> None:
         """Note that workers have begun these functions. The loop calls this method, so this method must not wait."""
         for work in works:
-            # Add to this set before the look-up. `_register` adds the Future before it checks this set, so at least one of the two threads
-            # finds the other thread's entry.
+            # First add `work` to the set, then look for its Future. `_register` first adds the Future, then looks at the set. So at least
+            # one of the two threads finds what the other thread has added.
             self._begun_early.add(work)
             future = self._futures.get(work)
             if future is not None:
@@ -468,7 +468,7 @@ def _results(
 
     Args:
       submit_next: called after each result. It submits one more item and returns its Future, or returns None after the last item. Without
-        this function no items are submitted.
+        `submit_next` no further items are submitted.
     """
     try:
         while submitted:

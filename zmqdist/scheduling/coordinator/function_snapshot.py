@@ -1,4 +1,4 @@
-"""FunctionSnapshot: a function that `map` or an Executor pickles once for many work items, in its state at that time."""
+"""FunctionSnapshot: a function that `map` or an Executor pickles once, in its present state, for many work items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FunctionSnapshot:
     Args:
       blob: the pickle or a reference to the pickle, as messages carry it.
       bulks: the numbers under which the store holds the pickle. The FunctionSnapshot releases them.
-      uses, inputs: the resources and the RemoteValues that the function captures, as in the runtime's attributes of these names.
+      uses, inputs: the resources and the RemoteValues that the function captures.
     """
 
     __slots__ = ("blob", "bulks", "fn", "inputs", "runtime", "uses")
@@ -58,7 +58,7 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """Return the blob, and numbers in the store, for the work item that is being packed. The work item must release these numbers."""
+        """Return the blob and its numbers in the store for one more work item, which must release these numbers."""
         self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)

@@ -135,7 +135,7 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """Return a new number for an object, such as a resource, that slots know by a number from the same range as those of functions."""
+        """Return a new number for a resource or a similar object. Functions and these objects never have the same number."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:

@@ -5,7 +5,7 @@ Theory of operation
       closures.py                   work that the dispatcher has or will get, and the workers that pinned work waits for (affinity.py)
       dependencies_and_retries.py   plans: work with inputs, retries, a timeout or a lineage
     A plan becomes attempts, which are work items for closures.py with numbers from FIRST_ATTEMPT on. Only this module passes the end of
-    an attempt to its plan, and the effects of plans to closures.py. It passes them one after the other, never nested.
+    an attempt to its plan, and the effects of plans to closures.py. It passes these one after the other, never nested.
     A HandIn requests that the runtime pack an attempt. The runtime replies with AttemptPacked before it passes another event.
 
 Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
@@ -114,7 +114,7 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """Return the program's work item for the number of an attempt or work item; 0 if the attempt is no longer in progress."""
+        """Return the work number of the plan that has this attempt in progress, or 0. Return the number of a work item unchanged."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -198,7 +198,7 @@ class CoordinatorMachine:
 
     def _flush(self, effects: list[Effect], detached: Collection[int] = ()) -> None:
         """Resolve the program's work that has ended, and decide which of it fails the round (C2)."""
-        if self._replaced:  # before the Resolve, because work that has ended may name a lost value as its cause
+        if self._replaced:  # Replace precedes Resolve, because work that has ended may name a lost value as its cause
             effects += self._replaced
             self._replaced = []
         if self._ended:

@@ -2,7 +2,7 @@
 
     histogram  function_tracing     seconds to pickle a function that the cluster did not know
                closure_execution    seconds from the scheduling of a work item to its end
-               remote_value_fetch   seconds to fetch a result from the worker's host, or from its memory, and to unpickle it
+               remote_value_fetch   seconds to unpickle a result, and to fetch it first if its worker keeps it
                server_def_update    seconds until an invited worker has accepted the program (only with strategies that invite workers)
     gauge      queued_closures      work items in the queue
                inflight_closures    work items that have left the queue and have not ended

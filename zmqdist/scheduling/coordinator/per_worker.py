@@ -165,7 +165,7 @@ class PerWorkerValues:
 
     @classmethod
     def of(cls, resource: Resource) -> Any:
-        """Return the PerWorkerValues (or the subclass) for the values of this resource."""
+        """Return an object of this class that has the values of this resource."""
         values = cls(())
         values._resource = resource
         return values
@@ -272,7 +272,7 @@ class PerWorkerDataset:
         """The spec of the elements. If a function makes the dataset, the first access asks a worker for the spec and waits for its reply.
 
         Raises:
-          NotImplementedError: the elements are not those of a Dataset, so they have no spec.
+          NotImplementedError: the source is not a Dataset, so its elements have no spec.
           Exception: the dataset function raised this error.
         """
         if self._spec is None:

@@ -68,7 +68,7 @@ class QueueBytes:
 
     Attributes:
       held: the bytes counted now. Invariant: the sum of the packed bytes in `works` and of the sizes of all parts, each part once.
-      works: by work number, the number of packed bytes and the parts of each counted work item.
+      works: work number -> (number of packed bytes, parts), for each counted work item.
     """
 
     def __init__(self, bytes_max: int, size_of: Callable[[int], int]) -> None:

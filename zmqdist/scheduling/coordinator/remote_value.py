@@ -157,7 +157,7 @@ class RemoteValue:
 
         Raises:
           DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`. It goes on, so you may call `get` again. But
-            if `done` returns True, the function has ended, because the `timeout` that was passed to `schedule` has passed.
+            if `done` returns True, the function has failed, because the `timeout` that was passed to `schedule` has passed.
           CancelledError: the function was cancelled, or its round ended with another function's error. Schedule it again.
           WorkerLost: each process that started the function crashed.
           ClosureInputError: an input of the function has no value; `original_exception` says why.
@@ -331,8 +331,9 @@ class RemoteValue:
         return f"{self.name.rpartition('.')[2]}-{self.work}"
 
     def copied(self, take: Callable[[Any], object]) -> None:
-        """Pack the value in its present state and call `take` with the result, if the value is in this process. `take` runs while
-        `unpacking` is held.
+        """If the value is in this process, pack it in its present state and call `take` with the packed value.
+
+        `take` runs while the lock `unpacking` is held.
 
         Raises InvalidArgumentError if the program has changed the value in such a way that it cannot be packed any more.
         """
@@ -391,7 +392,7 @@ class Kept:
       work: the number of the work item, or of the attempt, that computed the value.
       encoded: the reference to the value.
       lineage: whether the value is recomputed when it is lost.
-      name: the label of the RemoteValue, from the time when it is settled.
+      name: the label of the RemoteValue, set when the RemoteValue is settled.
     """
 
     __slots__ = ("__weakref__", "_owner", "encoded", "lineage", "name", "work")

@@ -1,8 +1,8 @@
 """Per-worker resources at the coordinator: which resources exist, where they are built, and their states.
 
 Theory of operation
-    A resource has a number, which no function has, and a definition: a packed call, which the coordinator holds while a worker may need
-    it. Messages carry the number and the definition, so that a worker can build a resource that it does not have
+    A resource has a number, different from those of functions, and a definition: a packed call, which the coordinator holds while a
+    worker may need it. Messages carry the number and the definition, so that a worker can build a resource that it does not have
     (scheduling/worker/resources.py). In addition the coordinator schedules a build as soon as a worker joins, so that the program
     learns of an error early and functions need not wait for the build. Such a build is a detached work item, pinned to that worker.
     When a worker is lost, its value of the resource is lost as well. The value is ABORTED until the worker is back and has rebuilt it.
@@ -68,7 +68,7 @@ class _State:
 
     Attributes:
       building: the RemoteValue of the latest build at this worker.
-      reads: the RemoteValues of the program's reads of the resource: the pending reads, and perhaps some that have ended.
+      reads: the RemoteValues of the program's reads of the resource. Some of these reads may have ended.
       lost: why the worker is absent; None while it is present.
     """
 
@@ -86,8 +86,8 @@ class Resource:
     Attributes:
       kind: RESOURCE, DATASET or ITERATOR of scheduling/worker/resources.py.
       sharers: the workers that share the elements of an iterator; empty if each worker gets all elements.
-      states: the state of the resource at each worker that has been present since its creation, by the worker's index. Guarded by the
-        coordinator's lock.
+      states: the state of the resource at each worker, by the worker's index. Lost workers are included. Guarded by the coordinator's
+        lock.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Resources:
         return Definition(self, name, packed, uses)
 
     def create(self, kind: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
-        """Create a resource and schedule its build on all workers. Raises as `workers` does.
+        """Create a resource and schedule its build on all workers. Raises the errors of `workers`.
 
         Args:
           sharers: the workers that share the elements of an iterator (scheduling/worker/resources.py); empty for any other resource.

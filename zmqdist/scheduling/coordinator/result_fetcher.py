@@ -162,7 +162,7 @@ class ResultFetcher:
                 if not self._wanted(job.work, job.attempt):
                     continue
                 parts = self._fetcher.fetch(job.reference, partial(self._wanted, job.work, job.attempt))
-            except errors.CancelledError:  # `_wanted` became false during the fetch
+            except errors.CancelledError:  # the work item no longer waits for this result
                 pass
             except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError) as error:
                 job.spent_s += AGAIN_S + min(TRY_S, time.monotonic() - began)

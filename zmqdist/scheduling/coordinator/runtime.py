@@ -92,7 +92,7 @@ opened: WeakSet[CoordinatorRuntime] = WeakSet()
 def _forked() -> None:
     """Prepare a forked child, so that no `schedule` or `join` uses the parent's coordinator or blocks on its locks.
 
-    The locks are replaced, because the child has none of the parent's threads, and a lock that such a thread held would never be released.
+    The locks are replaced, because a lock that another thread of the parent held would never be released in the child.
     `room` becomes 0, so that the next `schedule` checks the process id; to check it in each `schedule` would be too slow.
     """
     for runtime in opened:
@@ -125,8 +125,8 @@ class CoordinatorRuntime:
       queue_bytes, form: the counter of the bytes of arguments of unfinished work; the form in which the program accepts results.
       packing_thread, uses: the thread that is packing arguments, or None; the resources and kept values found in these arguments.
       inputs: the RemoteValues found in the arguments that are being packed, by work number.
-      by_reference: whether the packed call may run at any time, so that it cannot wait for inputs.
-      values, with_callbacks: weak references to unsettled RemoteValues by work number; those of the values that have callbacks.
+      by_reference: whether each RemoteValue is packed as a reference to its kept value, because the packed call cannot wait for inputs.
+      values, with_callbacks: weak references to unsettled RemoteValues, by work number; the unsettled RemoteValues that have callbacks.
       lost_values, names: the lost kept values for which a thread waits, by work number; the names of the program's work for drain reports.
       machine, store, result_fetcher, absence: the machine, the store of large arguments, the fetcher of large results, and the log of
         the cluster's absence. Any thread may read these attributes.
@@ -263,7 +263,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # before the flag is set, so that Ctrl-C cannot prevent the call
+            self._loop.call_soon(self._drain)  # call this before setting the flag, so that Ctrl-C cannot prevent it
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -450,7 +450,7 @@ class CoordinatorRuntime:
         self._handle(CancelRequested(works))
 
     def _take_back(self, works: list[int]) -> None:
-        self._drain()  # the work may still be in the outbox, which the machine does not know
+        self._drain()  # the machine does not know work that is still in the outbox
         self._handle(TakeBackRequested(works))
 
     def _release_kept(self, works: list[int]) -> None:
@@ -479,7 +479,7 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # if this is lost with the connection, all work is submitted again
+                    self._dealer.send(message)  # if the connection loses the message, all work is submitted again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

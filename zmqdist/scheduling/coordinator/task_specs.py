@@ -220,8 +220,7 @@ class Plans:
             self._plans[waiting].put(work, payload, self._runtime.hold)
 
     def replace(self, work: int, kind: int, payload: Any) -> None:
-        """Settle the RemoteValue of a plan that had succeeded a second time, with a recomputed value or with the error that the value is
-        lost."""
+        """Settle the RemoteValue of a successful plan again, with the recomputed value or with the error that the value is lost."""
         plan = self._plans[work]
         _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()

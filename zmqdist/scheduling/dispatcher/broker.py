@@ -111,7 +111,7 @@ class BrokerSnapshot:
     Attributes:
       queued, queued_pinned: the number of work items that wait, and the number of those that are pinned to a worker.
       losses: the last losses of workers: (name, reason, exit code, when).
-      last_slot_death: the last crash of a slot process: (the worker's name, exit code, when); None if there was none.
+      last_slot_death: the last crash of a slot process: (the worker's name, exit code, when); None if no slot process has crashed.
     """
 
     workers: tuple[WorkerRow, ...]
@@ -149,7 +149,7 @@ class Broker:
 
         Args:
           now: monotonic seconds, never less than for an earlier event.
-          watched: for a Register, whether the runtime will notice the end of the connection over which it arrived.
+          watched: for a Register, whether the runtime will notice the end of the connection over which the Register arrived.
         """
         effects: list[Send]
         match event:
@@ -180,7 +180,7 @@ class Broker:
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
     def holdings(self, job: str, index: int) -> WorkerHoldings:
-        """Return the values and work items of this worker, by number. Raises KeyError if the worker is not registered."""
+        """Return the numbers of this worker's kept values and work items. Raises KeyError if the worker is not registered."""
         member = self.membership.members[job, index]
         load = self.dispatch.loads[member]
         holdings = WorkerHoldings(member.name)

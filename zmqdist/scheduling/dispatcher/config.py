@@ -51,7 +51,7 @@ class DispatcherConfig(BrokerSettings):
       deployment_mode: COLOCATED, REMOTE or HYBRID; None means REMOTE. Readers get the mode from the dispatcher.
       host: address or interface to bind. Any address but loopback needs keys (SECURITY.md).
       advertise: "host" or "host:port" at which other processes reach the dispatcher, for example behind NAT. None means the bound address.
-      lease_s: how long a worker without contact may go on running its leases.
+      lease_s: how long the functions of a worker without contact may go on running.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
       cancel_grace_s: how long a cancelled function may go on running before its slot process is killed.
       attempts_max: the number of lost starts after which a work item fails with WorkerLost.
@@ -153,20 +153,20 @@ class WorkerConfig:
       cross_trainer_cache_size_bytes: size of the window of elements that trainers share, on each worker; default 10 GiB.
       snapshot_max_chunk_size_bytes: the approximate size of a file of a snapshot; default 6 GB.
       shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on replying to requests that readers sent
-        before. The worker refuses later requests with CANCELLED, and the readers continue with other workers.
+        before it left. It refuses later requests with CANCELLED, and the readers continue with other workers.
       host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to the
         dispatcher.
       job, index: the worker's name. Index None lets the dispatcher choose the lowest free index, perhaps another one after it restarts.
       slots: how many functions the worker runs at a time.
-      schedule_start_delay_s: worker i delays the first function of each coordinator by i times this, but by no more than
+      schedule_start_delay_s: worker i delays the first function of each coordinator by i times this delay, but by no more than
         `schedule_start_delay_max_s` (0 means no bound). The worker reads a value that is None from its environment variable,
         ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY or ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX. A missing variable means 0.
       processes: whether slots are child processes, which can be killed and may crash, instead of threads.
       threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None leaves the number to their environment
         variables. If these variables are missing, the cores of the host are divided among the slots of `workers_on_host` workers
         (blas_threads.py).
-      orphan_limit_s: the time without a dispatcher after which the worker ends itself; by default it never does, as in tf.data service.
-        The command `zmqdist worker` and cluster files set a limit, so that they leave no process running.
+      orphan_limit_s: the time without a dispatcher after which the worker ends itself. By default there is no limit, as in tf.data
+        service. The command `zmqdist worker` and cluster files set a limit, so that they leave no process running.
       token_file, keys_dir: the places of the worker's secrets, if they are not in the default place (SECURITY.md).
       insecure: whether to use neither token nor keys, for a dispatcher that was started insecure.
       ticket_file, ticket_fd: the private file or the descriptor from which `zmqdist worker` and launched workers read a join ticket. The
@@ -232,7 +232,7 @@ class WorkerConfig:
         )
         if isinstance(self.worker_tags, str):
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
-        # Convert a list, as a config from JSON has it.
+        # In a config from JSON the tags are a list, so convert them to a tuple.
         object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError("Worker tags cannot be empty.")

@@ -3,13 +3,13 @@
 Rule: a window only computes a bound for its owner; it never waits and never sends.
 
 `WorkWindow` aims at the work that keeps a worker busy for `HORIZON_S` and one round trip. This amount of work lasts until the next batch
-arrives, and leaves work for a worker that joins. The window starts small, because the duration of a function is not known, and then follows
-the rate at which the worker ends work items. The rate counts only the time in which the worker had work. The worker itself measures that
-time, because by the dispatcher's clock a distant worker that got little work would seem slow.
+arrives. More would leave no work for a worker that joins. The window starts small, because the duration of a function is not known, and
+then follows the rate at which the worker ends work items. The rate counts only the time in which the worker had work. The worker itself
+measures that time, because by the dispatcher's clock a distant worker that got little work would seem slow.
 
 Promises, checked by tests/machines/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
-    P2  if a work item takes longer than horizon and round trip, each slot gets at most two items: one item runs, one item waits
+    P2  if a work item takes longer than `HORIZON_S` and one round trip, each slot gets at most two items: one item runs, one item waits
     P3  a worker whose window is always full is busy all the time, even with a long round trip, unless a bound of P1 limits the window
 """
 
@@ -69,8 +69,8 @@ class WorkWindow:
         if not self._is_sample:
             return
         sample = self._count / max(self._busy_s, 1e-6)
-        # A lower rate is adopted at once. A higher rate is adopted only by half, because a rate that is too high takes work from other
-        # workers, whereas a rate that is too low costs only a message.
+        # Adopt a lower rate at once, but only half of an increase. A rate that is too high takes work from other workers, whereas a rate
+        # that is too low costs only a message.
         self.rate = sample if sample < self.rate else (self.rate + sample) / 2
         self.limit = max(self._floor, min(self._ceiling, int(self.rate * (HORIZON_S + self.trip_s))))
         self._count = 0

@@ -1,8 +1,8 @@
 """The drain report: what becomes of a worker's values, work and data tasks when the worker is drained. No I/O.
 
-The dispatcher refuses a drain that would lose what no other worker can replace: kept values without a lineage, work that waits for this
-worker alone, and data tasks whose remaining elements no other worker would read. A kept value about which its program did not reply in
-time counts as lost, because it may have no lineage.
+The dispatcher refuses a drain that would lose something that no other worker can replace: kept values without a lineage, work that waits
+for this worker alone, and data tasks whose remaining elements no other worker would read. A kept value about which its program did not
+reply in time counts as lost, because it may have no lineage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DrainReport:
       pinned: functions that wait for this worker alone.
       resources: per-worker resources of the programs.
       data: data tasks of this worker.
-      streams: streams of distributed snapshots that it writes.
+      streams: streams of distributed snapshots that the worker writes.
     """
 
     worker: str
@@ -116,7 +116,7 @@ def report_of(
     program no longer needs it.
 
     Args:
-      holdings: the values and work items of the worker, by number.
+      holdings: the numbers of the worker's kept values and work items.
       data: the data tasks of the worker.
       in_question: for each program, the work items that the dispatcher asked about.
       replies: the reply of each program that replied in time.

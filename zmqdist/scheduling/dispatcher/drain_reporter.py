@@ -61,7 +61,7 @@ class DrainReporter:
         Do not call this in the loop's thread, because it blocks.
 
         Raises:
-          FailedPreconditionError: the dispatcher was stopped before.
+          FailedPreconditionError: the dispatcher has been stopped already.
           UnavailableError: the dispatcher was stopped while it waited for the programs.
         """
         reports: Future[list[DrainReport]] = Future()

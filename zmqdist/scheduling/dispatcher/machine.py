@@ -12,7 +12,7 @@ Theory of operation
     item that has lost a start, before the worker starts the item (`report_before_start`).
 
 Promises, checked by tests/sim
-    P1   each submitted work item ends at its session exactly once: by a result, by a final StartsLost, or together with its round or
+    P1   each submitted work item ends exactly once for its session: by a result, by a final StartsLost, or together with its round or
          session. Exception: if a worker is lost before its bulk result was received, the work runs again and ends again
     P2   an outcome counts only from the worker that holds the lease, and only once
     P3   a work item is charged only for lost starts, and fails after `attempts_max` of them
@@ -27,13 +27,13 @@ Promises, checked by tests/sim
          ResultReceived without `keep`, or the session ends
     P12  work pinned to a worker is handed out only to a member of that name, waits while no such member exists (an exception to P7), and
          is not requested back
-    P13  in a queue, which is the work of one session that waits for one worker or for any worker, the highest priority is handed out
-         first, and within one priority the oldest item
+    P13  in each queue (the work of one session that waits for a certain worker, or for any worker) the item of the highest priority is
+         handed out first, and within one priority the oldest item
     P14  the end of a round does not end detached work, and no round waits for detached work; detached work ends with its session
     P15  a session that watches members is told of the present workers, then of each worker that joins or is lost, in the order of these
          events; it is told of a loss before the effects of the loss on its work
-    P16  all slots forget a number when its coordinator sends a Forget with `everywhere`; if a coordinator had detached work, all slots
-         forget all its numbers when the coordinator has said goodbye, or has been away for the duration of a lease
+    P16  all slots forget a function or resource when its coordinator sends a Forget with `everywhere`; if a coordinator had detached
+         work, all slots forget all its functions and resources when the coordinator has said goodbye, or was away for `lease_s`
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
 
 Not here: which workers are alive (membership.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads, which
@@ -99,7 +99,7 @@ LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 class Dispatch:
     """Queues, leases and attempts; the module's docstring has the rules.
 
-    Each method for an event returns the messages to send, in order. Call `assign` once after the events of a turn: it hands out work.
+    Each method for an event returns the messages to send, in order. Call `assign`, which hands out work, once in each turn of the loop.
 
     Attributes:
       placement, sessions: the waiting work, and the sessions of registered coordinators by connection.
@@ -213,7 +213,7 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. But if the result is lost before that, the work does not run again.
+                    # The coordinator may still receive this result. If the result is lost before that, the work does not run again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
@@ -343,7 +343,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # Send Members first (P15), because a coordinator must know that lost work may execute unseen before it gets a result of this work.
+        # Send Members first (P15). Before a coordinator gets a result of lost work, it must know that the work may still execute unseen.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -425,13 +425,13 @@ class Dispatch:
         return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work. Call it once after the events of a turn."""
+        """Hand out waiting work. Call this once after the events of each turn of the loop."""
         return self.placement.assign(now) + self._report_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def _charge_lost_starts(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
-        """Charge lost starts to their work items (P3), and queue the items that may have another attempt again."""
+        """Charge lost starts to their work items (P3), and queue again each item that may have another attempt."""
         by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []

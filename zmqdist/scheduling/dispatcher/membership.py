@@ -14,7 +14,7 @@ Theory of operation
 
 Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
-    P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one when the member is no longer alive
+    P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one if the member's process ends
     P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
     P5  `settled` tells whether the process of a lost member is known to have ended; if not, its slots may run until its lease ends
@@ -99,7 +99,7 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is lost. `settled` says whether its process is known to have ended, so that none of its work can be executing (P5)."""
+    """A member is lost. `settled` says whether its process is known to have ended. Then none of its work can be executing (P5)."""
 
     member: Member
     reason: str
@@ -266,7 +266,7 @@ class Membership:
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member with the index in this Register or, if it has no index, the member with its incarnation."""
+        """Return the member with the index that this Register has. If the Register has no index, return the member with its incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))

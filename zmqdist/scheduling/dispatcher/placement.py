@@ -10,7 +10,7 @@ Rules
     workers and with ten thousand.
     The lists are OrderedDicts, because the machine must be repeatable and a set has no order. A plain dict would be slow, because a
     search for its first key walks over all keys that were deleted before that key.
-    A heap contains the time from which on it is worth requesting work back from each overloaded worker. An entry that a later change has
+    For each overloaded worker, a heap has the time from which on it is worth requesting work back. An entry that a later change has
     made obsolete is dropped when it becomes the first entry.
 
 Not here: why work is queued or given back (machine.py).
@@ -93,7 +93,7 @@ class Placement:
         self._add_ready(queue)
 
     def put_back(self, lease: Lease, *, report_before_start: bool) -> None:
-        """Queue the work of a lease again. The work goes to the front of its queue, or to the end if starts of it were lost, so that other
+        """Queue the work of a lease again. The work goes to the front of its queue, or to the end if it has lost starts, so that other
         items run first.
 
         Args:
@@ -152,7 +152,7 @@ class Placement:
             self.queued_pinned += more
 
     def _add_ready(self, queue: SessionQueue) -> None:
-        """Add a queue that now has work to the turns."""
+        """Add a queue that now has work to the queues that take turns."""
         if queue.is_ready:
             return
         queue.is_ready = True
@@ -164,13 +164,13 @@ class Placement:
             self._reindex_pinned(self._loads_by_name[queue.worker])
 
     def _remove_ready(self, queue: SessionQueue) -> None:
-        """Take a queue without work out of the turns."""
+        """Remove a queue without work from the queues that take turns."""
         if queue.is_ready:
             (self._ready_pinned[queue.worker] if queue.worker else self._ready_queues).remove(queue)
             self._note_not_ready(queue)
 
     def _note_not_ready(self, queue: SessionQueue) -> None:
-        """Note that a queue no longer takes part in the turns. Drop the queue if it is one of pinned work."""
+        """Note that a queue no longer takes turns. Drop the queue if it was for pinned work."""
         queue.is_ready = False
         worker = queue.worker
         if worker:
@@ -215,7 +215,7 @@ class Placement:
         load.free_slots, load.returning = free_slots, returning
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work, or request work back for idle workers if no work waits. Call it once after the events of a turn."""
+        """Hand out waiting work, or request work back for idle workers if no work waits. Call this once in each turn of the loop."""
         ready = self._ready_queues
         if not ready and not self._with_pinned_work:
             return self._steal(now)
@@ -362,7 +362,7 @@ class Placement:
 def _stealable(load: WorkerLoad) -> list[int]:
     """Return the leases that a worker may give back: leases whose work is neither started nor pinned.
 
-    The oldest of these leases are left out as far as the worker needs them to have one lease for each slot.
+    The oldest of these leases are left out if the worker needs them to have one lease for each slot.
     """
     spare = [
         number for number, lease in load.leases.items() if not lease.started and not lease.band.session_queue.worker

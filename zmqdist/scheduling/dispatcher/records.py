@@ -44,7 +44,7 @@ class SessionQueue:
     Attributes:
       worker: the name of the worker to which the work is pinned; empty if any worker may run it.
       bands: one band for each priority that has work, the highest priority last.
-      is_ready: whether `Placement` hands out work of this queue in its turns. Invariant: a queue that is ready has work.
+      is_ready: whether this is one of the queues that take turns in `Placement`. Invariant: a queue that is ready has work.
     """
 
     __slots__ = ("_plain_band", "bands", "is_ready", "session", "worker")
@@ -191,12 +191,13 @@ class WorkerLoad:
       stale_leases: the leases of an earlier dispatcher whose functions run in the worker's threads: lease -> coordinator.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
       steal_requested: leases that the dispatcher has requested back, until the worker replies.
-      undelivered_forgets: the Forgets for all workers that the dispatcher could not send while this worker was away.
+      undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this worker while it was away.
       done: the number of leases that ended with an outcome.
       slot_deaths: the number of the worker's slot processes that crashed.
-      free_slots, returning: the number of slots without work; the number of leases that are expected back. The placement computes both.
-      steal_at: the time of the worker's entry in the heap of the placement, from which on the dispatcher requests work back; `inf` without
-        an entry. The placement computes it.
+      free_slots, returning: the number of slots without work; the number of leases that the dispatcher expects back. The placement
+        computes both.
+      steal_at: the time from which on the dispatcher requests work back from this worker, as in the placement's heap; `inf` without an
+        entry there.
     """
 
     member: Member

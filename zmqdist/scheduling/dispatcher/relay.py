@@ -1,6 +1,6 @@
-"""The relay of payloads: the dispatcher reads them for a process that cannot connect to the process that holds the payload.
+"""The relay: the dispatcher reads a payload for a process that cannot connect to the process that holds the payload.
 
-The dispatcher reads a payload in ranges, over the connection that the holder has made to it, and passes the bytes on unchanged. Each range
+The dispatcher reads a payload in ranges, over the holder's own connection to the dispatcher, and passes the bytes on unchanged. Each range
 is one request with one reply. If the holder disconnects or does not reply in time, the RPC call for this range ends with an error.
 """
 
@@ -28,7 +28,7 @@ class Relay:
     """The requests for ranges that wait for a holder's reply. `read` runs in threads of the RPC service, each other method in the loop.
 
     Args:
-      holder: returns the connection of the process that has the store with this number; None if there is none.
+      holder: returns the connection of the process that has the store with this number; None if no such process is connected.
 
     Attributes:
       pieces: the number of ranges that were requested so far.

@@ -165,7 +165,7 @@ class DispatchServer:
         return self._runtime.loop.run(self._runtime.broker.snapshot)
 
     def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
-        """Wait until `ready(workers)` returns True, with the registered workers as (job, index). Return False if `timeout_s` passes first.
+        """Wait until `ready` returns True for the set of registered workers, each a (job, index). Return False after `timeout_s`.
 
         The loop calls `ready` after each event, so `ready` must not block.
         """
@@ -240,7 +240,7 @@ class DispatchServer:
 
         Raises:
           FailedPreconditionError: this dispatcher has no CURVE keys, or was not started.
-          InvalidArgumentError: `name` or `address` is not of this form, or `valid_s` is out of range.
+          InvalidArgumentError: `name` or `address` has another form than these, or `valid_s` is out of range.
           ResourceExhaustedError: too many tokens are valid and unused.
         """
         runtime = self._runtime

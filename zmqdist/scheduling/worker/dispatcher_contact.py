@@ -43,7 +43,7 @@ RETRIED_REFUSALS = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
 
 
 def earliest(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two times, where None means never. This is faster than `min`, because it is called after each event."""
+    """Return the earlier of two times, where None means never. Does not use the slower `min`, because it is called after each event."""
     if one is None or (other is not None and other < one):
         return other
     return one
@@ -60,7 +60,7 @@ class Contact:
       registered: whether the dispatcher has accepted the registration over this connection. Invariant: only while `up`.
       named: whether the worker was configured with its index; False if a dispatcher chose the index.
       index_taken: whether the dispatcher refused the index because another worker has it.
-      serial: the number of the latest registration over this connection, counted from 1. An older dispatcher replies with 0.
+      serial: the number of the latest registration over this connection, counted from 1. A dispatcher of an older version replies with 0.
       lease_s: the dispatcher's lease; 0 before the first registration.
       beats_sent, beats_echoed: the number of heartbeats over this connection. Invariant: beats_echoed <= beats_sent.
       stop_at: when all work must stop if the contact is still lost.
@@ -141,7 +141,7 @@ class Contact:
         self.stop_at = min(now + self.lease_s / 2, max(now, self._answered_at + 0.75 * self.lease_s))
 
     def report(self, message: Message) -> list[Send]:
-        """Return a report of ended leases to send now, or postpone it until the registration is accepted or a new Register is sent."""
+        """Return a report of ended leases if the worker is registered. Otherwise postpone the report, and return nothing to send."""
         if self.registered:
             return [Send(DISPATCHER, message)]
         self._postponed.append(Send(DISPATCHER, message))

@@ -3,8 +3,8 @@
 Rules
     A part in shared memory of this host is mapped: no byte is copied, and the holder gets no request.
     Any other part is the reply to one request to the holder, and is received into memory that was allocated once. If this process cannot
-    reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection. A range is as
-    large as the connection can soon carry (transport/pace.py).
+    reach the holder (for example behind a router), the dispatcher reads the part in ranges over the holder's own connection. The size
+    of the ranges adapts to the speed of the connection (transport/pace.py).
     A transfer during which bytes arrive has no time limit. A holder from which nothing has arrived for STALLED_S counts as lost.
     The caller of Fetcher owns the returned parts and may write to them, except to the memory of frozen arrays.
 """
@@ -95,8 +95,8 @@ class LocalMemories:
         return self._peer_pools.get(reference.store)
 
     def _open(self, reference: Reference) -> PeerPool | None:
-        """Open a holder's memory. Return None if the memory's nonce is not that of the reference, because the memory then belongs to a
-        process of this host, and the holder is on another host."""
+        """Open a holder's memory. If its nonce differs from the nonce in the reference, return None, because the memory then belongs to
+        another process, and the holder is on another host."""
         if reference.memory is None:
             return None
         *offer, nonce = reference.memory

@@ -60,7 +60,7 @@ class Functions:
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:
-        """Return the parts of a payload. The holder keeps the parts, because another attempt may need the parts as well."""
+        """Return the parts of a payload. The holder keeps the parts, because another attempt may need them."""
         return self._fetcher.fetch(decode_reference(payload))
 
 

@@ -1,7 +1,7 @@
 """The worker's decisions about its leases: which slot runs which item, what it reports, what it aborts; no I/O.
 
 Theory of operation
-    Assigned work waits in a queue until a slot can take it. A slot runs its items in order; positions count the items given to the slot.
+    Assigned work waits in a queue until a slot can take it. A slot runs its items in the order of their positions (slot.py).
     A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
     the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
     Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or when the runtime
@@ -18,7 +18,7 @@ Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tes
     P1  a slot runs at most one item at a time, in the order of its positions
     P2  each lease ends exactly once: by an outcome, LeasesReturned or SlotsLost, or because the worker drops it when contact is lost
     P3  no item runs for longer than `lease_s / 2` after contact was lost (process slots)
-    P4  when a Register is sent to a new dispatcher, no item of the old dispatcher is running except `stale_leases` (thread slots)
+    P4  when a Register is sent to a new dispatcher, no item of the old dispatcher runs, except those in `stale_leases` (thread slots)
     P5  an aborted lease ends at the latest when its grace is over (process slots)
     P6  an item with `report_before_start` begins only after the report of its start has arrived at the dispatcher
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
@@ -334,7 +334,7 @@ class WorkerMachine:
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
         at = now + grace_s
-        # A second request may only shorten the grace.
+        # A second request to leave may only shorten the grace.
         if not self.leaving or (self.leave_at is not None and at < self.leave_at):
             self.leave_at = at
         self.leaving = True
@@ -421,7 +421,7 @@ class WorkerMachine:
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """Give a slot the next items of the queue, up to an item that must be reported first. Runs for each item, so it has to be fast."""
+        """Give a slot the next items of the queue, up to one whose start must be reported first. Must be fast: it runs for each item."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
@@ -546,7 +546,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions. Return the leases of waiting items that need these functions to the dispatcher. The work of these items has
+        """Drop functions. Give the dispatcher back the leases of waiting items that need these functions. The work of these items has
         ended."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))

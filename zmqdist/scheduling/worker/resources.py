@@ -29,7 +29,7 @@ _of_thread = threading.local()
 
 
 def use_resources(resources: SlotResources) -> None:
-    """Set the `resources` in which the functions that the calling thread will run look up their resources."""
+    """Set the resources of the functions that the calling thread will run."""
     _of_thread.resources = resources
 
 

@@ -1,6 +1,6 @@
 """The worker's record of one slot: the slot's items and speed, and which starts were reported.
 
-Positions count the items given to a slot, from 1. A slot runs its items in order, so its first item is the running item.
+The position of an item is its number among all items that the slot was given, from 1. The first item that a slot has is the running item.
 
 Not here: which work a slot gets, and how its outcomes are handled (machine.py).
 """

@@ -2,7 +2,8 @@
 
 The slot shares a page of six numbers with its worker:
     POSITION    the position of the item that the slot has begun last; the slot writes this number before the item begins
-    GIVEN_UP    the worker has taken back the items after position GIVEN_UP and up to position GIVEN_UP_TO (this and the next number)
+    GIVEN_UP    the start of a range: the worker has taken back the items after this position, up to the position in GIVEN_UP_TO
+    GIVEN_UP_TO the end of that range
     CANCEL      the position of the item that should end early; zmqdist.cancelled() compares this number with POSITION
     INDEX       the index of the worker; the worker writes this number before it sends items
     WORKERS     the number of workers; the worker writes this number together with INDEX
@@ -120,7 +121,7 @@ class _Reporter:
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # read only after `clear`: a batch that begins between the two sets `_busy` again itself
+            if self._in_batch:  # read this after `clear`, because a batch that begins later sets `_busy` itself
                 self._busy.set()
             try:
                 self.flush()

@@ -119,7 +119,8 @@ class BulkStore:
     def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
         """Hold the parts of a payload until they are freed, and return the reference to send.
 
-        Large parts are copied, except frozen arrays and blocks, which must not change any more. Small parts are sent inside the reference.
+        Large parts are copied, except frozen arrays and blocks of shared memory, which must not change any more. Small parts are sent
+        inside the reference.
 
         Args:
           shared: whether any number of processes may map the parts, each with private pages. If False, a single process may map the parts,

@@ -18,8 +18,8 @@ class WaitingWork(deque[Leased]):
     Attributes:
       pinned: the leases of pinned work, in the queue or at a slot. Some of these leases may have ended.
       report_before_start: the leases in the queue whose start must be reported before their items begin.
-      announced: the lease whose start was reported last before its item began. No item is put before this lease, because its item counts as
-        begun.
+      announced: the latest lease whose start was reported while its item waited here. No item is put before this item, because it counts
+        as begun.
     """
 
     def __init__(self) -> None:
@@ -99,5 +99,5 @@ class WaitingWork(deque[Leased]):
 
     @staticmethod
     def _in_order(items: list[Leased]) -> list[Leased]:
-        """Sort items in the order of their assignment. This is the order of their lease numbers, because the dispatcher counts these up."""
+        """Sort items in the order of their assignment. This is the order of their lease numbers, because these numbers only rise."""
         return sorted(items)

@@ -58,7 +58,7 @@ class WorkerCache:
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
         return encode_reference(
-            Reference(  # a reference to the payload whose parts are in this store
+            Reference(  # this reference names the copies in this worker's store
                 self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
             )
         )
@@ -93,7 +93,7 @@ class WorkerCache:
 
     def _part(self, reference: Reference, part: Held) -> Held:
         if reference.store == self._store.number:
-            return part  # this worker holds the part itself, as part of a kept value
+            return part  # this worker holds the part itself, because it belongs to a kept value
         key = (reference.store, part.bulk)
         with self._lock:
             future = self._parts.get(key)

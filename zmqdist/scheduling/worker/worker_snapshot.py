@@ -20,8 +20,8 @@ class WorkerSnapshot:
       waiting_pinned: the number of waiting items that are pinned to this worker. They begin first.
       slots: each slot, in order.
       functions: the number of functions that coordinators have sent.
-      results: the number of large results that the worker holds. The worker frees a result when its coordinator has received it, or a kept
-        result when its coordinator releases it.
+      results: the number of large results that the worker holds. The worker frees a result when the coordinator has received it, but a
+        kept result only when the coordinator releases it.
       held: the number of large parts that the worker holds: parts of results, and parts of arguments that were fetched.
       fetched: the number of held parts that were fetched from other processes for the slots.
       fetched_bytes: the bytes of the fetched parts.
