@@ -330,7 +330,7 @@ def _packed(item: Any) -> bytes:
         (_packed([True]), 0, "unknown tag"),
         (_packed({1: 2}), 0, "not str"),
         (_packed([2, 1]), 0, "zip"),
-        (_packed([2, [1], 1]), 0, "type that keys do not have"),
+        (_packed([2, [1], 1]), 0, "type that is not allowed for keys"),
         (_packed([3, "P", ["x"]]), 0, "another number"),
         (_packed([3, "P", ["x", "x"], 1, 2]), 0, "proper names"),
         (_packed([3, "P", ["class"], 1]), 0, "proper names"),

@@ -160,8 +160,8 @@ class Zygote:
         self._poll.register(starter, select.POLLIN)
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork children until the starting process has ended, and then return None. In each forked child, return the function that the
-        child must run.
+        """Fork children until the process that started this zygote has ended, and then return None. In each forked child, return the
+        function that the child must run.
         """
         while True:
             ready = self._poll.poll(self._silence_left_ms())

@@ -355,7 +355,7 @@ class RpcService:
     def _submit(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any], nbytes: int = 0
     ) -> None:
-        """Queue the call for a thread of the pool. `nbytes` is the size of its arguments if they were not counted before."""
+        """Queue the call for a thread of the pool. `nbytes` is the size of its arguments, or 0 if admission has counted them already."""
         work = (self._serve, (served, peer, method, body, frames))
         refused = self._pool.ready(peer, served, work, nbytes)
         if refused and self._drop_unwanted(peer):

@@ -78,9 +78,11 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Disagreed:
-    """The verdict that these members end their part in the round with an error.
+    """The verdict that members of a round end their part in it with an error.
 
     Attributes:
+      members: the announcements of these members.
+      code, message: the error.
       counter: the round that has ended with the error; the members continue with the next round. None if the number is unknown.
     """
 

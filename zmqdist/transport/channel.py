@@ -279,7 +279,7 @@ class Channel:
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
-                # a thread must read the server's acknowledgments, requests for parts and replies until this call can leave
+                # until this call can leave, a thread must read what the server sends: acknowledgments, requests for parts, and replies
                 self._ensure_reader()
             lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:

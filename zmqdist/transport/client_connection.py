@@ -276,7 +276,8 @@ class ClientConnection:
             try:
                 self._drain()
             except zmq.Again:
-                # only the first receive in `_drain` raises Again, and a receive that raises Again has queried EVENTS (R1)
+                # No message had arrived, because only the first receive in `_drain` raises Again. EVENTS need not be queried any more (R1),
+                # because a receive that raises Again has queried them.
                 return False
         elif self._has_input():
             self._drain()

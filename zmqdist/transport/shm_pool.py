@@ -190,7 +190,7 @@ class _FrozenSegments:
         """Return the frozen memory that contains these bytes, and their offset in it; None if no frozen memory contains them."""
         with self.lock:
             frozen = None
-            while frozen is None:  # removes entries of collected memory, whose addresses may be in use again
+            while frozen is None:  # remove entries of freed memory, because its addresses may be in use again
                 index = bisect.bisect_right(self._starts, address) - 1
                 if index < 0:
                     return None

@@ -477,8 +477,8 @@ class VariableHost:
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
     def _push(self, pending: _PendingUpdate, step: int, wanted: int) -> list[_Effect]:
-        """Add the gradients of an update to their step. The caller holds the locks. All gradients are checked before the first gradient is
-        added, so that a refused update changes no step.
+        """Add the gradients of an update to the sums of a synchronous step. The caller holds the locks. All gradients are checked before
+        the first gradient is added, so that a refused update changes no sum.
         """
         gradients = []
         for each, change in zip(pending.variables, pending.changes, strict=True):

@@ -461,7 +461,7 @@ def _read_dict(node: list[Any], reader: _Reader, depth: int) -> Any:
     keys = items[::2]
     kinds = set(map(type, keys))
     if not (kinds <= _PLAIN or all(map(_is_key, keys))):
-        raise ValueError("a dict with a key of a type that keys do not have")
+        raise ValueError("a dict has a key of a type that is not allowed for keys")
     return dict_of(keys, items[1::2], kinds)
 
 

@@ -31,7 +31,7 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
         target = "LOCAL"
     if target == "LOCAL" and terms.coordinated:
         raise invalid(
-            "Coordinated reads require non-local workers, but `target_workers` is LOCAL: all consumers read from all workers"
+            "Coordinated reads require non-local workers, because all consumers read from all workers, but `target_workers` is LOCAL"
         )
     return target
 

@@ -127,7 +127,7 @@ class _Reporter:
                 self.flush()
             except OSError:
                 return
-            except BaseException:  # for example a MemoryError, after which the next flush sends these outcomes
+            except BaseException:  # such as MemoryError: the outcomes stay here, and the next flush sends them
                 log.exception("outcomes could not be reported to the worker; trying again")
 
 

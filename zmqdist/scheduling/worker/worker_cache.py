@@ -93,7 +93,7 @@ class WorkerCache:
 
     def _part(self, reference: Reference, part: Held) -> Held:
         if reference.store == self._store.number:
-            return part  # this worker holds the part itself, because it belongs to a kept value
+            return part  # the part belongs to a value that this worker keeps, so it need not be fetched
         key = (reference.store, part.bulk)
         with self._lock:
             future = self._parts.get(key)

@@ -125,7 +125,7 @@ class SnapshotWorker:
         self._ask()
 
     def _fail(self, path: str, index: int, error: BaseException) -> None:
-        """Fail the snapshot of a stream that cannot be begun, and request streams again a little later."""
+        """Report that a stream cannot be begun, which fails its snapshot. Ask for streams of other snapshots a little later."""
         log.exception("stream %d of the snapshot %s cannot be begun", index, path)
         self._writing.pop(path, None)
         code, message = code_and_message(error)

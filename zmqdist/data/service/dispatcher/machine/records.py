@@ -364,7 +364,7 @@ class RestoreSaved(Record, tag=35):
 
 
 class SkipSaved(Record, tag=36):
-    """A client continues from a saved state of another iteration, whose finished elements are skipped."""
+    """A client continues from a saved state of another iteration. Its own iteration skips the elements that were finished in that state."""
 
     client: int
     done: list[tuple[int, int]]
