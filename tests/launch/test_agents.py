@@ -146,7 +146,7 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         never = cluster.start(0, address)
         assert cluster.ends(never) == (
             "its address is on a, which is lost, and programs know no other: start `zmqdist launch` again without that host; "
-            "the program goes on from its last checkpoint"
+            "a program that restores its last checkpoint continues from it"
         )
         assert (never.exit_code, never.host) == (REFUSED, "")
         assert said == ["[a] is lost: its agent ended (killed by SIGKILL)"]
@@ -166,7 +166,7 @@ def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy
     host = line[len("[ps-0@")]
     assert line == (
         f"[ps-0@{host}] ended (its address is on {host}, which is lost, and programs know no other: start `zmqdist launch` again "
-        "without that host; the program goes on from its last checkpoint); its variables are lost; it is not started again"
+        "without that host; a program that restores its last checkpoint continues from it); its variables are lost; it is not started again"
     )
     assert [each for each in job.lines if "ps-0" in each] == [line]
 

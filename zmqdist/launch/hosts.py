@@ -283,7 +283,7 @@ class Hosts:
             return ""
         return (
             f"its address is on {lost}, which is lost, and programs know no other: start "
-            "`zmqdist launch` again without that host; the program goes on from its last checkpoint"
+            "`zmqdist launch` again without that host; a program that restores its last checkpoint continues from it"
         )
 
     def release(self, name: str) -> None:
