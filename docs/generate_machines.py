@@ -20,7 +20,7 @@ BEGIN = "<!-- From here on written by docs/generate_machines.py from the code: c
 
 PARTS = (
     "scheduling/dispatcher/broker.py",
-    "scheduling/dispatcher/membership.py",
+    "scheduling/dispatcher/membership_and_leases.py",
     "scheduling/dispatcher/placement.py",
     "scheduling/worker/dispatcher_contact.py",
     "scheduling/coordinator/closures.py",

@@ -8,7 +8,7 @@ from zmqdist import errors
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Beat, Goodbye, Leave, Refused, Register, Registered
-from zmqdist.scheduling.dispatcher.membership import (
+from zmqdist.scheduling.dispatcher.membership_and_leases import (
     LOSSES_KEPT,
     Change,
     LossRecord,

@@ -16,7 +16,7 @@ from zmqdist.scheduling.coordinator.affinity import PLAIN, WorkerAffinity
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.machine import Dispatch
-from zmqdist.scheduling.dispatcher.membership import Membership
+from zmqdist.scheduling.dispatcher.membership_and_leases import Membership
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession
 from zmqdist.scheduling.worker import machine as worker

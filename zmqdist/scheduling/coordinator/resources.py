@@ -26,7 +26,7 @@ from weakref import ref
 from zmqdist import errors, limits
 from zmqdist.scheduling.coordinator.affinity import Joined, Left, WorkOptions
 from zmqdist.scheduling.coordinator.remote_value import RemoteValue, unwrapped
-from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
+from zmqdist.scheduling.dispatcher.membership_and_leases import SAID_GOODBYE
 from zmqdist.scheduling.worker import resources as at_worker
 from zmqdist.wire import trusted
 

@@ -67,7 +67,7 @@ from zmqdist.scheduling.coordinator.unreachable_log import UnreachableLog
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
 from zmqdist.scheduling.coordinator.work_names import WorkNames
 from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
-from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
+from zmqdist.scheduling.dispatcher.membership_and_leases import SAID_GOODBYE
 from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.remote_results import decode_loss
 from zmqdist.scheduling.worker.store import BulkStore

@@ -1,7 +1,7 @@
 """The dispatcher as one machine, which combines membership and dispatch. No I/O.
 
-Broker passes each message to the part that decides about it: membership (membership.py) or dispatch (machine.py). A message from a peer
-that has registered neither as a worker nor as a coordinator changes nothing, and Broker returns a Refused to the peer.
+Broker passes each message to the part that decides about it: membership (membership_and_leases.py) or dispatch (machine.py). A message
+from a peer that has registered neither as a worker nor as a coordinator changes nothing, and Broker returns a Refused to the peer.
 
 Not here: the decisions of these two parts.
 """
@@ -33,7 +33,7 @@ from zmqdist.messages import (
 )
 from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
 from zmqdist.scheduling.dispatcher.machine import Dispatch
-from zmqdist.scheduling.dispatcher.membership import (
+from zmqdist.scheduling.dispatcher.membership_and_leases import (
     Change,
     Member,
     MemberAway,

@@ -36,8 +36,8 @@ Promises, checked by tests/sim
          work, all slots forget all its functions and resources when the coordinator has said goodbye, or was away for `lease_s`
     P17  work cancelled with `unless_begun` is never aborted after it has begun; the session gets CANCELLED, Begun or the work's result
 
-Not here: which workers are alive (membership.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads, which
-are opaque.
+Not here: which workers are alive (membership_and_leases.py), how a worker runs its leases (scheduling/worker/machine.py), and payloads,
+which are opaque.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
-from zmqdist.scheduling.dispatcher.membership import Member, MemberLost
+from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberLost
 from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 

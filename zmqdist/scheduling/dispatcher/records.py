@@ -15,7 +15,7 @@ from operator import attrgetter
 from zmqdist.events import Peer
 from zmqdist.messages import Forget, Item, Leased
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
-from zmqdist.scheduling.dispatcher.membership import Member
+from zmqdist.scheduling.dispatcher.membership_and_leases import Member
 
 _priority = attrgetter("priority")
 

@@ -55,7 +55,7 @@ from zmqdist.scheduling.dispatcher.drain_report import DrainReport
 from zmqdist.scheduling.dispatcher.drain_reporter import DrainReporter, not_registered
 from zmqdist.scheduling.dispatcher.heap_trimming import HeapTrimmer
 from zmqdist.scheduling.dispatcher.key_service import KeyService
-from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
+from zmqdist.scheduling.dispatcher.membership_and_leases import Member, MemberJoined, MemberLost
 from zmqdist.scheduling.dispatcher.relay import Relay
 from zmqdist.scheduling.dispatcher.scaler import NO_LAUNCHER, Scaler
 from zmqdist.scheduling.worker.fetch import RELAY

@@ -24,7 +24,7 @@ from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.broker_settings import BrokerSettings
-from zmqdist.scheduling.dispatcher.membership import Member
+from zmqdist.scheduling.dispatcher.membership_and_leases import Member
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection

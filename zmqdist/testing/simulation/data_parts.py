@@ -30,7 +30,7 @@ from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.events import Ticked as TimePassed
 from zmqdist.messages import Message, Register
-from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, Membership
+from zmqdist.scheduling.dispatcher.membership_and_leases import MemberJoined, MemberLost, Membership
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
