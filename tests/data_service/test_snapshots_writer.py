@@ -178,7 +178,7 @@ def test_a_chunk_that_was_committed_and_is_gone_is_told(tmp_path: Path, monkeypa
     writer = writer_of(snapshot, "w", 0, chunk_bytes_max=8, interval_s=always)
     _stop_at_done(writer, monkeypatch)
     (path / "chunks" / "chunk_0_3_1").unlink()
-    with pytest.raises(InternalError, match=r"lost chunks \[3\] of stream 0"):
+    with pytest.raises(InternalError, match=r"chunks \[3\] of stream 0 are missing"):
         write(snapshot, "w")
     error = snapshot_layout.read_error(str(path))
     assert isinstance(error, InternalError)

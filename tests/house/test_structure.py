@@ -54,7 +54,7 @@ BESIDE_MACHINES = {
     "zmqdist/scheduling/dispatcher": (
         "broker",
         "credit",
-        "membership",
+        "membership_and_leases",
         "placement",
         "records",
         "broker_settings",

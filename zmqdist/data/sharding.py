@@ -130,7 +130,7 @@ def _branches(dataset: Tree) -> tuple[int, ...]:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
         except UnimplementedError as error:
-            # Some operators cannot be split, for example a snapshot, which stores all elements for every reader.
+            # Some operators cannot be split. A snapshot, for example, must store all elements, because every reader reads all.
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 

@@ -229,9 +229,9 @@ def _unfit(dataset: Tree, why: str) -> UnimplementedError:
 
 
 def portion_pipeline(dataset: T) -> T:
-    """Return the pipeline to run over each portion, by `open_split`.
+    """Return the pipeline that `open_split` runs over each portion.
 
-    The pipeline is the repeatable dataset without its repeats, because a portion is in one repetition. Its readers read one file after
+    The pipeline is the dataset without its `repeat` operators, because a portion is in one repetition. Its sources read one file after
     another, so that the elements of one position stay together.
 
     Raises:

@@ -141,7 +141,7 @@ class local_cluster:
 
     @property
     def servers(self) -> tuple[WorkerServer | Server, ...]:
-        """The workers and then the parameter servers, each by index. Empty unless `processes` is False."""
+        """The workers and then the parameter servers, each by index, if `processes` is False. Otherwise an empty tuple."""
         return tuple(self._threads)
 
     @property

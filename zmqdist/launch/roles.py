@@ -200,7 +200,7 @@ def run_server(
 
 
 def _check_ticket(ticket: JoinTicket, cluster: ClusterSpec, job: str | None, index: int | None) -> None:
-    """Raise InvalidArgumentError if programs could not connect to a task that joined with this ticket."""
+    """Raise InvalidArgumentError if the ticket is for another task, or has no address at which programs can connect to the task."""
     from zmqdist.tasks.definition import effective  # imported here, because workers do not need it
 
     task = effective(cluster, job, index)

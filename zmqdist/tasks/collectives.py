@@ -191,7 +191,7 @@ class Collectives:
         else:
             due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
             reply = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:  # this announces only the failure, and no caller waits for the verdict
+        if failure is not None:  # this call has failed already, so it does not wait for the leader's reply
             if counter is None:
                 group.unnumbered = reply
             else:

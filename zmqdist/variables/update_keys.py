@@ -1,11 +1,11 @@
-"""For each variable of a session, the updates with a key that its value contains. A restarted parameter server needs this record, so that
-it applies no update twice.
+"""Which updates with a key have been applied to each variable of a session. A restarted parameter server needs this record, so that it
+applies no update twice.
 
 Rules
     An update is recorded under the locks of the variables that it changes, so that the record agrees with the value that is saved at the
     same time. A variable is restored from a checkpoint together with the record of the updates that its value contains. A repeated update
     skips the variables that contain it already, and changes the other variables.
-    The record has at most PS_UPDATE_KEYS_MAX updates, as many as updates_machine.py keeps keys.
+    The record has at most PS_UPDATE_KEYS_MAX updates, which is also the number of keys that updates_machine.py keeps.
 
 Not here: replies to requests while an update is being executed (variable_host.py, updates_machine.py).
 """

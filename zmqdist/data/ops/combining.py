@@ -46,8 +46,9 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # Read the other inputs up to the same row, so that a cache in an input that also ends at this row is complete. Do not do
-                # this if the sources are split, because another process needs the elements that this process would discard.
+                # One input has ended. Read this row from the other inputs, too: if one of them also ends here, a cache in it becomes
+                # complete. Do not do this if the sources are split, because another process needs the elements that this process would
+                # discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -282,7 +283,7 @@ class InterleaveNode(OperatorNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            # All nodes are ReadAheads at this point, because any other node counts as ready.
+            # No node is ready, so all nodes are ReadAheads: any other node counts as ready.
             ReadAhead.wait_for_one(self._nodes())
 
     def _fill_all(self) -> None:
@@ -308,7 +309,7 @@ class InterleaveNode(OperatorNode):
         except Exception as error:
             if not self.threads:
                 raise
-            # With threads, slots are filled before their turn, so keep the error in the slot until then.
+            # Threads open an input before its turn, so keep the error in the input's slot until the turn comes.
             self.slots[number] = (BufferedError(error), None)
             self.children[0].restart()
             return True

@@ -77,8 +77,8 @@ class CoordinatorMachine:
       rounds: whether failed work fails its round.
 
     Attributes:
-      failed: the work item that was the first to fail the present round, or ROUND if the dispatcher's refusal failed it; None while the
-        round has not failed.
+      failed: the work item whose error was the first of the present round; ROUND if the round failed because the dispatcher refused the
+        coordinator; None while the round has not failed.
     """
 
     def __init__(

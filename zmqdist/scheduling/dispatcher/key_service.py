@@ -70,7 +70,7 @@ class KeyService:
       work_dir: the folder in which the keyring is saved; None keeps the keyring in memory only.
 
     Attributes:
-      security: the security for the router, in which the keyring decides about keys in place of the static file.
+      security: the ServerSecurity that the router gets. It asks the keyring about keys, and not the file `authorized`.
     """
 
     def __init__(self, security: ServerSecurity, work_dir: str | None) -> None:

@@ -139,8 +139,8 @@ class DataDispatcher:
     # -- the journal ----------------------------------------------------------------------------------------------------------
 
     def _recover(self, journal: Journal) -> None:
-        """Load the machine's state from the journal. If the journal is empty, write the new state to it, because the state's number has to
-        survive a restart.
+        """Load the machine's state from the journal. If the journal is empty, write the new state to it, because readers recognize the
+        state by a random number that must be the same after a restart.
         """
         if self._read(journal):
             log.info("recovered from %s: %d jobs", journal.path, len(self.machine.state.jobs))

@@ -222,7 +222,7 @@ class StreamWriter:
         lost = sorted(set(range(self._chunks)) - there)
         if lost:
             raise InternalError(
-                f"{self._path}: lost chunks {lost[:10]} of stream {self._stream}, which were written before"
+                f"{self._path}: chunks {lost[:10]} of stream {self._stream} are missing, although its checkpoint counts them"
             )
 
     # -- chunks and commits --
