@@ -23,7 +23,7 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
 
     If the file has no errors, `zmqdist launch` can start its cluster, unless for example a port is in use or an address belongs to another
     host.
-    Each error is one line: file:line: key: what is wrong.
+    The command prints the first mistake as one line: file:line: key: what is wrong.
 
     Exit codes: 0 the file is right, 2 the file or the command line is wrong.
     """
