@@ -85,7 +85,7 @@ def make_token(
     """Make a join ticket for the dispatcher TARGET and print it.
 
     A ticket works once, and is a secret until then: pass it to the new process in a private file or through a pipe. The new process
-    connects to the address TARGET, unless it has another with --dispatcher.
+    connects to the address TARGET, unless its option --dispatcher names another address.
     """
     from zmqdist.errors import FailedPreconditionError
 

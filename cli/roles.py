@@ -67,9 +67,11 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "attempts_max",
     type=click.IntRange(1),
     metavar="N",
-    help="Run a function again if its process dies; after N deaths it fails with WorkerLost.",
+    help="Run a function again if its process dies; after N deaths the function fails with WorkerLost.",
 )
-@click.option("--work-dir", metavar="DIR", help="Folder in which the data service keeps its datasets and its journal.")
+@click.option(
+    "--work-dir", metavar="DIR", help="Folder for the keyring, and for the datasets and journal of the data service."
+)
 @click.option(
     "--fault-tolerant",
     "fault_tolerant_mode",

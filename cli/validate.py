@@ -21,9 +21,8 @@ from .exit_codes import ExitCode
 def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
     """Check the cluster file CONFIG. The command starts nothing and contacts no host.
 
-    If the file has no errors, `zmqdist launch` can start its cluster, unless for example a port is in use or an address belongs to another
-    host.
-    The command prints the first mistake as one line: file:line: key: what is wrong.
+    If the file has no mistakes, `zmqdist launch` can start its cluster, unless for example a port is in use or an address belongs to
+    another host. If the file has mistakes, the command prints the first one as one line: file:line: key: what is wrong.
 
     Exit codes: 0 the file is right, 2 the file or the command line is wrong.
     """
