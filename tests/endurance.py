@@ -35,6 +35,7 @@ BUSY_PROCESSES = 2
 SIDE_BY_SIDE = 6
 FILES_AT_ONCE = 120
 ERROR_CHARS_MAX = 2000
+CRASH_CHARS_MAX = 20_000
 OUTCOMES = "ENDURANCE_OUTCOMES"
 
 
@@ -160,6 +161,9 @@ def run(files: list[str], tier: str, side_by_side: int) -> list[Row]:
         environment = {**os.environ, OUTCOMES: outcomes.name}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         rows = [json.loads(line) for line in Path(outcomes.name).read_text().splitlines()]
+    if any("crashed while running" in row[2] for row in rows):
+        # The stacks of the process that crashed, or an assertion of ZeroMQ.
+        print(done.stderr[-CRASH_CHARS_MAX:], flush=True)
     if done.returncode not in (0, 1) or not rows:  # 1: some tests failed, which the rows say
         raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     return rows

@@ -237,7 +237,7 @@ RECONNECT_GRACE_S: Final = 1.0
 """Seconds after the end of its connection that a worker has to reconnect in the same incarnation."""
 
 FAILURES_KEPT: Final = 100
-"""Errors of one round that are reported in addition to the first error. Each error takes memory and time for unpickling."""
+"""Errors of one round that are kept and reported. Each error takes memory, and time for unpickling."""
 
 CANCEL_GRACE_S: Final = 5.0
 """Seconds that a running function has to end after it was cancelled. After this time its slot process is killed."""
@@ -560,7 +560,8 @@ VOUCHING_S: Final = 2.0
 # -- agents of hosts -----------------------------------------------------------------------------------------------------
 
 AGENT_BEAT_S: Final = 2.0
-"""Seconds between two heartbeats of a launcher to an agent. An agent that gets no order for the `orphan_limit_s` of the workers ends."""
+"""Seconds between two heartbeats of a launcher to an agent. An agent that gets no order for the `orphan_limit_s` of the workers ends,
+but not before AGENT_SILENCE_S_MIN."""
 
 AGENT_SILENCE_S_MIN: Final = 5 * AGENT_BEAT_S
 """The shortest silence limit of an agent, in seconds. With a shorter limit, a pause of the launcher or of the network would end agents."""

@@ -127,7 +127,7 @@ class WorkerRole:
             previous = [entry for entry in self._invited if entry.program != program]
             for entry in previous:
                 if entry.worker.in_contact and entry.dispatcher != config.dispatcher_address:
-                    raise AlreadyExistsError(self._note_accepted(entry))
+                    raise AlreadyExistsError(self._refusal(entry))
             invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
             self._invited = [entry for entry in self._invited if entry.program == program] + [invited]
         for entry in previous:
@@ -143,7 +143,7 @@ class WorkerRole:
             raise
         return STARTED
 
-    def _note_accepted(self, invited: _Invited) -> str:
+    def _refusal(self, invited: _Invited) -> str:
         me = f"{task_name(self._node.me)} at {self._node.address}"
         return f"{me} works for another program, whose dispatcher is at {invited.dispatcher}: end that program first"
 

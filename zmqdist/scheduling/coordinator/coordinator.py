@@ -264,10 +264,10 @@ class ClusterCoordinator:
 
         Raises:
           Exception: a function of this round failed. `join` raises the first error that the program has not seen, or the first error if the
-            program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once, and its attribute
-            `failures` has all errors of the round. Before that, waiting functions are dropped, and running functions are asked to stop and
-            killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. After that, no function of
-            the round is executing. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator can be used again.
+            program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once. Its `failures` has at
+            most 100 errors of the round. Before that, waiting functions are dropped, and running functions are asked to stop and killed
+            after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. After that, no function of the
+            round is executing. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator can be used again.
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
