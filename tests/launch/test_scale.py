@@ -48,6 +48,8 @@ class Cluster:
         job.saw("it runs")
         (path,) = job.temporary.glob("zmqdist-*/cluster.yaml")
         self.file = str(path)
+        # The program may run before the workers of the file have registered.
+        eventually(lambda: not self.status()["scaling"]["starting"], "the workers of the file register")
 
     def scale(self, size: str, *options: str) -> tuple[int, str, str]:
         done = run_here("scale", *self.target(), size, "--timeout", "20", *options)
