@@ -1,10 +1,9 @@
 """Run every test that waits many times beside two busy processes, in pieces, and keep a log: `make endurance RUNS=100 MINUTES=10`.
 
 A test waits where it has sockets, threads or processes, so every test outside the tier `pure` counts, but for those of the house, which
-read sources. Such a test may depend on who is
-first, and shows it once in a hundred runs. A piece runs the files with the fewest runs until its minutes are over; the next piece goes
-on from the log. A failure stays in the log with its last error. When its cause is mended, `--forget FILE` drops the file's
-lines, so that its count begins anew.
+read sources. Such a test may depend on which thread is first, and shows it once in a hundred runs. A piece runs the files with the fewest
+runs until its minutes are over; the next piece goes on from the log. A failure stays in the log with its last error. When its cause is
+mended, `--forget FILE` drops the file's lines, so that its count begins anew.
 
 The log has one line for each file: its runs, its tests and their seconds, the failures by test with the last error, the first and the last
 commit that ran.
