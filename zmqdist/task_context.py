@@ -23,7 +23,7 @@ _update_key_of_process: _UpdateKey | None = None
 
 
 def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
-    """Note that this thread begins to run a function.
+    """Record that this thread begins to run a function.
 
     Args:
       cancelled: a function that returns whether the running function should end.
@@ -34,7 +34,7 @@ def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
 
 
 def leave() -> None:
-    """Note that this thread runs no function any more."""
+    """Record that this thread runs no function any more."""
     _of_thread.cancelled = None
     _of_thread.worker = None
 

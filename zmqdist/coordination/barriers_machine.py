@@ -153,7 +153,7 @@ class Barriers:
         problem: tuple[int, str] | None = None,
         title: str = "",
     ) -> list[Effect]:
-        """Note that a task calls a barrier.
+        """Record that a task calls a barrier.
 
         Args:
           counter: the number of the caller's round. None means the current round, or the next round if no round is current.
@@ -222,7 +222,7 @@ class Barriers:
         return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
 
     def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
-        """Note that a task cannot call any more, and end the rounds that wait for the task."""
+        """Record that a task cannot call any more, and end the rounds that wait for the task."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:
@@ -234,14 +234,14 @@ class Barriers:
         self._barriers.pop(name, None)
 
     def restarted(self, task: Task) -> None:
-        """Note that a task has a new incarnation, which knows nothing of the rounds that the earlier incarnation has passed."""
+        """Record that a task has a new incarnation, which knows nothing of the rounds that the earlier incarnation has passed."""
         for barrier in self._barriers.values():
             barrier.late.pop(task, None)
             if task in barrier.tasks:
                 barrier.restarted.add(task)
 
     def dropped(self, ticket: Ticket) -> None:
-        """Note that the caller with this ticket does not wait any more."""
+        """Record that the caller with this ticket does not wait any more."""
         barrier, task = self._by_ticket.pop(ticket, (None, None))
         if barrier is None or barrier.round is None or task is None:
             return
@@ -252,7 +252,7 @@ class Barriers:
                 del self._barriers[barrier.name]
 
     def ticked(self, now: float) -> list[Effect]:
-        """Note that time has passed, and end the rounds whose deadline has come."""
+        """End the rounds whose deadline has come."""
         effects: list[Effect] = []
         if now < self.deadline:
             return effects

@@ -128,7 +128,7 @@ class Keys:
         return [ReplyValue(ticket, total) if effect == ReplyValue(ticket) else effect for effect in effects]
 
     def dropped(self, ticket: Ticket) -> None:
-        """Note that the caller with this ticket does not wait any more."""
+        """Record that the caller with this ticket does not wait any more."""
         path = self._by_ticket.pop(ticket, None)
         if path is not None:
             del self._waiting[path][ticket]
@@ -136,7 +136,7 @@ class Keys:
                 del self._waiting[path]
 
     def ticked(self, now: float) -> list[Effect]:
-        """Note that time has passed, and fail the requests whose deadline has come."""
+        """Fail the requests whose deadline has come."""
         if now < self.deadline:
             return []
         late = [

@@ -213,7 +213,7 @@ class KeeperLink:
         return self._counters.get(name, 0)
 
     def ended(self, name: str, counter: int) -> None:
-        """Note that a round of a barrier has ended. If too many names are counted, drop the least recently used one, as the keeper does."""
+        """Record that a round of a barrier has ended. If there are too many names, drop the least recently used one, as the keeper does."""
         with self._changed:
             self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
             if len(self._counters) > BARRIERS_MAX:

@@ -169,7 +169,7 @@ class Coordination:
     # -- registration ----------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Note that a task registers. The reply is a TaskWelcome."""
+        """Record that a task registers. The reply is a TaskWelcome."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
@@ -195,7 +195,7 @@ class Coordination:
         return effects + self._join(record, ticket, incarnation, now)
 
     def beaten(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Note a sign of life. If the task is in error, the reply is the task's error."""
+        """Record a sign of life. If the task is in error, the reply is the task's error."""
         record = self._records.get(task)
         if record is None or record.state == MISSING or (record.state == LEFT and now > record.heard_until):
             text = f"{task_name(task)} is not registered" if record is not None else self._not_in_cluster(task)
@@ -212,7 +212,7 @@ class Coordination:
     def polled(
         self, ticket: Ticket, task: Task, incarnation: int, after: int, until: float, now: float
     ) -> list[Effect]:
-        """Note that a task polls for errors, which is also a sign of life.
+        """Record that a task polls for errors, which is also a sign of life.
 
         The reply is a list of the TaskErrors with numbers above `after`, as soon as there are any. At `until` it is an empty list.
         """
@@ -234,7 +234,7 @@ class Coordination:
         return effects
 
     def away(self, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Note that the connection of a task has ended. The same incarnation may reconnect within its grace."""
+        """Record that the connection of a task has ended. The same incarnation may reconnect within its grace."""
         record = self._records.get(task)
         if record is not None and record.state == UP and record.incarnation == incarnation:
             record.away_until = now + self._config.reconnect_grace_s
@@ -252,7 +252,7 @@ class Coordination:
         return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
-        """Note that the process of this incarnation has ended, so that the task is lost."""
+        """Record that the process of this incarnation has ended, so that the task is lost."""
         record = self._records.get(task)
         if record is None or record.state != UP or record.incarnation != incarnation:
             return []
@@ -261,7 +261,7 @@ class Coordination:
     def reported(
         self, ticket: Ticket, task: Task, incarnation: int, code: int, message: str, now: float
     ) -> list[Effect]:
-        """Note that a task reports its own failure."""
+        """Record that a task reports its own failure."""
         problem = self._problem(task, incarnation, now)
         if problem is None and self._records[task].state != UP:
             problem = FAILED_PRECONDITION, f"{task_name(task)} has disconnected"
@@ -277,7 +277,7 @@ class Coordination:
         return [*self._leave(self._records[task], "was reset", now), ReplyValue(ticket)]
 
     def left(self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float) -> list[Effect]:
-        """Note that a task shuts down. If `together` and the cluster has a `shutdown_timeout_s`, the reply waits for the other tasks."""
+        """Record that a task shuts down. If `together` and the cluster has a `shutdown_timeout_s`, the reply waits for the other tasks."""
         problem = self._problem(task, incarnation, now)
         if problem is not None and problem[0] != FAILED_PRECONDITION:
             return [Fail(ticket, *problem)]
@@ -305,7 +305,7 @@ class Coordination:
         due: float,
         now: float,
     ) -> list[Effect]:
-        """Note that a task calls a barrier. The reply is a RoundOutcome, or an error if the task may not make requests.
+        """Record that a task calls a barrier. The reply is a RoundOutcome, or an error if the task may not make requests.
 
         Args:
           tasks: the tasks of the barrier. None means all tasks of the cluster.
@@ -323,7 +323,7 @@ class Coordination:
         return self._to_callers(effects, now)
 
     def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
-        """Note that a task requests to cancel a round of a barrier for all tasks."""
+        """Record that a task requests to cancel a round of a barrier for all tasks."""
         return self._to_callers(self._barriers.cancelled(ticket, name, counter, task), now)
 
     def missing(self, name: str) -> list[Task]:
@@ -333,7 +333,7 @@ class Coordination:
     def waited_for_all(
         self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
     ) -> list[Effect]:
-        """Note that a task has called `wait_for_all`. When all tasks have called, the reply has the devices of all tasks, in order."""
+        """Record that a task has called `wait_for_all`. When all tasks have called, the reply has the devices of all tasks, in order."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -347,7 +347,7 @@ class Coordination:
     def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
     ) -> list[Effect]:
-        """Note that a task asks which of `tasks` are alive. The reply waits until all of these that are alive have asked (P5)."""
+        """Record that a task asks which of `tasks` are alive. The reply waits until all of these that are alive have asked (P5)."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]
@@ -396,7 +396,7 @@ class Coordination:
         return self._records[task].heard_at
 
     def ticked(self, now: float) -> list[Effect]:
-        """Note that time has passed. End the waits whose deadline has come, and fail the tasks whose sign of life is overdue."""
+        """End the waits whose deadline has come, and fail the tasks whose sign of life is overdue."""
         effects = self._to_callers(self._barriers.ticked(now), now)
         if now >= self._register_by:
             effects += self._give_up_joining()
@@ -405,7 +405,7 @@ class Coordination:
         return effects
 
     def dropped(self, ticket: Ticket) -> list[Effect]:
-        """Note that the caller with this ticket does not wait for the reply any more."""
+        """Record that the caller with this ticket does not wait for the reply any more."""
         self._barriers.dropped(ticket)
         self._barriers.dropped(_Waiting(ticket))
         for task, poll in self._polls.items():

@@ -122,11 +122,11 @@ class ElasticWorkers:
         self._events.put(machine.Closing())
 
     def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:
-        """Note that the process of a worker has ended. `role` is None if the process could not be started."""
+        """Record that the process of a worker has ended. `role` is None if the process could not be started."""
         self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
 
     def room_changed(self, room: int | None, reason: str) -> None:
-        """Note how many workers the hosts have room for now, and why there is no more room (`room` and `room_reason` of SizeBounds)."""
+        """Record how many workers the hosts have room for now, and why there is no more room (`room` and `room_reason` of SizeBounds)."""
         self._events.put(machine.RoomChanged(room, reason))
 
     def stop(self) -> None:

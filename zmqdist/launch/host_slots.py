@@ -57,7 +57,7 @@ class HostSlots:
         return None if None in slots else sum(each or 0 for each in slots)
 
     def lose(self, host: str) -> list[str]:
-        """Note that a host is lost, so that no more roles are placed on the host. Return the roles that had a place on it."""
+        """Record that a host is lost, so that no more roles are placed on the host. Return the roles that had a place on it."""
         return self._roles.pop(host, [])
 
     def _is_full(self, host: str, roles: list[str]) -> bool:

@@ -130,7 +130,7 @@ class AgentPool:
             return self.slots.room
 
     def lose(self, host: str) -> None:
-        """Note that a host is lost, so that no more roles are placed on the host."""
+        """Record that a host is lost, so that no more roles are placed on the host."""
         with self._lock:
             self.slots.lose(host)
 

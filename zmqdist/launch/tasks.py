@@ -45,7 +45,7 @@ class Restarts:
         self._since = 0.0
 
     def began(self, now: float) -> None:
-        """Note that a new incarnation of the task starts."""
+        """Record that a new incarnation of the task starts."""
         self._since = now
 
     def pause_after(self, code: int | None, now: float) -> float | None:
@@ -97,8 +97,8 @@ class Tasks:
         self._start(_Task(config, environment, Restarts(restarts)))
 
     def retire(self, name: str) -> bool:
-        """Note that this worker was told to leave, so that it is never restarted. Return True if the worker has a process. Return False if
-        it was waiting for a restart, which is now cancelled.
+        """Record that this worker was told to leave, so that it is never restarted. Return True if the worker has a process. Return False
+        if it was waiting for a restart, which is now cancelled.
         """
         with self._lock:
             task = self._tasks[name]

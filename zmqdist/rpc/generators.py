@@ -72,7 +72,7 @@ class Generators:
         return [stream.thread for stream in self._running]
 
     def ended(self, stream: _Stream) -> None:
-        """Note that the generator of a stream, and its thread, have ended."""
+        """Record that the generator of a stream, and its thread, have ended."""
         self._running.discard(stream)
         self._forget_if_over(stream)
 

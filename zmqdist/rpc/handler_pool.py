@@ -98,7 +98,7 @@ class HandlerPool:
             return self._admission.arrived(owner, key, nbytes)
 
     def announced(self, owner: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """Note work whose owner keeps the large arguments (`FairAdmission.announced`)."""
+        """Record work whose owner keeps the large arguments (`FairAdmission.announced`)."""
         with self._lock:
             self._admission.announced(owner, key, nbytes, item)
 

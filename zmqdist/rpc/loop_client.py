@@ -33,7 +33,7 @@ class LoopClient:
         return self._dealer.up
 
     def up(self, incarnation: int) -> None:
-        """Note that the connection is up, and which incarnation of the server it leads to."""
+        """Record that the connection is up, and which incarnation of the server it leads to."""
         self._incarnation = incarnation
 
     def down(self) -> None:

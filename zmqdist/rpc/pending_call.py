@@ -42,7 +42,7 @@ class PendingCall:
         return self._served.is_wanted(time.monotonic())
 
     def begun(self) -> None:
-        """Note that a batched call has begun to run, so that its arguments no longer count as waiting. The loop calls this."""
+        """Record that a batched call has begun to run, so that its arguments no longer count as waiting. The loop calls this."""
         self._service.begun(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:

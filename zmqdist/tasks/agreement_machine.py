@@ -124,7 +124,7 @@ class Agreements:
     # -- events -----------------------------------------------------------------------------------------------------------
 
     def announced(self, group: str, members: Sequence[Task], announcement: Announcement) -> list[Verdict]:
-        """Note a member's announcement. Raises InvalidArgumentError if the group of this name has other members."""
+        """Record a member's announcement. Raises InvalidArgumentError if the group of this name has other members."""
         self._check(group, members)
         if group in self._aborted:
             return [Disagreed([announcement], *self._aborted[group])]
@@ -149,7 +149,7 @@ class Agreements:
         return self._verdicts(effects)
 
     def announcement_withdrawn(self, group: str, token: Any) -> list[Verdict]:
-        """Note that the caller that announced with this token does not wait any more, because it was cancelled or its process has ended."""
+        """Record that the caller that announced with this token no longer waits, because it was cancelled or its process has ended."""
         for announcement in self._barriers.tickets(group):
             if isinstance(announcement, Announcement) and announcement.token is token:
                 name = task_name(self._members[group][announcement.rank])
@@ -158,7 +158,7 @@ class Agreements:
         return []
 
     def member_gone(self, task: Task, message: str) -> list[Verdict]:
-        """Note that a member has ended: fail the current round of each of its groups. The member's next incarnation does not get this
+        """Record that a member has ended: fail the current round of each of its groups. The member's next incarnation does not get this
         error.
         """
         effects = self._barriers.task_failed(task, message, UNAVAILABLE)
@@ -166,7 +166,7 @@ class Agreements:
         return self._verdicts(effects)
 
     def ticked(self, now: float) -> list[Verdict]:
-        """Note that time has passed: end the rounds whose deadline has come."""
+        """End the rounds whose deadline has come."""
         return self._verdicts(self._barriers.ticked(now))
 
     def aborted(self, group: str, members: Sequence[Task], code: int, message: str) -> list[Verdict]:

@@ -177,7 +177,7 @@ class Leader:
         return UnavailableError(f"{self._node.stopped.message}, which led this group")
 
     def announcement_withdrawn(self, group: str, token: Any) -> None:
-        """Note that the caller that announced with this token does not wait any more."""
+        """Record that the caller that announced with this token does not wait any more."""
         self._apply(self._agreements.announcement_withdrawn, group, token)
 
     def _send_verdicts(self, verdicts: list[Verdict]) -> None:

@@ -71,7 +71,7 @@ class Watches:
         return self._machine.gone_message(task)
 
     def heard_from(self, task: Task, incarnation: int, peer: Peer | None = None) -> None:
-        """Note that a message of this incarnation of a task has arrived.
+        """Record that a message of this incarnation of a task has arrived.
 
         Args:
           peer: the connection on which the message arrived from the task itself; None if another task reported the incarnation.

@@ -176,7 +176,7 @@ class Mailbox:
     def sent(
         self, key: Key, letter: Any, nbytes: int = 0, number: int = 0, low: int = 0, after: int = 0
     ) -> tuple[list[Wait], OpError | None]:
-        """Note that a message has arrived.
+        """Record that a message has arrived.
 
         Args:
           number: the sender's number for the message, from 1; 0 if messages cannot overtake each other.
@@ -216,7 +216,7 @@ class Mailbox:
         return held is not None and held[0] == number
 
     def skipped(self, source: str, incarnation: int, number: int) -> list[Wait]:
-        """Note that neither this message nor any message before it will arrive, and deliver the messages that are held behind it."""
+        """Record that neither this message nor any message before it will arrive, and deliver the messages that are held behind it."""
         known = self._source(source)
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
@@ -241,7 +241,7 @@ class Mailbox:
     # -- waits ------------------------------------------------------------------------------------------------------------
 
     def wanted(self, key: Key, due: float = inf) -> Wait:
-        """Note that a receiver waits for the next message of a channel. Return the wait, which may have ended already."""
+        """Record that a receiver waits for the next message of a channel. Return the wait, which may have ended already."""
         wait = Wait(key, due)
         if self._status is not None:
             return wait.end(*self._status)
@@ -292,7 +292,7 @@ class Mailbox:
     # -- senders ----------------------------------------------------------------------------------------------------------
 
     def incarnation_seen(self, name: str, incarnation: int) -> list[Wait]:
-        """Note that the runtime has learned of an incarnation of a sender. The incarnation becomes the current one, unless the mailbox
+        """Record that the runtime has learned of an incarnation of a sender. The incarnation becomes the current one, unless the mailbox
         knows it as a past incarnation.
         """
         source = self._source(name)
@@ -385,7 +385,7 @@ class Mailbox:
         return ended
 
     def _settled(self, source: _Source, number: int) -> list[Wait]:
-        """Note that a message has had its turn, and deliver all messages that were held behind it."""
+        """Record that a message has had its turn, and deliver all messages that were held behind it."""
         ended: list[Wait] = []
         settled = [number] if number else []
         while settled:
@@ -447,13 +447,13 @@ class Outbox:
         return number, next(iter(self._in_flight), number), self._last.get(tag, (0, 0))[1]
 
     def sent(self, tag: str, number: int, after: int) -> None:
-        """Note that the message with these numbers was sent."""
+        """Record that the message with these numbers was sent."""
         self._number = number
         self._in_flight[number] = tag, after
         self._last[tag] = self._last.get(tag, (0, 0))[0] + 1, number
 
     def ended(self, number: int, failed: bool, held: int = 0) -> tuple[int, int] | None:
-        """Note that the receiver has replied to this message, or will not reply any more.
+        """Record that the receiver has replied to this message, or will not reply any more.
 
         Args:
           failed: whether the send ended with an error.
@@ -469,7 +469,7 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """Note that the receiver has skipped the message that `ended` returned with this number. Return a result as `ended` does."""
+        """Record that the receiver has skipped the message that `ended` returned with this number. Return a result as `ended` does."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
@@ -478,7 +478,7 @@ class Outbox:
         return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
-        """Note that a message has had its turn, and with it the messages that waited only for this message."""
+        """Record that a message has had its turn, and with it the messages that waited only for this message."""
         while True:
             tag, _ = self._in_flight[number]
             count, last = self._last[tag]

@@ -101,14 +101,14 @@ class WatchedTasks:
     # -- events -----------------------------------------------------------------------------------------------------------
 
     def watched(self, task: Task, address: str) -> list[WatchEffect]:
-        """Note that this task waits for another task, which is watched from now on."""
+        """Record that this task waits for another task, which is watched from now on."""
         if self.is_watched(task):
             return []
         self._addresses[task] = address
         return [WatchTask(task, 0)]
 
     def heard_from(self, task: Task, incarnation: int, connected: bool | None) -> None:
-        """Note that a message of this incarnation of a task has arrived. So the task is up, even if its watch has not shown this yet.
+        """Record that a message of this incarnation of a task has arrived. So the task is up, even if its watch has not shown this yet.
 
         Args:
           connected: whether the connection that carried the message is still open; None if another task has passed the message on.
@@ -127,7 +127,7 @@ class WatchedTasks:
             self._incarnations.pop(task, None)
 
     def connection_ended(self, task: Task, connected: bool) -> list[WatchEffect]:
-        """Note that the connection of another task to this task has ended.
+        """Record that the connection of another task to this task has ended.
 
         Args:
           connected: whether this task has a connection to the other task. If so, a probe over that connection shows whether the other task
@@ -139,13 +139,13 @@ class WatchedTasks:
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
-        """Note that a probe has ended. A reply to the probe also shows that the task has the watch, because the watch was sent before the
+        """Record that a probe has ended. A reply to the probe also shows that the task has the watch, because the watch was sent before the
         probe. No further probe is needed then, because the watch will end when the task ends.
         """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 
     def watch_ended(self, task: Task, code: int, message: str, incarnation: int) -> list[WatchEffect]:
-        """Note that the watch of a task has ended.
+        """Record that the watch of a task has ended.
 
         Args:
           code, message: OK if the task has replied with `incarnation`, or the error of the call.

@@ -149,12 +149,12 @@ class Recruitment:
         return [DropInvitation(task.invitation)]
 
     def members_changed(self, present: Set[int], now: float) -> list[RecruitmentEffect]:
-        """Note the workers that are registered with the dispatcher now."""
+        """Record the workers that are registered with the dispatcher now."""
         self._present = present
         return self.ticked(now)
 
     def invitation_ended(self, invitation: int, code: int, message: str, now: float) -> list[RecruitmentEffect]:
-        """Note that an invitation was accepted (`code` OK) or has failed. An invitation may fail before it is sent."""
+        """Record that an invitation was accepted (`code` OK) or has failed. An invitation may fail before it is sent."""
         index = self._invitations.pop(invitation, None)
         if index is None:  # promise R4: the invitation was dropped
             return []

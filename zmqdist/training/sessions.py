@@ -165,7 +165,7 @@ class StrategySession:
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(runtime))
 
     def note_pickled(self, storage: RemoteStorage) -> bool:
-        """Note that a handle is being pickled. Return True if a coordinator of this strategy pickles the handle into a work item. The
+        """Record that a handle is being pickled. Return True if a coordinator of this strategy pickles the handle into a work item. The
         coordinator then keeps the variable until the work item has ended.
         """
         packing = get_ident()

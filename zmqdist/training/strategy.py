@@ -138,7 +138,7 @@ class OnWorkers:
         raise NotImplementedError
 
     def _used(self, method: str) -> None:
-        """Note that `method` was called. Outside scheduled functions the program's strategy logs a warning. A stub does nothing."""
+        """Record that `method` was called. Outside scheduled functions the program's strategy logs a warning. A stub does nothing."""
 
 
 def _refuse_options(method: str, options: Any) -> None:

@@ -91,7 +91,7 @@ class OutboundTransfers:
         return id in self._queue
 
     def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """Note that the header of a transfer was sent.
+        """Record that the header of a transfer was sent.
 
         Args:
           id: a number that is not in use.
@@ -122,7 +122,7 @@ class OutboundTransfers:
         return None
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Note that the receiver has taken `nbytes` bytes from its queue. Return False, and change nothing, if fewer bytes were sent."""
+        """Record that the receiver has taken `nbytes` bytes from its queue. Return False, and change nothing, if fewer bytes were sent."""
         return self.pace.acknowledged(nbytes, now)
 
     def ended(self, id: int) -> bool:
@@ -163,7 +163,7 @@ class InboundTransfers:
         return id in self._progress
 
     def begun(self, id: int, sizes: Sequence[int]) -> None:
-        """Note that the header of a transfer has arrived. The arguments are those of `OutboundTransfers.begun`."""
+        """Record that the header of a transfer has arrived. The arguments are those of `OutboundTransfers.begun`."""
         assert id not in self._progress
         place = self._progress[id] = _Progress(sizes)
         self.announced += place.total

@@ -277,22 +277,22 @@ class ClientCalls:
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
-        """Note that the connection did not take the message with these calls. The calls wait again, before all other waiting calls."""
+        """Record that the connection did not take the message with these calls. The calls wait again, before all other waiting calls."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
         self.eager_bytes -= sum(call.nbytes for call in unsent.values())
         self._requeue(unsent)
 
     def server_up(self, incarnation: int) -> None:
-        """Note that a server's hello has arrived. Waiting calls may be sent now."""
+        """Record that a server's hello has arrived. Waiting calls may be sent now."""
         self.incarnation = incarnation
 
     def server_leaving(self) -> None:
-        """Note that the server said goodbye. The server still replies to the calls in flight; new calls wait for its next incarnation."""
+        """Record that the server said goodbye. The server still replies to the calls in flight; new calls wait for its next incarnation."""
         self.incarnation = 0
         self._requeue({})
 
     def connection_lost(self) -> list[ClientCall]:
-        """Note that the connection has ended, and that all its messages were read. Return the calls that end because of this."""
+        """Record that the connection has ended, and that all its messages were read. Return the calls that end because of this."""
         self.incarnation = 0
         self.eager_bytes = 0
         self._requeue({})
@@ -311,7 +311,7 @@ class ClientCalls:
         return ended
 
     def replied(self, reply: Reply, frames: Frames) -> ClientCall | None:
-        """Note that a reply has arrived. Return the call that has ended now; None if the call had ended before."""
+        """Record that a reply has arrived. Return the call that has ended now; None if the call had ended before."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
             self.eager_bytes -= call.nbytes

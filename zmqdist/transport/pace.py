@@ -145,13 +145,13 @@ class Pace:
         return len(self._sent) == 1 and first.nbytes == self._chunk_max and (first.alone or self._stale)
 
     def sent(self, nbytes: int, now: float) -> None:
-        """Note that a chunk was sent."""
+        """Record that a chunk was sent."""
         self.unacknowledged += nbytes
         self._sent.append(_Sent(nbytes, now, self._alone(), self._delivered))
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Note that the receiver has acknowledged `nbytes` bytes of the oldest chunks. Return False, and change nothing, if fewer bytes are
-        unacknowledged.
+        """Record that the receiver has acknowledged `nbytes` bytes of the oldest chunks. Return False, and change nothing, if fewer bytes
+        are unacknowledged.
         """
         if not 0 <= nbytes <= self.unacknowledged:
             return False

@@ -241,7 +241,7 @@ class _Link:
             self.loop.set_timer(self, now + TICK_S, self._tick)
 
     def _unanswered(self, question: bytes | str) -> None:
-        """Note that no reply arrived in time. If `keygen` made the folder, its files decide about the key, as
+        """Record that no reply arrived in time. If `keygen` made the folder, its files decide about the key, as
         they do without a dispatcher.
         """
         if keys.load_joined(self._folder) is None:

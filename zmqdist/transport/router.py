@@ -532,7 +532,7 @@ class Router:
         return peer.gone
 
     def _mark_gone(self, peer: Peer) -> None:
-        """Note that the peer has gone. Its unread messages are read before the router forgets it."""
+        """Record that the peer has gone. Its unread messages are read before the router forgets it."""
         peer.gone = True
         if peer in (met := self._by_fd.get(peer.fd, [])):
             met.remove(peer)

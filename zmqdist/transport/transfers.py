@@ -118,7 +118,7 @@ class BulkChannel:
         self._held_count = 0
 
     def hello_arrived(self, hello: Hello) -> None:
-        """Note the peer's hello. If the peer says that it is on this host, use the widest window at once. A peer that lies about its host
+        """Record the peer's hello. If the peer says that it is on this host, use the widest window at once. A peer that lies about its host
         slows only its own connection.
         """
         if hello.host == host_identity():
@@ -138,7 +138,7 @@ class BulkChannel:
         return int(self._peer_pool.nonce)
 
     def memory_accepted(self, nonce: int) -> None:
-        """Note the nonce that the peer has sent. The right nonce proves that the peer can open this process's memory."""
+        """Record the nonce that the peer has sent. The right nonce proves that the peer can open this process's memory."""
         self._pool = this_pool()
         self.shares_memory = self._pool is not None and nonce == self._pool.nonce
 
@@ -217,7 +217,7 @@ class BulkChannel:
         self._send_chunks()
 
     def credited(self, message: Credit) -> None:
-        """Note that the peer has taken chunks out of its queue, and send the next chunks."""
+        """Record that the peer has taken chunks out of its queue, and send the next chunks."""
         self.faults += not self._outbound.acknowledged(message.nbytes, self._clock())
         self._send_chunks()
 

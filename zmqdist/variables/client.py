@@ -517,11 +517,11 @@ class PsClient:
             self.reached = True
 
     def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
-        """Note that the ps may have dropped these functions, so that they are sent again before their next use."""
+        """Record that the ps may have dropped these functions, so that they are sent again before their next use."""
         self._sent.difference_update(fn.digest for fn in functions)
 
     def settled(self, request: _Request, call: StatusOrResult | None) -> None:
-        """Note that no caller waits for the request any more. `UpdateIds.settled` describes `call`."""
+        """Record that no caller waits for the request any more. `UpdateIds.settled` describes `call`."""
         self._ids.settled(request.sequence, call)
 
 

@@ -40,7 +40,7 @@ class UpdateIds:
             return self.client, self._last, next(iter(self._open)) - 1
 
     def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Note that no caller waits for the result of this update any more. If the update's RPC call is still in flight, pass the call as
+        """Record that no caller waits for the result of this update any more. If the update's RPC call is still in flight, pass the call as
         `call`. The update is then settled when the call ends.
 
         This method takes no lock, because finalizers call it.

@@ -76,7 +76,7 @@ class Storage:
         return self.value
 
     def changed(self) -> None:
-        """Note that the value is about to change or has changed, so the frozen copy is no longer valid."""
+        """Record that the value is about to change or has changed, so the frozen copy is no longer valid."""
         self._reads = 0
         self._frozen = None
 

@@ -106,11 +106,11 @@ class UpdateLog:
         return NEW, None
 
     def end(self, client: int, sequence: int, result: Any) -> None:
-        """Note the result of an update for which `begin` returned NEW."""
+        """Record the result of an update for which `begin` returned NEW."""
         self._clients[client].results[sequence] = result
 
     def fail(self, client: int, sequence: int) -> None:
-        """Note that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
+        """Record that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
         self._clients[client].results.pop(sequence, None)
 
     def _forget_one(self, but: int) -> None:
@@ -145,11 +145,11 @@ class UpdateKeys:
         return NEW, None
 
     def end(self, key: str, result: Any) -> None:
-        """Note the result of an update for which `begin` returned NEW."""
+        """Record the result of an update for which `begin` returned NEW."""
         self._results[key] = result
 
     def fail(self, key: str) -> None:
-        """Note that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
+        """Record that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
         self._results.pop(key, None)
 
 
@@ -226,14 +226,14 @@ class Updates:
         return update
 
     def ended(self, update: Update, result: Any) -> None:
-        """Note that an update was executed. `result` is the result for all requests in `update.tickets`."""
+        """Record that an update was executed. `result` is the result for all requests in `update.tickets`."""
         self._over(update)
         self._log.end(*update.id, result)
         if update.key:
             update.keys.end(update.key, result)
 
     def failed(self, update: Update) -> bool:
-        """Note that an update was refused or raised an error, and has changed nothing. Return False if the update had ended already."""
+        """Record that an update was refused or raised an error, and has changed nothing. Return False if the update had ended already."""
         if update.over:
             return False
         self._over(update)
@@ -371,7 +371,7 @@ class KeptSessions:
         return dropped
 
     def disconnected(self, holder: int, now: float) -> None:
-        """Note that the connection of a holder has ended."""
+        """Record that the connection of a holder has ended."""
         for each in self._sessions.values():
             if each.holder == holder and each.gone_at is None:
                 each.gone_at = now

@@ -457,7 +457,7 @@ class VariableHost:
         return kept
 
     def _finish(self, pending: _PendingUpdate, kept: tuple[Any, ...], answered: int = 0) -> None:
-        """Note that an update was executed, and reply to its requests, except the first `answered` requests. This runs in the loop."""
+        """Record that an update was executed, and reply to its requests, except the first `answered` requests. This runs in the loop."""
         self._updates.ended(pending.update, kept)
         for request in pending.update.tickets[answered:]:
             self._reply_again(request, kept)

@@ -71,7 +71,7 @@ class ReadAheadLimit:
         self._since = time.perf_counter()
 
     def run_finished(self) -> None:
-        """Note that a run has finished, and adapt the limit to the time that the run took."""
+        """Record that a run has finished, and adapt the limit to the time that the run took."""
         now = time.perf_counter()
         took, self._since = now - self._since, now
         if took < SHORT_S:

@@ -270,7 +270,7 @@ class Executor(futures.Executor):
             self._forget(work)
 
     def _mark_begun(self, works: list[int]) -> None:
-        """Note that workers have begun these functions. The loop calls this method, so this method must not wait."""
+        """Record that workers have begun these functions. The loop calls this method, so this method must not wait."""
         for work in works:
             # First add `work` to the set, then look for its Future. `_register` first adds the Future, then looks at the set. So at least
             # one of the two threads finds what the other thread has added.
@@ -398,7 +398,7 @@ class _Future(futures.Future[T]):
         return self.cancelled()
 
     def begin(self) -> None:
-        """Note that a worker has begun the function, and release the threads that wait in `cancel`."""
+        """Record that a worker has begun the function, and release the threads that wait in `cancel`."""
         with self._condition:
             if self._state == "PENDING":
                 self._state = "RUNNING"

@@ -89,7 +89,7 @@ class Failures:
             self._errors.append((work, make))
 
     def mark_seen(self, work: int) -> None:
-        """Note that the program has seen the error of this work item. Any thread may call this."""
+        """Record that the program has seen the error of this work item. Any thread may call this."""
         self.unseen.discard(work)
 
     def take(self) -> tuple[ErrorFactory, list[ErrorFactory]]:

@@ -134,7 +134,7 @@ class Executions:
         self._began: dict[int, float] = {}
 
     def begin(self, work: int) -> None:
-        """Note that a work item was scheduled."""
+        """Record that a work item was scheduled."""
         if enable_metrics:
             self._began[work] = time.perf_counter()
 

@@ -48,12 +48,12 @@ class WorkWindow:
         """When the worker last ended an item, or got an item after having no work; None while it has no work."""
 
     def note_handed_out(self, now: float) -> None:
-        """Note that work was handed out to the worker."""
+        """Record that work was handed out to the worker."""
         if self._since is None:
             self._since = now
 
     def note_returned(self, count: int, busy_s: float, trip_s: float, now: float, *, idle: bool) -> None:
-        """Note that `count` items have ended, and adapt the limit.
+        """Record that `count` items have ended, and adapt the limit.
 
         Args:
           busy_s: the time for which the worker had work since its last report.
@@ -104,7 +104,7 @@ class BusyTime:
         self._since: float | None = None
 
     def note_arrival(self, now: float, held: int) -> None:
-        """Note that work has arrived at a worker that held `held` items before."""
+        """Record that work has arrived at a worker that held `held` items before."""
         if not held:
             self._since = now
 

@@ -164,7 +164,7 @@ class Membership:
         return min(times, default=None)
 
     def note_message(self, peer: Peer, now: float) -> Member | None:
-        """Note that a worker's message has arrived, which shows that the worker is alive. Return the member, or None for another peer."""
+        """Record that a worker's message has arrived, which shows that the worker is alive. Return the member, or None for another peer."""
         member = self.by_peer.get(peer)
         if member is not None:
             member.heard_at = now

@@ -170,7 +170,7 @@ class Placement:
             self._note_not_ready(queue)
 
     def _note_not_ready(self, queue: SessionQueue) -> None:
-        """Note that a queue no longer takes turns. Drop the queue if it was for pinned work."""
+        """Record that a queue no longer takes turns. Drop the queue if it was for pinned work."""
         queue.is_ready = False
         worker = queue.worker
         if worker:

@@ -152,7 +152,7 @@ class Lease:
     kept: bool = False
 
     def keep(self) -> None:
-        """Note that the worker keeps the result, and drop the payload of the work, because the work does not run again."""
+        """Record that the worker keeps the result, and drop the payload of the work, because the work does not run again."""
         self.kept = True
         self.item = (*self.item[:4], b"")
 

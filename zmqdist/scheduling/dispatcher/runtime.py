@@ -408,7 +408,7 @@ class _Runtime:
         )
 
     def _peer_gone(self, peer: Peer) -> None:
-        """Note that a connection has ended. If the peer is a member on this host, begin to check whether its process has ended."""
+        """Record that a connection has ended. If the peer is a member on this host, begin to check whether its process has ended."""
         member = self.broker.membership.by_peer.get(peer)
         self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():

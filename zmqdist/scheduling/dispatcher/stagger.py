@@ -26,7 +26,7 @@ class Stagger:
         self._seen: set[int] = set()
 
     def note_arrival(self, items: Iterable[Leased], index: int, now: float) -> None:
-        """Note that work has arrived at the worker with this index. The first work of a coordinator begins the delay."""
+        """Record that work has arrived at the worker with this index. The first work of a coordinator begins the delay."""
         coordinators = {item[1] for item in items} if self._delay_s else self._seen
         if not coordinators <= self._seen:
             self._seen |= coordinators

@@ -101,7 +101,7 @@ class Contact:
         return min(self._trips_s, default=0.0)
 
     def connected(self, incarnation: int) -> bool:
-        """Note that the connection is established. Return whether this is another incarnation of the dispatcher, which does not know the
+        """Record that the connection is established. Return whether this is another incarnation of the dispatcher, which does not know the
         leases."""
         self.up = True
         self.serial = 0
@@ -113,19 +113,19 @@ class Contact:
         return is_new
 
     def note_registration(self, now: float) -> None:
-        """Note that a Register is sent. Drop the postponed reports, because the Register names all leases that the worker has now."""
+        """Record that a Register is sent. Drop the postponed reports, because the Register names all leases that the worker has now."""
         self.serial += 1
         self._postponed.clear()
         self._unanswered_at.clear()
         self._unanswered_at.append(now)
 
     def note_beat(self, now: float) -> None:
-        """Note that a beat is sent."""
+        """Record that a beat is sent."""
         self.beats_sent += 1
         self._unanswered_at.append(now)
 
     def echoed(self, now: float) -> None:
-        """Note that the dispatcher has echoed a beat."""
+        """Record that the dispatcher has echoed a beat."""
         self.beats_echoed += 1
         self._note_reply(now)
 
@@ -148,7 +148,7 @@ class Contact:
         return []
 
     def accepted(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
-        """Note that the dispatcher has accepted the registration. Return the postponed messages, in order."""
+        """Record that the dispatcher has accepted the registration. Return the postponed messages, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
         self._note_reply(now)
         self.registered = True
@@ -161,7 +161,7 @@ class Contact:
         return postponed
 
     def refused(self, code: int, now: float) -> bool:
-        """Note a refusal by the dispatcher. Return whether the worker will register again. If so, `register_due` says when."""
+        """Record a refusal by the dispatcher. Return whether the worker will register again. If so, `register_due` says when."""
         self.registered = False
         if code in RETRIED_REFUSALS and self._register_at is not None:
             # A registration is already planned. The dispatcher refuses each message that was on its way, but these refusals count as one.

@@ -197,7 +197,7 @@ class HolderClients:
         holder.reached = True
 
     def _note_unreachable(self, address: str, reason: str) -> Unreachable:
-        """Note that an address cannot be reached, so that it is not tried for UNREACHABLE_S. Return the error to raise."""
+        """Record that an address cannot be reached, so that it is not tried for UNREACHABLE_S. Return the error to raise."""
         with self._lock:
             self._unreachable[address] = time.monotonic() + UNREACHABLE_S
         log.warning(

@@ -95,7 +95,7 @@ class Slot:
         return [item[0] for _, item in self.given]
 
     def note_given(self, count: int, now: float, *, was_idle: bool) -> None:
-        """Note that the slot was given `count` more items."""
+        """Record that the slot was given `count` more items."""
         if was_idle:
             self._since = self.reported_at = now
             self._count = 0

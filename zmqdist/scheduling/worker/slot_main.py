@@ -103,7 +103,7 @@ class _Reporter:
         return None if block is None else block.lend()
 
     def begin(self) -> None:
-        """Note that a batch of several items begins, so that the helper reports outcomes while a later function of the batch runs."""
+        """Record that a batch of several items begins, so that the helper reports outcomes while a later function of the batch runs."""
         if self._helper is None:
             self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
             self._helper.start()

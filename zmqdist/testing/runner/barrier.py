@@ -58,14 +58,14 @@ class BarrierGate:
                 self._fail(*self._broken)
 
     def started(self, task: Task) -> None:
-        """Note that a task has started, for the first time or again. A barrier that failed because the task had ended can be used again,
+        """Record that a task has started, for the first time or again. A barrier that failed because the task had ended can be used again,
         because the task may arrive now."""
         with self._lock:
             self._ended.pop(task, None)
             self._broken = None
 
     def gone(self, task: Task, why: str | None) -> None:
-        """Note that a task does not wait at the barrier any more. If `why` is given, it is the reason why the task can never arrive, and
+        """Record that a task does not wait at the barrier any more. If `why` is given, it is the reason why the task can never arrive, and
         all waiting tasks get an error."""
         with self._lock:
             self._waiting.pop(task, None)

@@ -137,7 +137,7 @@ class SimCluster:
         self.worker_exited(worker)
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Note the end of a worker's process. With a probability of 0.7 another incarnation starts later; in the phase without faults the
+        """Record the end of a worker's process. With a probability of 0.7 another incarnation starts later; in the phase without faults the
         first two workers always restart.
         """
         if worker.connection is not None:

@@ -208,7 +208,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
+        """Record that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]

@@ -103,7 +103,7 @@ class PlanningUser(Protocol):
         """Have the machine handle an event after the current event, as a finalizer does."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """Note that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
+        """Record that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
 
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""

@@ -79,13 +79,13 @@ class PartSurroundings(Protocol):
         """Add a line to the trace, which is printed when a promise is broken."""
 
     def lost(self, incarnation: int) -> None:
-        """Note that the dispatcher counts an incarnation of a worker as lost."""
+        """Record that the dispatcher counts an incarnation of a worker as lost."""
 
     def joined(self, incarnation: int) -> None:
-        """Note that the dispatcher has registered an incarnation of a worker, for the first time or again."""
+        """Record that the dispatcher has registered an incarnation of a worker, for the first time or again."""
 
     def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """Note the positions that the dispatcher has just handed to a task. The reply with them may be lost."""
+        """Record the positions that the dispatcher has just handed to a task. The reply with them may be lost."""
 
     def task(self, worker: SimDataWorker, task: WorkerTask, state: int) -> SimTask:
         """Return the simulated task that a worker begins."""
@@ -459,7 +459,7 @@ class SimDataWorker:
         self._perform(self._work.ask())
 
     def finished(self, number: int) -> None:
-        """Note that the readers have taken the last element of this task."""
+        """Record that the readers have taken the last element of this task."""
         self._perform(self._work.finished(number))
 
     def _perform(self, effects: list[WorkerTasksEffect]) -> None:

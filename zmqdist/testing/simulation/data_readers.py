@@ -91,7 +91,7 @@ class ReaderSurroundings(PartSurroundings, Protocol):
         """
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """Note that a reader does not get these elements."""
+        """Record that a reader does not get these elements."""
 
 
 class SimReader:
@@ -222,7 +222,7 @@ class SimReader:
         self.look()
 
     def look(self) -> None:
-        """Note whether the consumer has reached the end of the iteration."""
+        """Record whether the consumer has reached the end of the iteration."""
         if self._over and not self.queue and not self._consuming:
             self.ended = True
 
@@ -317,7 +317,7 @@ class SimReader:
             self.sim.end_link(self._link)
 
     def lose_queue(self) -> None:
-        """Note that the consumer does not get the elements in the queue."""
+        """Record that the consumer does not get the elements in the queue."""
         for _, batch, _ in self.queue:
             self.sim.lose_answer(self, batch)
 

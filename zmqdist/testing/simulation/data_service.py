@@ -149,24 +149,24 @@ class DataSim:
     # -- what really happened ---------------------------------------------------------------------------------------------------
 
     def lost(self, incarnation: int) -> None:
-        """Note that the dispatcher counts an incarnation of a worker as lost."""
+        """Record that the dispatcher counts an incarnation of a worker as lost."""
         self.incarnations_lost.add(incarnation)
         self._away.add(incarnation)
         self._most_away = max(self._most_away, len(self._away))
         self.workers_lost += any(worker.incarnation == incarnation and worker.alive for worker in self.workers)
 
     def joined(self, incarnation: int) -> None:
-        """Note that the dispatcher has registered an incarnation of a worker, for the first time or again."""
+        """Record that the dispatcher has registered an incarnation of a worker, for the first time or again."""
         self._away.discard(incarnation)
 
     def gave(self, request: ev.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
-        """Note the positions that the dispatcher has just handed to a task. The reply with them may be lost."""
+        """Record the positions that the dispatcher has just handed to a task. The reply with them may be lost."""
         number, _, start, length = given.get(request.source, (0, 0, 0, 0))
         if number == request.request:
             self._given[request.state, request.task][request.incarnation].update(range(start, start + length))
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """Note that a reader does not get these elements."""
+        """Record that a reader does not get these elements."""
         self.answers_lost += len(elements)
         if not isinstance(reader, SimPortionReader):
             self._unseen[reader.state, reader.iteration].update(elements)

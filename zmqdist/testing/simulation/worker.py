@@ -110,7 +110,7 @@ class WorkerSurroundings(Protocol):
         False."""
 
     def worker_exited(self, worker: SimWorker) -> None:
-        """Note that a worker's process has ended by itself."""
+        """Record that a worker's process has ended by itself."""
 
     def kill_worker(self, worker: SimWorker) -> None:
         """Kill a worker's process as SIGKILL does."""

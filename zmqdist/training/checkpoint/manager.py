@@ -113,8 +113,8 @@ class CheckpointManager:
         return self._save(None if step is None else whole(step))
 
     def maybe_save(self, step: SupportsIndex) -> str | None:
-        """Note the current step. Save if at least `every_steps` steps have passed since the last save, or if `step` is below the last saved
-        step. Return the path of the checkpoint, or None if none was saved.
+        """Record the current step. Save if at least `every_steps` steps have passed since the last save, or if `step` is below the last
+        saved step. Return the path of the checkpoint, or None if none was saved.
 
         Raises:
           As `save`.

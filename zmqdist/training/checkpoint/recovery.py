@@ -166,7 +166,7 @@ class Recovery:
                 logged = str(error)
 
     def _look(self, ps: int) -> None:
-        """Check one parameter server. If the server does not have the session, recover its variables. Note the versions of the variables.
+        """Check one parameter server. If the server does not have the session, recover its variables. Record the versions of the variables.
         Raises UnavailableError if the server is lost.
         """
         self._due[ps] |= not self._session.open_at(ps)

@@ -228,12 +228,12 @@ class DataDispatcher:
         }
 
     def joined(self, name: str, address: str, incarnation: int, tags: tuple[str, ...], named: bool) -> None:
-        """Note that a worker has registered. `named` tells whether the worker was started with its index. Call this in the loop thread."""
+        """Record that a worker has registered. `named` tells whether it was started with its index. Call this in the loop thread."""
         self.handle(ev.WorkerJoined(name, address, incarnation, tags, named))
         self.snapshots.joined(incarnation, address)
 
     def lost(self, incarnation: int, left: bool) -> None:
-        """Note that a worker is lost. `left` tells whether the worker has stopped in good order and will not come back. Call this in the
+        """Record that a worker is lost. `left` tells whether the worker has stopped in good order and will not come back. Call this in the
         loop thread.
         """
         self.handle(ev.WorkerGone(incarnation, left))

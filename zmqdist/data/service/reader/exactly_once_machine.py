@@ -143,11 +143,11 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Note that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
+        """Record that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
-        """Note that the consumer has finished its current piece."""
+        """Record that the consumer has finished its current piece."""
         position = self._position()
         if position is not None:
             with self._lock:
@@ -415,8 +415,8 @@ class ExactlyOnceDelivery:
 
 
 def _note(runs: sets.Runs, offsets: dict[int, int], lanes: int, number: int, elements: int, done: bool) -> None:
-    """Note in `offsets` that the first `elements` elements of a portion have arrived. With `done`, note in `runs` that the whole portion
-    has arrived.
+    """Record in `offsets` that the first `elements` elements of a portion have arrived. With `done`, record in `runs` that the whole
+    portion has arrived.
     """
     if done:
         offsets.pop(number, None)

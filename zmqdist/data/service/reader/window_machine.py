@@ -162,11 +162,11 @@ class TaskWindow:
         return asks
 
     def succeed(self, source: TaskSource) -> None:
-        """Note that a task has replied with elements. This ends its pause after an earlier failure."""
+        """Record that a task has replied with elements. This ends its pause after an earlier failure."""
         source.pause_s, source.paused_until = 0.0, -inf
 
     def fail(self, source: TaskSource, now: float) -> None:
-        """Note that a request to a task has failed. The task gets no request during a pause."""
+        """Record that a request to a task has failed. The task gets no request during a pause."""
         self.held -= 1
         source.in_hand = ()
         if source.paused_until == -inf:  # lengthen the pause only once if two requests fail together

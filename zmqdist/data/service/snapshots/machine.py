@@ -255,7 +255,7 @@ class SnapshotMachine:
         return self.streams[index]
 
     def finished(self, worker: str, stream: int) -> list[Record]:
-        """Note that a worker has written a stream to its end and has written DONE. Does nothing if the snapshot is over.
+        """Record that a worker has written a stream to its end and has written DONE. Does nothing if the snapshot is over.
 
         Raises:
           InternalError: another worker has the stream.

@@ -138,11 +138,11 @@ class SnapshotService:
     # -- workers ------------------------------------------------------------------------------------------------------------
 
     def joined(self, incarnation: int, address: str) -> None:
-        """Note that a worker has registered."""
+        """Record that a worker has registered."""
         self._addresses[incarnation] = address
 
     def lost(self, incarnation: int) -> None:
-        """Note that a worker is lost. Its streams go to the workers that request streams first, which may be the lost worker after it has
+        """Record that a worker is lost. Its streams go to the workers that request streams first, which may be the lost worker after it has
         registered again.
         """
         address = self._addresses.pop(incarnation, None)

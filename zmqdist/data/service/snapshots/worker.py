@@ -91,7 +91,7 @@ class SnapshotWorker:
         return [*self._completed.values(), *(stream.progress() for stream in self._writing.values())]
 
     def registered(self) -> None:
-        """Note that the dispatcher has registered this worker, for the first time or again."""
+        """Record that the dispatcher has registered this worker, for the first time or again."""
         if self._left is None:
             self._ask()
 

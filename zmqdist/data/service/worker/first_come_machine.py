@@ -73,12 +73,12 @@ class FirstComeBuffer:
         return self._over
 
     def failed(self, error: BaseException) -> None:
-        """Note that computing the next element raised `error`."""
+        """Record that computing the next element raised `error`."""
         self.elements.append(ElementFailure(error))
         self._failures += 1
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that the pipeline has ended. With an error, note that it has failed and that no further element can be computed."""
+        """Record that the pipeline has ended. With an error, record that it has failed and that no further element can be computed."""
         self._over = True
         self._error = self._error or error
 

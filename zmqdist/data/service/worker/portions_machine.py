@@ -101,7 +101,7 @@ class PortionsLane:
         return self._count
 
     def portions_received(self, numbers: list[int], now: float) -> None:
-        """Note the portions that the dispatcher has given to this task for the reader, in the order in which the thread will begin them."""
+        """Record the portions that the dispatcher has given to this task for the reader. The thread will begin them in this order."""
         self._coming = numbers
         self._received_at = now
 
@@ -123,18 +123,18 @@ class PortionsLane:
         return len(self._segments[-1].elements) < self.room
 
     def weighed(self, element_bytes: int, elements_max: int) -> None:
-        """Note the size of an element, and how many elements of this size the buffer may have."""
+        """Record the size of an element, and how many elements of this size the buffer may have."""
         self._element_bytes = element_bytes
         self._limit = elements_max
         self._make_room()
 
     def failed(self, segment: PortionSegment, code: int, text: str) -> None:
-        """Note that computing the next element of `segment` raised an error."""
+        """Record that computing the next element of `segment` raised an error."""
         self._failures += 1
         segment.elements.append(PortionError(code, text))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Note that there are no more portions. With an error, note that no further portion can be computed."""
+        """Record that there are no more portions. With an error, record that no further portion can be computed."""
         self._over = True
         self._error = error
 

@@ -70,7 +70,7 @@ class RoundsMachine:
         self._group_bytes = group_bytes
 
     def end(self, error: BaseException) -> list[TaskReply]:
-        """Note that `error` has ended the pipeline, and return the replies that are ready. Only the first error counts. After a
+        """Record that `error` has ended the pipeline, and return the replies that are ready. Only the first error counts. After a
         CancelledError the groups that are ready are not served.
         """
         self._error = self._error or error

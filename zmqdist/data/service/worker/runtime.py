@@ -216,7 +216,7 @@ class DataWorker:
     # -- assignments of the dispatcher ------------------------------------------------------------------------------------------
 
     def registered(self) -> None:
-        """Note that the dispatcher has registered this worker, for the first time or again."""
+        """Record that the dispatcher has registered this worker, for the first time or again."""
         if isinstance(self.host, TaskThreads):
             local_workers.add(self._incarnation, self.host)
         self.snapshots.registered()

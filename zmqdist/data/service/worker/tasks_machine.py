@@ -132,7 +132,7 @@ class WorkerTasks:
         return [RequestWork(self._request, tuple(self.tasks), done)]
 
     def work_received(self, request: int, reply: Sequence[Any] | None) -> list[WorkerTasksEffect]:
-        """Note the dispatcher's reply: the number of its state, the definitions of tasks to begin, and the numbers of tasks to drop. The
+        """Record the dispatcher's reply: the number of its state, the definitions of tasks to begin, and the numbers of tasks to drop. The
         reply is None if another request of this worker has replaced this request.
         """
         if request != self._request:
@@ -146,11 +146,11 @@ class WorkerTasks:
         return [*map(DropTask, dropped), *map(BeginTask, begun), *self.ask()]
 
     def request_failed(self, request: int) -> list[WorkerTasksEffect]:
-        """Note that a request has failed or got no reply."""
+        """Record that a request has failed or got no reply."""
         return [RequestWorkLater()] if request == self._request else []
 
     def finished(self, number: int) -> list[WorkerTasksEffect]:
-        """Note that the last element of a task was taken, or that the task has given back the positions that it had not begun."""
+        """Record that the last element of a task was taken, or that the task has given back the positions that it had not begun."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
             return []  # requests to a deleted task get an error, and the dispatcher drops the task because it has no readers

@@ -53,7 +53,7 @@ class GroupCommit:
         return effects
 
     def committed(self) -> list[ev.Effect]:
-        """Note that the group that was being written is durable. Return the effects that no longer have to wait."""
+        """Record that the group that was being written is durable. Return the effects that no longer have to wait."""
         ready, self._held, self._next = self._held, self._next, []
         self._committing = False
         if self._records:
@@ -63,7 +63,7 @@ class GroupCommit:
         return ready
 
     def failed(self, code: int, message: str) -> list[ev.Effect]:
-        """Note that the group could not be written. Return the effects that reload the state and send an error to every waiting request."""
+        """Record that the group could not be written. Return the effects that reload the state and fail every waiting request."""
         waiting = self._held + self._next
         self._held, self._next, self._records = [], [], []
         self._committing = False

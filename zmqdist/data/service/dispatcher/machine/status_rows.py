@@ -38,7 +38,7 @@ class Figures:
         self._scalers = AutoScalers()
 
     def note_worker_report(self, tasks: dict[int, TaskReport], now: float) -> None:
-        """Note the figures that a worker reports. `tasks` maps the number of each task to its figures."""
+        """Record the figures that a worker reports. `tasks` maps the number of each task to its figures."""
         for number, report in tasks.items():
             task = self._tables.state.tasks.get(number)
             if task is None:
@@ -55,7 +55,7 @@ class Figures:
                 self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
 
     def note_reader_report(self, client: int, seconds: float) -> None:
-        """Note the seconds after which a reader could take another element."""
+        """Record the seconds after which a reader could take another element."""
         known = self._tables.state.clients.get(client)
         if known is not None and seconds > SHORTEST_S:
             self._scalers.of(known.iteration).report_reader(client, seconds)

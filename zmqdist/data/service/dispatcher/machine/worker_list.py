@@ -92,8 +92,8 @@ class WorkerList:
         return None
 
     def leave(self, worker: str) -> None:
-        """Note that a worker has gone. When the worker joins again it gets its entry back, unless another worker of its host has taken the
-        entry. Does nothing for a worker without an entry.
+        """Record that a worker has gone. When the worker joins again it gets its entry back, unless another worker of its host has taken
+        the entry. Does nothing for a worker without an entry.
         """
         for place in self._places:
             if place.holder == worker:

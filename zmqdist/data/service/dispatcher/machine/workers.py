@@ -114,7 +114,7 @@ class WorkerTable:
             self._finish_if_over(iteration)
 
     def leave(self, call: ev.LeaveRequest) -> None:
-        """Note that a worker finishes its tasks and then leaves for good."""
+        """Record that a worker finishes its tasks and then leaves for good."""
         if call.incarnation in self._tables.members:
             self._tables.leaving.add(call.incarnation)
         self._tables.reply(call.token, None)
@@ -219,8 +219,8 @@ class WorkerTable:
         self.notify(number)
 
     def _note_serving(self, call: ev.WorkRequest, number: int) -> None:
-        """Note the addresses at which a worker serves its tasks. Ignore tasks of other places, because a worker whose place another worker
-        has taken may still report tasks of that place.
+        """Record the addresses at which a worker serves its tasks. Ignore tasks of other places, because a worker whose place another
+        worker has taken may still report tasks of that place.
         """
         for task, address in call.has.items():
             known = self._tables.state.tasks.get(task)
