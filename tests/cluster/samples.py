@@ -175,6 +175,10 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         TOP + "jobs:\n  worker:\n    count: 1\n    env:\n      A: b\n      PASSWORD: 12345\n",
         "c.yaml:8: jobs.worker.env.PASSWORD: expected a mapping of names to texts in quotes, got a number",
     ),
+    "a negative number among Ray's resources": (
+        TOP + "jobs: {worker: {count: 1}}\nray:\n  worker:\n    resources: {a100: -1}\n",
+        "c.yaml:6: ray.worker.resources.a100: expected a mapping of names to numbers, 0 or more, got -1",
+    ),
     "a list where a section belongs": (
         TOP + "jobs: [worker]\n",
         "c.yaml:3: jobs: expected a mapping of keys to values, got a list",

@@ -555,6 +555,19 @@ def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, join: Join) -> None
     join(keeper, "worker:0").register(30)
 
 
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [(5, "5"), ("", "''"), ("k" * 2000, "a str of 2000 characters"), (None, "None")],
+    ids=["a number", "no characters", "too many characters", "nothing"],
+)
+def test_a_wrong_key_is_shown_as_it_is(keep: Keep, key: object, shown: str) -> None:
+    keeper = keep(1)
+    with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
+        code, text = internal_client.start(client, "coordination.kv_increment", key, 1).get_error()
+    assert code == errors.INVALID_ARGUMENT
+    assert text.endswith(f"a str of 1 to 1024 characters, not {shown}")
+
+
 def test_a_stranger_may_ask_nothing(keep: Keep) -> None:
     keeper = keep(2)
     with ZmqClient(keeper.address) as client:

@@ -230,7 +230,7 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
 def test_mistakes_are_said_at_once(pair: list[Server]) -> None:
     with pytest.raises(InvalidArgumentError, match="no task 'worker:7' in this cluster; it has worker:0, worker:1"):
         pair[0].send(1, "worker:7", "foo")
-    with pytest.raises(InvalidArgumentError, match="a tag is a text without semicolons"):
+    with pytest.raises(InvalidArgumentError, match="a tag is a text of one character or more, without semicolons"):
         pair[0].recv("worker:1", "a;b")
     with pytest.raises(InvalidArgumentError):
         pair[0].send(object(), "worker:1", "foo")

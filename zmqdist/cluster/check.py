@@ -142,11 +142,18 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
                 return say(item), (*path, index)
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not _fits(hint, {key: ""}, text_keys):  # the key is wrong, because "" is a valid value in every mapping
+            if not _fits(_with_any_value(hint), {key: item}, text_keys):
                 return f"the key {displayed(key)}", (*path, key)
             if not _fits(hint, {key: item}, text_keys):
                 return say(item), (*path, key)
     return say(value), path
+
+
+def _with_any_value(hint: Any) -> Any:
+    """Return the annotation of a mapping with the same keys as the mapping in `hint`, and with values of any type."""
+    if get_origin(hint) is dict:
+        return dict[get_args(hint)[0], Any]  # type: ignore[misc]
+    return next(filter(None, map(_with_any_value, get_args(hint))), None)
 
 
 def _fits(hint: Any, value: Any, text_keys: bool) -> bool:

@@ -64,6 +64,8 @@ MESSAGE_CHARS_MAX: Final = 10_000
 """The largest number of characters in the text of a reported error. The text is bounded, because every task receives it."""
 
 _INT64: Final = 2**63
+_SHOWN_MAX: Final = 100
+"""Characters of a wrong value in an error text."""
 
 
 class CoordinationService:
@@ -206,7 +208,7 @@ class CoordinationService:
     def _wait_for_all(self, call: PendingCall, identity: Any, devices: Any, timeout: float | None) -> None:
         names = [_name(device, "a device") for device in _items(devices, "a list of devices")]
         if len(names) > DEVICES_MAX:
-            raise _invalid(f"at most {DEVICES_MAX} devices", f"{len(names)} of them")
+            raise InvalidArgumentError(f"wanted at most {DEVICES_MAX} devices, not {len(names)}")
         now = self._now()
         due = now + _seconds(timeout)
         self._drop_with_caller(call)
@@ -310,7 +312,9 @@ class CoordinationService:
 
 
 def _invalid(wanted: str, value: Any) -> InvalidArgumentError:
-    return InvalidArgumentError(f"wanted {wanted}, not {str(value)[:100]!r}")
+    is_long = isinstance(value, str) and len(value) > _SHOWN_MAX
+    shown = f"a str of {len(value)} characters" if is_long else repr(value)[:_SHOWN_MAX]
+    return InvalidArgumentError(f"wanted {wanted}, not {shown}")
 
 
 def _name(text: Any, label: str, least: int = 1) -> str:

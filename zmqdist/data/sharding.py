@@ -158,8 +158,8 @@ def _without_shuffles(dataset: Tree) -> Tree:
 
 
 def _reads_files(dataset: Any) -> bool:
-    """Return whether the operator's input has file names. This is so if the operator is a reader, or if its function returns datasets with
-    a reader.
+    """Return whether the input of this dataset's operator consists of file names. This is so for a reader, and for an `interleave` or
+    `flat_map` whose function makes a dataset with a reader of the first element.
     """
     op = dataset.op
     if isinstance(op, Interleave):

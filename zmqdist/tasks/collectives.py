@@ -300,8 +300,8 @@ class Collectives:
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
+            # A node that is closed sends nothing, because the other members notice by themselves that this task has stopped.
             if task != self._node.me and not self._node.closed:
-                # the other members notice the stop of this task themselves
                 due = monotonic() + GRACE_S
                 self._node.start(task, "collective.fail", group.name, name, code, message, due=due)
 

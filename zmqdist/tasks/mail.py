@@ -279,7 +279,7 @@ def _local_result(call: ClientCall) -> StatusOrResult:
 
 def _checked(tag: str) -> str:
     if not isinstance(tag, str) or not tag or ";" in tag:
-        raise InvalidArgumentError(f"a tag is a text without semicolons, not {tag!r}")
+        raise InvalidArgumentError(f"a tag is a text of one character or more, without semicolons, not {tag!r}")
     return tag
 
 

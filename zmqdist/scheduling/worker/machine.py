@@ -4,10 +4,10 @@ Theory of operation
     Assigned work waits in a queue until a slot can take it. A slot runs its items in the order of their positions (slot.py).
     A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
     the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
-    Outcomes are reported at the end of the event that makes them known. A start is reported with the next outcomes, or when the runtime
-    sees the start. No message is sent for each start, because most work ends soon after it has begun. If the worker is lost, work whose
-    start is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins the work
-    when the dispatcher has echoed the Beat.
+    Outcomes are reported at the end of the event that makes them known. A start has no message of its own unless the work runs for long:
+    it is reported with the next outcomes, or when the runtime next looks at what its process slots have begun. If the worker is lost, work
+    whose start is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins the
+    work when the dispatcher has echoed the Beat.
     A report contains how long the worker has had work since the last report, and the round-trip time. From these times the dispatcher
     computes how much work to send ahead (credit.py).
     When the connection to the dispatcher is lost, work goes on for half of `lease_s`. Then the worker stops all work, so that no work can

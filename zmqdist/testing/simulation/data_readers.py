@@ -91,7 +91,7 @@ class ReaderSurroundings(PartSurroundings, Protocol):
         """
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """Record that a reader does not get these elements."""
+        """Record that the reply with these elements was lost, so that the reader does not get them."""
 
 
 class SimReader:

@@ -166,7 +166,7 @@ class DataSim:
             self._given[request.state, request.task][request.incarnation].update(range(start, start + length))
 
     def lose_answer(self, reader: SimReader, elements: list[Any]) -> None:
-        """Record that a reader does not get these elements."""
+        """Record that the reply with these elements was lost, so that the reader does not get them."""
         self.answers_lost += len(elements)
         if not isinstance(reader, SimPortionReader):
             self._unseen[reader.state, reader.iteration].update(elements)
