@@ -75,10 +75,13 @@ def is_property(function: Function) -> bool:
 
 
 def events(owner: ast.ClassDef) -> Iterator[tuple[str, list[ast.AST]]]:
-    """(event, the code that it runs) for each event of a machine."""
+    """(event, the code that it runs) for each event of a machine. An event has one row, also if each kind of sender has a case."""
     methods = methods_of(owner)
     if "handle" in methods:
-        yield from cases("handle", methods, set())
+        found: dict[str, list[ast.AST]] = {}
+        for event, code in cases("handle", methods, set()):
+            found.setdefault(event, []).extend(code)
+        yield from found.items()
         return
     for name, function in methods.items():
         if not name.startswith("_") and not is_property(function):
@@ -128,7 +131,12 @@ def cases(name: str, methods: dict[str, Function], seen: set[str]) -> Iterator[t
             if inside:
                 yield from inside
             elif classes:
-                yield " / ".join(classes[:1] if not isinstance(case.pattern, ast.MatchOr) else classes), [*case.body]
+                # An event that carries a message has a row for each kind of message, as if the message were the event.
+                names = classes if isinstance(case.pattern, ast.MatchOr) else classes[:1]
+                if classes[0].endswith("Heard"):
+                    names = [each for each in classes if not each.endswith("Heard")] or names
+                for each in names:
+                    yield each, [*case.body]
             else:
                 for called in own_calls(*case.body):
                     if called in methods and called not in seen:
