@@ -96,14 +96,15 @@ def section(found: Document, where: Path) -> str:
     figures = found["figures"]
     axis = [figure for figure in figures if figure["at"] is not None]
     plain = [figure for figure in figures if figure["at"] is None]
-    if found["curve"]:
-        lines += _matrix(axis, {figure["at"]: figure["case"] for figure in axis}, figures[0]["unit"])
+    case_at = {figure["at"]: figure["case"] for figure in axis}
+    if len(set(case_at.values())) > 1 and all(case_at[figure["at"]] == figure["case"] for figure in axis):
+        lines += _matrix(axis, case_at, figures[0]["unit"])  # the case names the point of the axis
     else:
         for case in dict.fromkeys(figure["case"] for figure in axis):
             of_case = [figure for figure in axis if figure["case"] == case]
             columns = {figure["at"]: f"{figure['at']:,.0f}" for figure in of_case}
             lines += _matrix(of_case, columns, f"{case}, {of_case[0]['unit']}")
-        lines += _rows(plain)
+    lines += _rows(plain)
     lines += [line for reason in found["skipped"] for line in (f"{reason[0].upper()}{reason[1:]}", "")]
     lines += [f"![{found['title']}]({where}/{name}.png)", ""]
     lines += [f"`{found['command']}`, {found['date']}; [{name}.json]({where}/{name}.json)", ""]

@@ -50,7 +50,7 @@ def _tasks(plan: Plan) -> Iterator[Figure]:
 
 def _task(case: str, series: str, at: int, cost: simulated.Cost) -> Iterator[Figure]:
     yield Figure("scale", case, series, "us", cost.machine_us, at=at)
-    yield Figure("scale", case, f"{series}, codec besides", "us", cost.machine_us + cost.codec_us, at=at)
+    yield Figure("scale", case, f"{series}, with the codec", "us", cost.machine_us + cost.codec_us, at=at)
 
 
 def _others(plan: Plan) -> Iterator[Figure]:

@@ -32,7 +32,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     """Show each key that the dispatcher TARGET knows: its state, role, name, time and public key.
 
     The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
-    The dispatcher refuses connections with a replaced key, but a process that opened its port with this key still shows the key there.
+    The dispatcher refuses connections with a replaced key. A port that a process opened before the change still shows the old key.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -53,7 +53,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="Name under which the process joins: worker:3, ps:0, or submit:1, client:1, admin:1 for a program (the number may be left out).",
+    help="Name under which the process joins: worker:3 or ps:0; for a program submit:1, client:1 or admin:1, also without a number.",
 )
 @click.option(
     "--valid-s",

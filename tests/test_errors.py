@@ -184,7 +184,7 @@ def test_what_follows_from_another_error_tells_the_innermost_one(cls: Any) -> No
     assert not isinstance(error, errors.OpError)
     assert repr(first) in str(error)
     assert ("Input has an error" in str(error)) == (cls is errors.ClosureInputError)
-    assert ("Another function failed" in str(error)) == (cls is errors.ClosureAbortedError)
+    assert ("another function failed" in str(error)) == (cls is errors.ClosureAbortedError)
 
 
 def test_what_follows_keeps_the_traceback_of_its_reason() -> None:

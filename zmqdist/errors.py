@@ -403,7 +403,7 @@ class ClosureInputError(_Derived):
 class ClosureAbortedError(_Derived):
     """A value is not available, because another function failed, or the worker that held the value was lost."""
 
-    prefix = "Another function failed, so that this value is not available"
+    prefix = "This value is not available, because another function failed or a worker was lost"
 
 
 class ConfigError(Exception):

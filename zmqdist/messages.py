@@ -442,9 +442,8 @@ class FreeResult(Message, tag=46):
 
 
 class Leave(Message, tag=47):
-    """Stop in good order. The worker gives back leases that have not started, finishes running ones within `grace_s`, and sends Goodbye.
-
-    If a worker sends this message, the worker is leaving, so that the dispatcher must send it no more work.
+    """Stop in good order: the worker gives back leases that have not started, finishes running ones within `grace_s`, and sends Goodbye. If
+    a worker sends this message, the worker is leaving, so that the dispatcher must send it no more work.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"

@@ -145,7 +145,7 @@ def test_a_ps_keeps_its_port_and_ends_for_good_with_its_host() -> None:
         assert cluster.ends(again) == "a: its agent ended (killed by SIGKILL)"
         never = cluster.start(0, address)
         assert cluster.ends(never) == (
-            "its address is on a, which is lost, and programs know no other: start `zmqdist launch` again without that host; "
+            "its address is on a, which is lost, and programs know no other address of it: start `zmqdist launch` again without that host; "
             "a program that restores its last checkpoint continues from it"
         )
         assert (never.exit_code, never.host) == (REFUSED, "")
@@ -165,8 +165,9 @@ def test_a_ps_whose_host_is_lost_is_reported_once_with_the_reason_and_the_remedy
     assert job.ends() == 0, job.text
     host = line[len("[ps-0@")]
     assert line == (
-        f"[ps-0@{host}] ended (its address is on {host}, which is lost, and programs know no other: start `zmqdist launch` again "
-        "without that host; a program that restores its last checkpoint continues from it); its variables are lost; it is not started again"
+        f"[ps-0@{host}] ended (its address is on {host}, which is lost, and programs know no other address of it: start "
+        "`zmqdist launch` again without that host; a program that restores its last checkpoint "
+        "continues from it); its variables are lost; it is not started again"
     )
     assert [each for each in job.lines if "ps-0" in each] == [line]
 

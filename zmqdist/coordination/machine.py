@@ -347,7 +347,7 @@ class Coordination:
     def alive_requested(
         self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
     ) -> list[Effect]:
-        """Record that a task asks which of `tasks` are alive. The reply waits until all of these that are alive have asked (P5)."""
+        """Record that a task asks which of `tasks` are alive. The reply waits until each of `tasks` that is alive has asked, too (P5)."""
         problem = self._problem(task, incarnation, now)
         if problem is not None:
             return [Fail(ticket, *problem)]

@@ -282,7 +282,7 @@ class Hosts:
         if not lost:
             return ""
         return (
-            f"its address is on {lost}, which is lost, and programs know no other: start "
+            f"its address is on {lost}, which is lost, and programs know no other address of it: start "
             "`zmqdist launch` again without that host; a program that restores its last checkpoint continues from it"
         )
 

@@ -139,8 +139,8 @@ class WatchedTasks:
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
-        """Record that a probe has ended. A reply to the probe also shows that the task has the watch, because the watch was sent before the
-        probe. No further probe is needed then, because the watch will end when the task ends.
+        """Record that a probe, a call that asks whether the task is there, has ended. A reply also shows that the watch has arrived at the
+        task, because the watch was sent before the probe. No further probe is needed then, because the watch will end when the task ends.
         """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 

@@ -173,8 +173,8 @@ class ClusterConnection:
 
     def _drain(self, index: int, grace_s: float, *, dry_run: bool) -> dict[str, Any] | None:
         """Have the dispatcher drain a worker, even if work or values are lost, and return the dispatcher's reply. With `dry_run`, the
-        dispatcher drains nothing, and reports whether it would refuse the drain. Return None if the worker is not registered: it may have
-        left by itself.
+        dispatcher drains nothing, and reports whether it would refuse a drain that is not forced. Return None if the worker is not
+        registered: it may have left by itself.
         """
         try:
             reply: dict[str, Any] = self._call_dispatcher(

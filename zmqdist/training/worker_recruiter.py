@@ -156,9 +156,7 @@ class WorkerRecruiter:
             client.close()
 
     def _step(self) -> float:
-        """Report the invitations that have ended to the machine, and carry out the machine's effects. Return the time at which to call this
-        again.
-        """
+        """Tell the machine which invitations have ended, and carry out its effects. Return the time at which to call this method again."""
         for number, (_, call) in list(self._calls.items()):
             if call.done():
                 self._ended(number, *call.get_error())

@@ -51,8 +51,8 @@ _lock = threading.Lock()
 
 
 def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
-    """Return this process's voucher for a dispatcher ("host:port") and a key folder. The voucher connects
-    when the first socket attaches.
+    """Return the Voucher with which this process asks a dispatcher ("host:port") about peers' keys, one for each key folder and role. The
+    Voucher connects to the dispatcher at its first use.
     """
     place = dispatcher.removeprefix("zmq://"), str(folder), role
     with _lock:

@@ -178,7 +178,7 @@ class SlurmClusterResolver(ResolverByRank):
             raise RuntimeError(
                 f"{most} tasks with {self._gpus_per_task} GPUs each need more than the {per_node} GPUs that a node has"
             )
-        # CUDA_VISIBLE_DEVICES may assign only some of the node's GPUs to this process, under their own numbers.
+        # CUDA_VISIBLE_DEVICES may list only some of the node's GPUs, such as 4,5,6,7 for four GPUs, so these numbers come first.
         self._gpus = named if len(named) >= per_node else [str(index) for index in range(per_node)]
 
 

@@ -40,7 +40,8 @@ def check_local(terms: Terms, dispatcher: str, state: int) -> None:
     """Raise InvalidArgumentError if this process has no worker of the dispatcher. Reads from local workers need such a worker.
 
     Args:
-      state: the number of the dispatcher's state, by which a worker is found even if it knows the dispatcher by another address.
+      state: the random number of the dispatcher's durable state. A worker of this state is found even if it knows the dispatcher by
+        another address.
     """
     policy = ShardingPolicy(terms.mode)
     if local_workers.has_worker_of(dispatcher, state):

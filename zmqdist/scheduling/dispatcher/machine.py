@@ -185,7 +185,7 @@ class Dispatch:
                     session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
                 )
             session = session.detached
-        elif message.round <= session.round_ended:  # the work was sent before the request for the end of its round
+        elif message.round <= session.round_ended:  # the work arrives after the coordinator's request to end its round
             return []
         if session.queued + len(message.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (

@@ -20,7 +20,7 @@ class DispatcherConnected:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDisconnected:
-    """The connection to the dispatcher is lost; libzmq tries to reconnect."""
+    """The connection to the dispatcher is lost. The transport tries to connect again by itself."""
 
 
 @dataclass(frozen=True, slots=True)

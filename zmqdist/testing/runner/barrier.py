@@ -1,8 +1,8 @@
 """`get_barrier`: a barrier at which the tasks of a run wait for each other.
 
 The parent counts the arrivals (`BarrierGate`), because only the parent knows which tasks have ended and can never arrive. If a task can
-never arrive, the waiting tasks get an error at once instead of waiting for ever. A task that was terminated, or that is restarted after a
-failure, may still arrive.
+never arrive, the waiting tasks get an error at once instead of waiting for ever. A task that was ended by
+`terminate` may still arrive, because the test may start it again. So may a task that is restarted after a failure.
 """
 
 from __future__ import annotations

@@ -341,7 +341,8 @@ class MultiProcessRunner:
             )
         if self._overran:
             overran = ", ".join(map(named, self._overran))
-            raise UnexpectedSubprocessExitError(f"ended after max_run_time, {self._max_run_time} s: {overran}", result)
+            text = f"the runner ended tasks that still ran after max_run_time, {self._max_run_time} s: {overran}"
+            raise UnexpectedSubprocessExitError(text, result)
         for task, process in self._processes.items():
             code = process.child.exit_code or 0
             if process not in self._terminated and (code > 0 or -code in CRASHES):

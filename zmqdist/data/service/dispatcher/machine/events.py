@@ -76,7 +76,7 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """Register a dataset. -> (id, whether the id still belongs to another pipeline that was registered before)."""
+    """Register a dataset. -> (id, whether another pipeline was registered under this id before and keeps it, as `on_conflict` says)."""
 
     token: Token
     request: int

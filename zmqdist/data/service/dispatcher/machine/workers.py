@@ -278,8 +278,8 @@ class WorkerTable:
                 return
 
     def tick(self, now: float) -> None:
-        """Remove workers that have been missing for `worker_timeout_s`. Confirm workers as gone that have not registered within RETURN_S
-        after a restart of the dispatcher, so that DYNAMIC iterations do not wait for them.
+        """Remove workers that have been missing for `worker_timeout_s`. After a restart of the dispatcher, treat each worker that has not
+        registered within RETURN_S as gone, so that DYNAMIC iterations do not wait for the worker.
         """
         if now >= self._tables.return_deadline:
             self._tables.return_deadline = inf
