@@ -25,7 +25,7 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
     """Compare the speed of zmqdist with bare pyzmq and a process pool on this host.
 
     The command starts a cluster of two worker processes and measures calls, scheduled functions and large results. Each ratio compares two
-    durations, which are measured in turns in one run. Durations of different runs cannot be compared.
+    figures, which are measured in turns in one run. Figures of different runs cannot be compared.
 
     To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a port that
     needs no key and sends every message back to its sender.

@@ -83,12 +83,12 @@ def drain(
 
 
 def report_lines(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the dispatcher's reports about workers that leave, as lines that begin with the name of the worker."""
+    """Return the dispatcher's drain reports as lines, each of which begins with the name of the worker."""
     return [printable_line(f"{report['worker']}: {line}") for report in reports for line in report["lines"]]
 
 
 def stay(refused: Sequence[str]) -> str:
-    """Return the sentence about the workers that the dispatcher has refused to drain."""
+    """Return a sentence that says why the dispatcher has refused to drain these workers."""
     verb, them = ("stays", "it") if len(refused) == 1 else ("stay", "them")
     return f"{', '.join(refused)} {verb}, because something would be lost; --force drains {them}"
 

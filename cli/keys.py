@@ -32,7 +32,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     """Show each key that the dispatcher TARGET knows: its state, role, name, time and public key.
 
     The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
-    The dispatcher refuses connections with a replaced key. A port that a process opened before the change still shows the old key.
+    The dispatcher refuses connections with a replaced key. A port that a process opened before the replacement still shows the old key.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")

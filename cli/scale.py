@@ -89,17 +89,17 @@ def _lines(decision: dict[str, Any], count: int) -> list[str]:
 
 
 def _missing(dispatcher: Dispatcher, decision: dict[str, Any], wait_s: float, grace_s: float) -> str:
-    """Wait until the workers of the decision have registered or left, and return "". If a worker fails or a time limit passes, return a
-    sentence that names the workers.
+    """Wait until the workers that the launcher starts and ends by this decision have registered or left, and return "". If a worker fails
+    or a time limit passes, return a sentence that names the workers.
     """
     starts, leaves = set(decision["starts"]), set(decision["leaves"])
     begun = time.monotonic()
     while True:
         scaling = dispatcher.call("status")["scaling"]
-        # Wait only for workers that are still starting, because another command may have told one of them to leave meanwhile.
         failed = sorted(starts & set(scaling["failed"]))
         if failed:
             return f"{', '.join(failed)} failed; the launcher shows why"
+        # Wait only for new workers that are still starting, because another command may meanwhile have told a new worker to leave.
         waiting, staying = starts & set(scaling["starting"]), leaves & set(scaling["leaving"])
         passed_s = time.monotonic() - begun
         if waiting and passed_s >= wait_s:

@@ -35,7 +35,7 @@ def top(
 ) -> None:
     """Show the workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends the command.
 
-    The command continues when the dispatcher is restarted. If the output is not a terminal, it prints one table and ends.
+    The command continues when the dispatcher is restarted. If the output is not a terminal, the command prints the status once and ends.
     """
     with Dispatcher(*place(target, **secrets), "client", timeout_s) as dispatcher:
         if as_json or not sys.stdout.isatty():

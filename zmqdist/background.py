@@ -37,8 +37,8 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
 
 
 def logged(fn: Callable[..., object], *args: Any) -> None:
-    """Call `fn(*args)` as the entry point of a zmqdist thread. Log every exception, including SystemExit, because it would otherwise be
-    lost.
+    """Call `fn(*args)` and log every exception, including SystemExit, because a thread would otherwise lose it. Use this function as the
+    target of a thread.
     """
     try:
         fn(*args)
@@ -60,11 +60,11 @@ def wait_finished(within_s: float) -> bool:
 def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
     """Start a `threading.Thread` that runs the function.
 
-    The thread that calls `_begin` was started without `threading`, so log records and `threading.enumerate` cannot name it.
+    The new thread has a name in log records and `threading.enumerate`. The calling thread has none, because `_thread` started it.
     """
     try:
         threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()
-    except RuntimeError:  # the system allows no more threads
+    except RuntimeError:  # the system allows no second thread: run the function in this one
         _run(fn, args, ended)
 
 

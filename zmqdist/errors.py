@@ -121,7 +121,7 @@ class CancelledError(_Coded):
 
 
 class UnknownError(_Coded, RuntimeError):
-    """User code raised an exception for which there is no closer class, or the system gave no reason."""
+    """User code raised an exception, or an operation failed, for a reason that no other class describes."""
 
     code = UNKNOWN
 
@@ -205,7 +205,7 @@ class DataLossError(_Coded, RuntimeError):
 
 
 class UnauthenticatedError(_Coded):
-    """The peer refused the key or token, or failed to prove its own identity."""
+    """The peer refused the key or token of this process, or failed to prove its own identity."""
 
     code = UNAUTHENTICATED
 
@@ -258,7 +258,7 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
 class DrainRefusedError(FailedPreconditionError, _FromData):
     """No worker was drained, because a drain would lose values or work that no other worker can replace.
 
-    A value or function is named by the function and the number of its work item, for example "load-3".
+    A value or function is named by its function and the number of its work item, for example "load-3".
 
     Attributes:
       workers: the names of the workers that would lose something, as "worker:1".
@@ -270,7 +270,7 @@ class DrainRefusedError(FailedPreconditionError, _FromData):
 
     def __init__(self, reports: Sequence[Mapping[str, Any]]) -> None:
         """Args:
-        reports: the dispatcher's reports about these workers (`DrainReport.to_dict`).
+        reports: the dispatcher's drain report of each worker that would lose something (`DrainReport.to_dict`).
         """
         super().__init__("")
         self.workers = tuple(report["worker"] for report in reports)

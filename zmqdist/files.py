@@ -34,6 +34,6 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_regular(path: str | os.PathLike[str], bytes_max: int = -1) -> bytes:
-    """Return the first `bytes_max` bytes of a file. Raises OSError if the file cannot be opened by `open_regular`, or cannot be read."""
+    """Return the first `bytes_max` bytes of a file, or with -1 all bytes. Raises OSError if `open_regular` does, or if reading fails."""
     with open_regular(path) as file:
         return file.read(bytes_max)

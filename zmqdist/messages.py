@@ -124,7 +124,7 @@ class Goodbye(Message, tag=5):
 
 
 class Refused(Message, tag=6):
-    """The receiver's last message is not allowed and had no effect. `final` says that it must not be repeated, whatever the code."""
+    """The receiver's last message had no effect, or the receiver's session has ended. With `final` the receiver must not try again."""
 
     SENT = "server -> any"
     code: int
@@ -163,7 +163,7 @@ class Credit(Message, tag=13):
 
 
 class SharedMemoryAccepted(Message, tag=14):
-    """The client has mapped the shared memory in the server's hello and read this nonce in it, so the server may lend blocks to it."""
+    """The client has mapped the shared memory that the server's hello names, and read this nonce there. The server may lend blocks now."""
 
     SENT = "client -> server"
     nonce: int
@@ -180,7 +180,7 @@ class SendParts(Message, tag=15):
 
 
 class RegisterCoordinator(Message, tag=20):
-    """Register the sender as a coordinator. It repeats this message on each new connection, with the same id.
+    """Register the sender as a coordinator. A coordinator repeats this message on each new connection, with the same id.
 
     `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier incarnation of the dispatcher.
     `watch_members` subscribes to Members, and `report_starts` subscribes to Begun.
@@ -214,7 +214,7 @@ class Forget(Message, tag=23):
     """No unfinished work item uses these functions, and no later work item will use them under these numbers.
 
     With `everywhere`, every worker passes this message on to all its slots, even to those that are not known to have the functions. This is
-    needed for ALL_NUMBERS, and for numbers of objects that a function has made in a slot.
+    needed for ALL_NUMBERS (every number of the coordinator), and for numbers of objects that a function has made in a slot.
     """
 
     SENT = "coordinator -> dispatcher, dispatcher -> worker"
@@ -297,7 +297,7 @@ class RoundEnded(Message, tag=30):
 
 
 class QueueProgress(Message, tag=31):
-    """The number of the coordinator's work items that have left the queue since it registered. This is sent after the queue was full."""
+    """The number of work items that have left the queue since the coordinator registered. It is sent when a full queue has room again."""
 
     SENT = "dispatcher -> coordinator"
     left_queue: int
@@ -384,7 +384,7 @@ class Register(Message, tag=40):
 
 
 class Registered(Message, tag=41):
-    """The worker is registered. The message has its index, the interval of its heartbeats, its lease and its grace.
+    """The worker is registered. The message has its index, the interval of its heartbeats, the length of its leases, and its grace.
 
     `serial` is the serial of the Register to which this is the reply.
     """
@@ -442,8 +442,8 @@ class FreeResult(Message, tag=46):
 
 
 class Leave(Message, tag=47):
-    """Stop in good order: the worker gives back leases that have not started, finishes running ones within `grace_s`, and sends Goodbye. If
-    a worker sends this message, the worker is leaving, so that the dispatcher must send it no more work.
+    """Stop in good order: the worker gives back leases that have not started, finishes running ones within `grace_s`, and sends Goodbye. A
+    worker sends this message when it leaves by itself, and the dispatcher must then send it no more work.
     """
 
     SENT = "dispatcher -> worker, worker -> dispatcher"
@@ -526,7 +526,7 @@ class Joined(Message, tag=71):
 class AskKey(Message, tag=72):
     """Send the state of a public key, or of the key of the server at `address`, now and after each change.
 
-    `renews` says that the sender owns the key, so that it makes a new key after RenewKey.
+    `renews` says that the sender owns the key, and therefore makes a new key after RenewKey.
     """
 
     SENT = "any -> dispatcher"

@@ -53,7 +53,7 @@ class FixedShardsPartitioner(Partitioner):
 class MinSizePartitioner(Partitioner):
     """Splits a variable into one shard for each `min_shard_bytes` bytes, but into at most `max_shards` shards.
 
-    The number of shards is rounded up, as in TensorFlow, so that a shard can be smaller than `min_shard_bytes`.
+    The number of shards is rounded up, as in TensorFlow. A shard can therefore be smaller than `min_shard_bytes`.
     """
 
     def __init__(self, min_shard_bytes: int = SHARD_BYTES_MIN, max_shards: int = 1, bytes_per_string: int = 16) -> None:

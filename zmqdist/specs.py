@@ -202,7 +202,7 @@ _DTYPE_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 
 def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
-    """Convert an int to an integer dtype, or a float of ordinary size to a float dtype. Return None in all other cases."""
+    """Convert an int that fits to an integer dtype, or a float within 3e38 to float32 or a larger float dtype. Otherwise return None."""
     dtype = spec.dtype
     if type(value) is int:
         low, high = _int_bounds(dtype)

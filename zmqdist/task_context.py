@@ -121,7 +121,7 @@ def resource_kind() -> str | None:
 
 
 class _UpdateKey:
-    """The key of a function whose updates are applied once, even if the function runs several times, and the counters of its updates."""
+    """The key and the update counters of a function whose updates are applied once, even if it runs several times."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -130,8 +130,8 @@ class _UpdateKey:
 
 @contextmanager
 def update_key(key: str) -> Iterator[None]:
-    """Return a context manager in which updates by this thread's function have keys. `key` must be equal in each attempt of the function.
-    In a slot process, the context also applies to threads of the function.
+    """Return a context manager in which updates by this thread's function have keys, so that a second attempt does not repeat them.
+    `key` must be equal in each attempt of the function. In a slot process, the context also applies to threads of the function.
     """
     global _update_key_of_process
     state = _of_thread.update_key = _UpdateKey(key)

@@ -79,11 +79,11 @@ def _kind(value: object) -> str:
 
 
 def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False) -> _S:
-    """Return the section of type `kind` that `raw` describes. `problems` checks the rules that involve several keys.
+    """Return the section of type `kind` that `raw` describes. Only `problems` checks the rules that involve several keys.
 
     Args:
       path: the path of the section in the file, for a Mistake.
-      text_keys: whether indices may be text. JSON writes all keys as text.
+      text_keys: whether the indices of tasks may be text, as in JSON, where all keys are text.
 
     Raises:
       Mistake: the first mistake that was found.
@@ -119,7 +119,7 @@ def _section_in(hint: Any) -> type[Section] | None:
 
 
 def _nearest(key: Any, known: dict[str, Any]) -> str:
-    names = [name for name in known if name != "runtime"]  # never suggest `runtime`, which users cannot write
+    names = [name for name in known if name != "runtime"]  # never suggest `runtime`, which only a launcher writes
     close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
 
@@ -150,7 +150,7 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
 
 
 def _with_any_value(hint: Any) -> Any:
-    """Return the annotation of a mapping with the same keys as the mapping in `hint`, and with values of any type."""
+    """Return the annotation of the mapping in `hint`, with its type of keys, but with values of any type. None means no mapping."""
     if get_origin(hint) is dict:
         return dict[get_args(hint)[0], Any]  # type: ignore[misc]
     return next(filter(None, map(_with_any_value, get_args(hint))), None)
@@ -304,7 +304,7 @@ def _on_hosts(config: Config) -> Iterator[Mistake]:
     """Yield a mistake for each setting that does not fit a launcher that places roles on other hosts."""
     for name in ("worker", "ps"):
         job = config.jobs.task_jobs().get(name)
-        # If the section `runtime` exists, the launcher has filled in the tasks itself.
+        # With the section `runtime` a launcher has written this config, and has filled in the tasks itself.
         if job is not None and job.tasks is not None and config.runtime is None:
             yield Mistake(
                 ("jobs", name, "tasks"),

@@ -1,9 +1,9 @@
 """Reads a cluster file, which is YAML, and returns one frozen `ClusterConfig`, or raises a ConfigError that names file, line and key.
 
 Rules
-    This is the only module that imports yaml. It converts YAML's node tree, whose nodes know their lines, to plain values. A file can
-    therefore not create objects of other classes. The size of a file, its number of values and its depth are bounded. Each use of an alias
-    counts as the values that the alias stands for.
+    This is the only module that imports yaml. It converts YAML's node tree, whose nodes know their lines, to dicts, lists, text, numbers,
+    booleans and None, so a file cannot create other objects. The size of a file, its number of values and its depth are bounded. Each use
+    of an alias counts as the values that the alias stands for.
     A program reads its config once, when it starts. The modules that get the config do not read the environment.
 
 A launcher writes a file with its config for its child processes. The config in this file has all addresses and the section `runtime`. The
@@ -112,7 +112,7 @@ class ClusterConfig(Section, frozen=True):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
-        """Return the config that a dict describes, as `to_dict` returns it.
+        """Return the config that a dict describes, in the form of `to_dict`.
 
         Raises:
           ConfigError: `data` has a mistake. The text names `(dict)` in place of the file, and line 1.
@@ -218,7 +218,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-# `required` accepts a key whose value is null. The types refuse null, because the cluster file treats such a key as absent.
+# `required` accepts a key whose value is null. `type` refuses null here, because a cluster file with `count: null` has no count.
 _COUNT_OR_TASKS = [
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
@@ -371,7 +371,7 @@ _PLAIN = {
     "int": _CONSTRUCTOR.construct_yaml_int,
     "float": _CONSTRUCTOR.construct_yaml_float,
 }
-# YAML reads 2026-01-01 as a date, but no key of a cluster file is a date.
+# YAML tags 2026-01-01 as a timestamp. It stays text here, because no key of a cluster file is a date.
 _TEXTS = ("str", "timestamp", "value", "merge")
 
 

@@ -33,7 +33,7 @@ class _Def:
 
     @classmethod
     def from_dict(cls: type[_D], data: Mapping[str, Any]) -> _D:
-        """Return the object that a dict describes, as `to_dict` returns it. Absent keys get their defaults. The object shares no list or
+        """Return the object that a dict describes, in the form of `to_dict`. Absent keys get their defaults. The object shares no list or
         dict with `data`.
 
         Raises:

@@ -266,7 +266,7 @@ class WorkerJob(ServingJob, frozen=True):
     ] = limits.CANCEL_GRACE_S
 
     def most(self) -> int:
-        """Return the largest number of workers that the launcher starts on its own: `max`, or else the number in the file."""
+        """Return the most workers that the launcher starts unless a user scales the cluster: `max`, or else the number in the file."""
         return len(self.indices()) if self.max is None else self.max
 
     def slots_here(self) -> int:

@@ -41,7 +41,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         if info is None:
             return iter(self.dataset)
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            # All processes of an epoch compute the same number, and the next epoch has another number.
+            # PyTorch adds `id` to a number that all processes share in one epoch, and that changes with the next epoch.
             epoch = info.seed - info.id
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
         return iter(self.dataset.shard(info.num_workers, info.id))

@@ -198,7 +198,7 @@ def _interrupts_held() -> Iterator[None]:
     """Return a context manager that delays Ctrl-C until the with-statement ends. Processes that are started inside the with-statement
     ignore Ctrl-C, because each would otherwise print a traceback."""
     received: list[int] = []
-    main = threading.current_thread() is threading.main_thread()  # signal handlers run only in the main thread
+    main = threading.current_thread() is threading.main_thread()  # only the main thread may set a signal handler
     handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number)) if main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -219,7 +219,7 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
       cluster: a target for ClusterCoordinator, with two worker processes.
     """
     pool_tasks = max(1, plan.tasks // 5)
-    # The pool spawns its processes, because a fork of a process with threads is unsafe. The workers import this module, too.
+    # The pool's processes are spawned, because a fork of a process with threads is unsafe. They import this module, as workers do.
     with _interrupts_held():  # an interrupt of the constructor would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:

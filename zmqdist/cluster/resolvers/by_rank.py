@@ -29,8 +29,8 @@ class ResolverByRank(ClusterResolver):
         self._per_node: dict[str, int] = {}
 
     def _place(self, rank: int, jobs: Mapping[str, int], per_node: Mapping[str, int]) -> None:
-        """Set the rank of this process, the number of tasks of each job, and the number of tasks on each host, with the hosts in order. The
-        values are not checked.
+        """Set the rank of this process, the number of tasks of each job, and the number of tasks on each host. The hosts are in the order
+        in which ranks fill them. The values are not checked.
         """
         self._rank = rank
         self._jobs = dict(jobs)
@@ -49,14 +49,14 @@ class ResolverByRank(ClusterResolver):
         return ClusterSpec(cluster)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that the task has no address."""
+        """Return the URL of a task, by default of the task of this process. "" means that this task is unknown or has no address."""
         if self._launched is not None and has_no_address(self, task_type):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process. If a user has set `task_type` or `task_id`, it is the value that the user has set, or None."""
+        """The job of this process, or the value that a user has set. It is None if a user has set only `task_id`."""
         return self._own_task()[0]
 
     @task_type.setter
@@ -65,9 +65,7 @@ class ResolverByRank(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job. If a user has set `task_type` or `task_id`, it is the value that the user has set, or
-        None.
-        """
+        """The index of this process in its job, or the value that a user has set. It is None if a user has set only `task_type`."""
         return self._own_task()[1]
 
     @task_id.setter

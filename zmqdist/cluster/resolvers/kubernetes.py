@@ -119,7 +119,7 @@ class KubernetesClusterResolver(ClusterResolver):
             time.sleep(min(left, limits.POD_POLL_S))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that the task of this process was not set."""
+        """Return the URL of a task, by default of the task of this process. "" means that this task is unknown or has no address."""
         if self._launched is not None and has_no_address(self, task_type):
             return ""
         return self._task_master(task_type, task_id, rpc_layer)

@@ -95,7 +95,7 @@ class SlurmClusterResolver(ResolverByRank):
         return (self.task_type, self.task_id) if known else (None, None)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Return the URL of a task, by default of the task of this process. "" means that `get_task_info` does not know this task yet."""
+        """Return the URL of a task, by default of the task of this process. "" means that the task of this process is not known yet."""
         own_type, own_id = self.get_task_info()
         task_type = own_type if task_type is None else task_type
         task_id = own_id if task_id is None else task_id
@@ -178,7 +178,7 @@ class SlurmClusterResolver(ResolverByRank):
             raise RuntimeError(
                 f"{most} tasks with {self._gpus_per_task} GPUs each need more than the {per_node} GPUs that a node has"
             )
-        # CUDA_VISIBLE_DEVICES may list only some of the node's GPUs, such as 4,5,6,7 for four GPUs, so these numbers come first.
+        # Prefer the named ids to 0, 1, 2, ..., because CUDA_VISIBLE_DEVICES may list only some of the node's GPUs, such as 4,5,6,7.
         self._gpus = named if len(named) >= per_node else [str(index) for index in range(per_node)]
 
 

@@ -218,7 +218,7 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """Return a client with the first role for which this process has a key. A token works for any role.
+    """Return a client in the first of the roles submit, worker, admin and client for which this process has a key, or with its token.
 
     Args:
       key: the public key of the server. It is needed for a worker, because a worker does not have the cluster's server key.

@@ -152,7 +152,7 @@ class ProcessCrew:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
             with contextlib.suppress(OSError):  # the process has ended already; its exit code tells why
-                # Send this message before the method returns, because the caller may then send a function.
+                # Send this first message before the method returns, because the caller may then send a function.
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True

@@ -150,11 +150,11 @@ class SimCluster:
             self.start_worker(index)
 
     def holder(self, reference: bytes) -> SimWorker | None:
-        """Return the live worker that holds the bulk result of this reference, or None."""
+        """Return the live worker that holds the large result of this reference, or None."""
         return self._holder_of(int(reference.split(b"|")[3]))
 
     def is_held(self, run: int) -> bool:
-        """Return whether a live worker holds the result of this run."""
+        """Return whether a live worker holds the result of the function run that has this number."""
         return self._holder_of(run) is not None
 
     def _holder_of(self, run: int) -> SimWorker | None:
@@ -263,7 +263,7 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Have the program take back work several times. One request would rarely test anything, because most work has ended already."""
+        """Have the program cancel futures of its work several times. One time would rarely test much, as most work has ended already."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
@@ -351,7 +351,7 @@ class SimCluster:
                 assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Check that the options of the work allow this worker, and that no waiting work for the same workers should be assigned first."""
+        """Check that the work's options allow this worker, and that it precedes the coordinator's waiting work for the same workers."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]

@@ -92,7 +92,7 @@ class SimCoordinator:
       kinds: the kind of function that each work item runs, one of KINDS or "plan".
       options: worker, priority and whether the work is detached, for each work item that has such options.
       members: the incarnations of the current workers by name, from the last report.
-      kept: for each result that the program holds and a worker keeps: number of the run -> connection over which the result arrived.
+      kept: for each result that the program holds and a worker keeps: number of the function's run -> connection that brought the result.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SimCoordinator:
 
     @property
     def finished(self) -> bool:
-        """Whether the program has scheduled all its work, and all of it has ended."""
+        """Whether the program has scheduled all its work, all of it has ended, and the program holds no value."""
         busy = self._left or self.ending or self.machine.closures.unfinished or self.machine.plans
         return not (busy or self.kept) and self.plans.finished
 
@@ -208,7 +208,7 @@ class SimCoordinator:
         self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
 
     def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
+        """Record that the machine now gets `number`, which is `work` or one of its attempts. An attempt has the options of the work."""
         self.order[number] = len(self.order)
         if work in self.options:
             self.options[number] = self.options[work]
@@ -267,7 +267,7 @@ class SimCoordinator:
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
     def wanted_back(self, work: int) -> bool:
-        """Return whether the program has ever taken back this work."""
+        """Return whether the program has ever cancelled the future of this work (`take_back`)."""
         return work in self._wanted_back
 
     def _check_answered(self, works: list[int], since: float) -> None:
@@ -457,7 +457,7 @@ class SimCoordinator:
         self.cluster.clock.after(self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference))
 
     def _fetched(self, work: int, attempt: int, reference: bytes) -> None:
-        """Report the arrival of a bulk result. If the worker that held the result has ended during the transfer, fetch the result again."""
+        """Report the arrival of a large result. If the worker that held the result ended during the transfer, fetch the result again."""
         holder = self.cluster.holder(reference)
         if holder is None or self._fetching.get(work) != attempt:
             self._fetch(work, attempt, reference)

@@ -103,7 +103,7 @@ class PlanningUser(Protocol):
         """Have the machine handle an event after the current event, as a finalizer does."""
 
     def hands_in(self, number: int, work: int) -> None:
-        """Record that the machine gets `number` now, which is this work or an attempt of it, with the options of the work."""
+        """Record that the machine now gets `number`, which is `work` or one of its attempts. An attempt has the options of the work."""
 
     def was_cancelled(self, work: int) -> bool:
         """Return whether the program has ever cancelled this work."""
@@ -130,7 +130,7 @@ class SimPlans:
 
     @property
     def finished(self) -> bool:
-        """Whether all plans are done. Then no plan holds a value, and the program neither holds a value nor waits for a value."""
+        """Whether neither a plan nor the program holds the value of a plan, and the program waits for no lost value."""
         return not any(plan.wanted or (plan.value is not None and plan.users) for plan in self.plans.values())
 
     # -- the program ----------------------------------------------------------------------------------------------

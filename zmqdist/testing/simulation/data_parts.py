@@ -424,7 +424,7 @@ class SimDataWorker:
                 case Send(_, Register() as message) if self.link is not None:
                     self.dispatcher.tell(self.link, message)
                 case Exit():
-                    raise AssertionError(f"D6: {self.name} lives and has ended: {effect}")
+                    raise AssertionError(f"D6: {self.name} is alive, and its machine ends it: {effect}")
         if machine.registered and not before:
             self.ask_work()
         due = machine.deadline

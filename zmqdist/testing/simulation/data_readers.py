@@ -355,7 +355,7 @@ class SimPortionReader(SimReader):
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
     def consume(self) -> None:
-        """Have the consumer begin the next piece, unless it is busy with another piece."""
+        """Have the consumer begin the next piece of a portion, unless it still has a piece."""
         if self._hand is None and self.alive:
             self._next_piece()
 
@@ -440,7 +440,7 @@ class SimPortionReader(SimReader):
 
 
 def elements_of(piece: PortionPiece) -> list[int]:
-    """Return the elements of a piece."""
+    """Return the elements that this piece of a batch has."""
     batch: PortionBatch = piece.batch
     elements: list[int] = batch.value[1]
     return elements[piece.start : piece.stop]

@@ -268,8 +268,8 @@ class DataSim:
         self._check_rows()
 
     def _check_rows(self) -> None:
-        """Check the figures for the operators of the service: ended iterations have no tasks, and the dispatcher's next numbers are not in
-        use.
+        """Check what the dispatcher's status shows: ended iterations have no tasks, the iteration of each reader has a row, and the next
+        numbers are not in use.
         """
         state = self.dispatcher.machine.state
         rows = {row.id: row for row in iteration_rows(state)}
@@ -318,15 +318,15 @@ class DataSim:
     def _check_shares(self, reader: SimReader, got: Counter[int]) -> None:
         """Check an OFF iteration: every live worker whose address has a task of the iteration must have delivered the whole dataset."""
         there = {worker.address for worker in self.workers if worker.alive}
-        # The last address of each task, because a task may move to another worker.
+        # Take the last address of each task, because a task may have moved to another worker.
         last = dict(self._begun[reader.state, reader.iteration])
         shares = len(there & set(last.values()))
         least = min((got[element] for element in range(self.count)), default=shares)
         assert least >= shares, f"OFF: an element was delivered {least} times, and {shares} workers had the dataset"
 
     def _check_portions(self, readers: list[Any], kept: bool) -> None:
-        """Check that each element was delivered and acknowledged once. Acknowledgments of a killed reader to which the dispatcher did not
-        reply may or may not have taken effect.
+        """Check that each element was delivered and acknowledged once. If the dispatcher did not reply to an acknowledgment of a killed
+        reader, the acknowledgment may or may not have taken effect.
         """
         sure = Counter(element for each in readers for element in (each.got if each.alive else each.confirmed))
         maybe = Counter(element for each in readers if not each.alive for element in each.acknowledged)

@@ -119,14 +119,14 @@ class WorkerSurroundings(Protocol):
         """Return the number of a new run of a function."""
 
     def is_held(self, run: int) -> bool:
-        """Return whether a live worker holds the result of this run."""
+        """Return whether a live worker holds the result of the function run that has this number."""
 
     def check_registration(self, worker: SimWorker, message: Message) -> None:
-        """Raise AssertionError if the message by which a worker registers breaks a promise."""
+        """Raise AssertionError if a worker registers with leases of another dispatcher, or without leases while its functions run."""
 
     def check_reported_before_start(self, worker: SimWorker, lease: int) -> None:
-        """Raise AssertionError if the lease has `report_before_start`, and the worker begins its work before the dispatcher knows of the
-        start.
+        """Raise AssertionError if the lease has `report_before_start`, and the worker begins the work before its report of the start has
+        reached the dispatcher.
         """
 
 
@@ -152,7 +152,7 @@ class SimWorker:
         self.report_before_start: set[int] = set()
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
-        """The bulk results that the worker holds: lease -> number of the run."""
+        """The large results that the worker holds: lease -> number of the function's run."""
         self._begun: set[int] = set()
         """The leases whose work has begun at this worker."""
         self._random: Random = cluster.random
@@ -344,7 +344,7 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Check that the machine hands pinned work to slots first and in order, except for work that has `report_before_start`."""
+        """Check that the machine hands pinned work to slots before other work, and in order. Work with `report_before_start` is exempt."""
         leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine.queue)
         early = leases - self.own - self.report_before_start
