@@ -25,7 +25,7 @@ DECIDED_S: Final = 15.0
 @click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
 @grace_option("Time that running functions of leaving workers have to end; then they are killed.")
 @click.option(
-    "--force", is_flag=True, help="End workers even if this loses values or work that no other worker can replace."
+    "--force", is_flag=True, help="End workers even if this loses values, functions or data tasks that only they have."
 )
 @click.option(
     "--wait",

@@ -256,7 +256,7 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
 
 
 class DrainRefusedError(FailedPreconditionError, _FromData):
-    """No worker was drained, because a drain would lose values or work that no other worker can replace.
+    """No worker was drained, because a drain would lose values, functions or data tasks that only the leaving workers have.
 
     A value or function is named by its function and the number of its work item, for example "load-3".
 
@@ -279,7 +279,9 @@ class DrainRefusedError(FailedPreconditionError, _FromData):
         self.functions = tuple(name for report in reports for name in report["pinned"])
         self.data_tasks = tuple(job for report in reports for job, _, moves in report["data"] if not moves)
         losses = "; ".join(f"{report['worker']}: {loss}" for report in reports for loss in report["losses"])
-        text = f"a drain would lose what no other worker can replace, so no worker leaves unless you force it: {losses}"
+        text = (
+            f"a drain would lose what only the leaving workers have, so no worker leaves unless you force it: {losses}"
+        )
         self._set_message(text, list(reports))
 
 

@@ -67,7 +67,7 @@ def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(cl
         with pytest.raises(errors.DrainRefusedError) as caught:
             coordinator.remove_worker(0)
         assert str(caught.value) == (
-            "a drain would lose what no other worker can replace, so no worker leaves unless you force it: "
+            "a drain would lose what only the leaving workers have, so no worker leaves unless you force it: "
             f"worker:0: 1 kept value that has no lineage: make-{kept.work}"
         )
         assert (caught.value.workers, caught.value.values) == (("worker:0",), (f"make-{kept.work}",))

@@ -106,7 +106,7 @@ def headline(status: Status) -> str:
 
 
 def size(status: Status) -> list[str]:
-    """Return a line about the number of workers that the launcher wants. "" means that no launcher has started the cluster."""
+    """Return a line about the number of workers that the launcher wants, or no line if no launcher has started the cluster."""
     scaling = status.get("scaling")
     if scaling is None:
         return []

@@ -173,7 +173,7 @@ class Session:
           DeadlineExceededError: the time-out has passed; if a task was missing, the text names that task. The function may continue to run.
           UnavailableError: the task has ended meanwhile; the function may have run.
           CancelledError: this session was closed meanwhile.
-          AbortedError: the target was reset, or the task was restarted.
+          AbortedError: the target was reset, the task was restarted, or the session had no connection to the task for a minute.
         """
         with self._pickling:
             constant = self._functions.pack_constant(fn)

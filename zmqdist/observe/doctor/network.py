@@ -172,7 +172,7 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
     """Return findings about a dispatcher: its lost workers, crashed slots and relayed payloads, and the ports of its workers."""
     try:
         record = internal_client.start(client, "status", due=time.monotonic() + timeout_s).get_value()
-    except errors.OpError:  # the dispatcher has just replied to another call, so it must be of another version
+    except errors.OpError:  # the dispatcher is of another version, or too slow to reply in time
         return []
     found = []
     if lost := record.get("losses_count"):

@@ -1,6 +1,6 @@
 """The drain report: what becomes of a worker's values, work and data tasks when the worker is drained. No I/O.
 
-The dispatcher refuses a drain that would lose something that no other worker can replace: kept values without a lineage, work that waits
+The dispatcher refuses a drain that would lose something that only this worker has: kept values without a lineage, work that waits
 for this worker alone, and data tasks whose remaining elements no other worker would read. A kept value about which its program did not
 reply in time counts as lost, because it may have no lineage.
 """
