@@ -283,7 +283,9 @@ def test_a_variable_that_no_checkpoint_holds_is_lost_unless_it_may_begin_anew(
         with pytest.raises(PSUnavailableError, match="'v' on ps:0"):
             v.numpy()
     assert other.numpy() == 4
-    assert str(recoveries[0]).startswith("ps:0 came back; no checkpoint holds v: lost; ")
+    assert str(recoveries[0]).startswith(
+        "ps:0 came back; lost, because the newest usable checkpoint does not hold them: v; "
+    )
 
 
 def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(

@@ -50,7 +50,7 @@ class Recovered:
       task: name of the parameter server, such as "ps:1".
       restored: names of the variables and shards that were restored from the checkpoint at `path`.
       began_anew: names of the variables and shards that got their first values again.
-      lost: names of the variables and shards that were not recreated, because no checkpoint holds them.
+      lost: names of the variables and shards that were not recreated, because the newest usable checkpoint does not hold them.
       path: path of the checkpoint; None if no checkpoint was used.
       age_s: seconds from the save of that checkpoint to the recovery.
       updates_lost: lower bound of the number of updates that are lost. Updates between the last check and the crash are not counted.
@@ -71,7 +71,7 @@ class Recovered:
         if self.began_anew:
             clauses.append(f"{_variables(self.began_anew)} began anew with the first value")
         if self.lost:
-            clauses.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
+            clauses.append(f"lost, because the newest usable checkpoint does not hold them: {', '.join(self.lost)}")
         if self.updates_lost:
             plural = "update since is" if self.updates_lost == 1 else "updates since are"
             clauses.append(f"at least {self.updates_lost:,} {plural} lost")
@@ -104,7 +104,7 @@ class Recovery:
         Args:
           strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
           manager: its directory holds the checkpoints, and its `checkpoint` names the variables.
-          from_initial: whether a variable that no checkpoint holds gets its first value again.
+          from_initial: whether a variable that the newest usable checkpoint does not hold gets its first value again.
         """
         self._session = strategy.ps_session
         self._manager = manager
