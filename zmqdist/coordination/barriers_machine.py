@@ -178,7 +178,7 @@ class Barriers:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
-                    # The outcome in the next line notifies the task of the last round as well.
+                    # The reply in the next line also notifies the task that the last round has ended.
                     barrier.late.pop(task, None)
                     return [ReplyValue(ticket, self._past(barrier, counter, task))]
                 # The task is behind, so the next round fails for all tasks (P5). After that all tasks are in step.
@@ -345,7 +345,7 @@ class Barriers:
         return f"{task_name(task)} came to round {counter} of {barrier.title}, but its last round was {last}: was the task restarted?"
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
-        """Return the outcome for a call that names the last round, which has ended, or a round that cannot begin yet."""
+        """Return the outcome of the last round if the call names that round. If it names a later round than the next, return an error."""
         assert barrier.counter is not None
         if counter != barrier.counter:
             text = self._out_of_step(barrier, counter, task)

@@ -44,8 +44,9 @@ class TaskState(NamedTuple):
 class CoordinationClient:
     """The client of a task for barriers, keys and the states of tasks. Any thread may call the methods. Close the client at the end.
 
-    The client registers its task in the background and keeps it registered. The other tasks are notified when this task is lost. Until the
-    keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or LEADER_WAIT_S if it has no such argument.
+    The client registers its task in the background and keeps it registered. The other tasks are notified when this task is lost, unless
+    its job may recover. Until the keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or
+    LEADER_WAIT_S if it has no such argument.
 
     While the keeper is gone, every request of a task raises UnavailableError. A request of a client that is not a task waits for the next
     keeper instead. If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise
@@ -163,7 +164,8 @@ class CoordinationClient:
         return states[name].state == UP
 
     def report_error(self, code: int, message: str) -> None:
-        """Report to the keeper that this task has failed. The keeper notifies the other tasks, and ends barriers that wait for this task.
+        """Report to the keeper that this task has failed. The keeper ends barriers that wait for this task. It also notifies the other
+        tasks, unless the job of this task may recover.
 
         Args:
           code: a code of zmqdist.errors, but not OK. `reset` clears the error.
@@ -173,7 +175,7 @@ class CoordinationClient:
     def on_error(self, fn: OnError) -> None:
         """Have `fn(task, error)` called when a task of the cluster fails, with the name of the task and an OpError.
 
-        Callbacks run one after the other, in a thread of their own.
+        Callbacks run one after the other, in a thread of their own. No failure of another task whose job may recover is reported.
         """
         self._link.callbacks.append(fn)
 
@@ -309,7 +311,7 @@ class KeyValues:
     def increment(self, key: str, by: int = 1) -> int:
         """Add `by` to the whole number that is the value of a key, and return the sum. A key without a value counts as 0.
 
-        No two callers get the same sum.
+        The keeper adds atomically, so callers that all add 1 get different sums.
 
         Raises:
           FailedPreconditionError: the value of the key is not a whole number.

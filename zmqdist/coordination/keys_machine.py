@@ -7,7 +7,7 @@ Rules
 
 Promises, checked by tests/machines/test_keys.py
     P1  a key has the value that was set last; without `overwrite` the first value stays
-    P2  each ticket gets one reply: the value at the time of the request, or the next value, or DEADLINE_EXCEEDED once its time has passed
+    P2  each ticket gets one reply: the value at the time of the request, the next value, or an error at its deadline or the keeper's stop
     P3  no state of a ticket is kept after its reply, or after it was dropped
     P4  the store has at most `keys_max` keys and `bytes_max` bytes; a value that does not fit changes nothing
 

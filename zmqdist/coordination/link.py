@@ -133,7 +133,8 @@ class KeeperLink:
         """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: when to stop waiting for the keeper to appear, by `time.monotonic`. After that the keeper watches the request's time-out.
+          due: when to stop waiting, by `time.monotonic`. A task stops only its wait for the keeper to appear. Once a task's request was
+            sent, the keeper alone watches its time-out.
           wait: the description with which the log reports the wait at intervals; None means that it is not logged.
 
         Raises:
@@ -149,14 +150,14 @@ class KeeperLink:
         result = internal_client.start(self._request_client, PREFIX + method, *args, due=due)
         with self._changed:
             self._requests.add(result)
-        if self._state == LOST:  # the keeper went after `ready` returned: the link's thread may not know this request
+        if self._state == LOST:  # the keeper has gone since `ready`, and the link's thread may have missed this request
             self._cancel_unsent()
         elif self._state == ENDED:
             result.cancel()
         if wait is not None:
             self._waits.add(wait)
         try:
-            # A client without a registration has no thread that logs the wait.
+            # A client without a registration has no thread that logs the wait, so this thread logs it.
             if wait is not None and self.identity is None:
                 self._wait_and_log(result, wait)
             return result.get_value()
@@ -169,7 +170,7 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            # The keeper may have cancelled all requests, but the connection ended before the reply to this request was read.
+            # A keeper that stops cancels all requests. If this request's reply was not read, the link's thread may have got that error.
             if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error
@@ -289,7 +290,7 @@ class KeeperLink:
         with self._changed:
             if self._state == ENDED:
                 raise self._ended_error()
-            if self._state == LOST:  # the keeper is gone, and the next keeper knows no error of this task
+            if self._state == LOST:  # the keeper is gone, and with it the error that a reset would clear
                 raise self._keeper_gone()
             if self._state == RESETTING:
                 raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")

@@ -4,9 +4,9 @@ Theory of operation
     A task registers under its name and its incarnation, a number that its process has drawn, and is up from then on. It polls for errors
     all the time, and each poll is a sign of life. A task goes into error when it reports an error itself, is silent for
     `heartbeat_timeout_s`, does not reconnect as the same incarnation within `reconnect_grace_s`, or registers as another incarnation. It
-    also goes into error when the runtime sees its process end. The error ends the barriers that wait for the task, and is reported to all
-    tasks, unless the job of the task may recover. The task stays in error until it is `reset`. A lost task may register again without a
-    reset if its job may recover, or if `new_incarnation_may_return` is set.
+    also goes into error when the runtime sees its process end. The error ends the barriers that wait for the task. It is reported to all
+    tasks, or only to the failed task if its job may recover. The task stays in error until it is `reset`. A lost task may register again
+    without a reset if its job may recover, or if `new_incarnation_may_return` is set.
     A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so the machine replies to requests of
     the task for another `heartbeat_timeout_s`.
 
@@ -66,7 +66,7 @@ class CoordinationConfig:
       heartbeat_timeout_s: the silence after which a task is in error. Tasks send four signs of life in this time.
       reconnect_grace_s: the time in which a task whose connection has ended may reconnect.
       shutdown_timeout_s: how long a task that shuts down waits until all other tasks shut down as well; 0 means that tasks do not wait.
-      recoverable_jobs: the jobs whose tasks may fail and return. Other tasks are not notified of their errors.
+      recoverable_jobs: the jobs whose tasks may fail and return. An error of such a task is reported to no other task.
       new_incarnation_may_return: whether a lost task of any job may register with a new incarnation without a reset.
       register_together: whether a registration waits until all tasks of the cluster have registered.
       register_timeout_s: the time after which a registration that waits in this way fails.
@@ -190,7 +190,7 @@ class Coordination:
         elif record.state == UP:
             text = f"{task_name(task)} registered again as another incarnation, without a reset: it was restarted, or runs twice"
             return [*self._fail(record, ABORTED, text, now), Fail(ticket, ABORTED, text)]
-        if record.state == ERROR and not self._may_return(record):  # P1: an incarnation in error needs a reset first
+        if record.state == ERROR and not self._may_return(record):  # P1: it may register only after a reset
             return [Fail(ticket, ABORTED, f"{task_name(task)} is in error, and must be reset first: {record.message}")]
         return effects + self._join(record, ticket, incarnation, now)
 
@@ -524,7 +524,7 @@ class Coordination:
         return effects
 
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
-        """Put a task into error. End the barriers that need the task, and report the error to the tasks that poll."""
+        """Put a task into error, and end its barriers. Report the error to the tasks that poll, or only to this task if it may recover."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
         effects = self._to_callers(self._barriers.task_failed(record.task, message), now)
         effects += self._reply_alive()
@@ -574,7 +574,7 @@ class Coordination:
         """Let the tasks that waited at the barrier SHUTDOWN leave. If the round has failed, put the tasks that are still up into error."""
         effects: list[Effect] = []
         for place, outcome in leaving:
-            if outcome.code != CANCELLED:  # CANCELLED: the task has repeated its request, so its second ticket waits
+            if outcome.code != CANCELLED:  # CANCELLED: the keeper stops, or the task waits with a second ticket
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
             effects.append(ReplyValue(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))

@@ -166,7 +166,7 @@ class Collectives:
         Returns:
           (RESULT, value); (GO, the next round, the name of the exchange, the details of all members by rank); or () if `failure` is given.
         """
-        with self._lock:  # no member can be ahead of this member, so all stored pieces belong to failed operations
+        with self._lock:  # no member sends pieces before this one announces: all stored pieces are of failed operations
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
@@ -191,7 +191,7 @@ class Collectives:
         else:
             due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
             reply = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:  # this call has failed already, so it does not wait for the leader's reply
+        if failure is not None:  # the caller raises the failure anyway, so do not wait for the leader's reply
             if counter is None:
                 group.unnumbered = reply
             else:
@@ -213,7 +213,7 @@ class Collectives:
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
-        except BaseException:  # even after Ctrl-C, the leader must notify the other members
+        except BaseException:  # even after Ctrl-C: the withdrawal has the leader end the round for all members
             if isinstance(reply, _LocalReply):
                 self._leader.announcement_withdrawn(group.name, reply)
             else:
@@ -329,7 +329,7 @@ class Collectives:
         except StopIteration:
             pass
         except BaseException:
-            for call in sent:  # the other members learn of the error by `_report_failure`
+            for call in sent:  # drop these pieces: `_report_failure` tells the other members of the error
                 call.cancel()
                 self._calls.pop(call, None)
             raise

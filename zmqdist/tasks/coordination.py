@@ -107,7 +107,7 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
     """Return the CoordinationConfig that a section of `config` describes.
 
     Raises:
-      InvalidArgumentError: the section has an unknown key, or a value that is not a number of seconds; the text names it.
+      InvalidArgumentError: the section has an unknown key or an invalid value; the text names it.
     """
     known = {field.name: field.default for field in fields(CoordinationConfig)}
     if not isinstance(section, Mapping) or (section.keys() - known.keys()):

@@ -119,7 +119,7 @@ class Watches:
 
     def _call(self, task: Task, incarnation: int, waits_for_server: bool, then: Callable[..., object]) -> None:
         with suppress(OpError):
-            # this task's server was stopped, so the last states of the other tasks stay as they are
+            # The call raises if this task's server was stopped. Then the last states of the other tasks stay as they are.
             call = self._node.start(task, METHOD, incarnation, waits_for_server=waits_for_server)
             call.add_done_callback(partial(then, task))
 

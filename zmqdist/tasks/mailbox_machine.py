@@ -22,7 +22,8 @@ Theory of operation
     earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message ends exactly one wait; in each channel, messages in the order of sending end waits in the order in which these began
+    P1  each message ends at most one wait, unless a receiver puts it back; in each channel, messages in the order of sending end waits in
+        the order in which these began
     P2  no message of one incarnation of a sender ends a wait for another incarnation
     P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
     P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
@@ -221,7 +222,7 @@ class Mailbox:
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
             return ended
-        # If its reply to the sender was lost, the mailbox may hold this message itself. Then deliver it before the messages behind it.
+        # The mailbox may hold the skipped message itself, if its reply to the sender was lost. Then deliver it before those behind it.
         behind = {held[0]: after for after, held in known.held.items()}
         while number in behind:
             number = behind[number]
@@ -469,7 +470,7 @@ class Outbox:
         return self._skip_before(number, after, held) if held else self._end(number, failed, 0)
 
     def skipped(self, number: int) -> tuple[int, int] | None:
-        """Record that the receiver has skipped the message that `ended` returned with this number. Return a result as `ended` does."""
+        """Record that the receiver has skipped the message `skip` that `ended` returned with `number`. Return a result as `ended` does."""
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
@@ -493,6 +494,6 @@ class Outbox:
                 return None
             before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
-            # Another incarnation of the receiver holds this message. The message before it never had its turn there.
+            # Another incarnation of the receiver holds message `number`. Message `before` never had its turn there, so have it skipped.
             if held and incarnation and held != incarnation:
                 return self._skip_before(number, before, held)

@@ -163,7 +163,7 @@ class Session:
         no caller waits for the function any more. A long function should poll it, because a thread cannot be stopped from outside.
 
         Args:
-          timeout_in_ms: time-out of the whole operation; 0 means the time-out in the config, or no time-out.
+          timeout_in_ms: time-out of the whole operation; 0 means the time-out in the config, or no time-out if the config has none.
           task: the task that runs the function: "ps:1", ("ps", 1) or "/job:ps/task:1". `None` means the target.
 
         Raises:

@@ -108,7 +108,7 @@ class WatchedTasks:
         return [WatchTask(task, 0)]
 
     def heard_from(self, task: Task, incarnation: int, connected: bool | None) -> None:
-        """Record that a message of this incarnation of a task has arrived. So the task is up, even if its watch has not shown this yet.
+        """Record that a message of this incarnation of a task has arrived. Unless this incarnation has ended, the task is up.
 
         Args:
           connected: whether the connection that carried the message is still open; None if another task has passed the message on.
@@ -123,7 +123,7 @@ class WatchedTasks:
         else:
             ended = True  # `connection_ended` was called for this end, or is about to be called
         if not ended and self._gone_messages.pop(task, ""):
-            # Forget the old incarnation, so that `connection_ended` handles an end of the new one before it has replied to a watch.
+            # Forget the old incarnation, so that `connection_ended` also handles the end of a new one that has replied to no watch yet.
             self._incarnations.pop(task, None)
 
     def connection_ended(self, task: Task, connected: bool) -> list[WatchEffect]:
@@ -131,10 +131,10 @@ class WatchedTasks:
 
         Args:
           connected: whether this task has a connection to the other task. If so, a probe over that connection shows whether the other task
-            has ended. Earlier replies of the other task arrive before the probe ends.
+            has ended. An earlier reply to the watch arrives before the probe ends.
         """
         if task not in self._addresses or task in self._incarnations:
-            # the other task has replied to a watch before, so the reply to the next watch shows whether the other task has ended
+            # no probe: the other task is not watched, or it has replied to a watch, so that its next watch fails when it ends
             return []
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 

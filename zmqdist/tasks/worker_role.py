@@ -113,7 +113,7 @@ class WorkerRole:
         threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
 
     def _accept(self, config: Any, program: int) -> str:
-        """Start the worker. Return when the dispatcher has registered the worker."""
+        """Start the worker, unless an earlier invitation has started it. Return when the dispatcher has registered the worker."""
         from zmqdist.scheduling.worker.runtime import WorkerServer
 
         with self._lock:

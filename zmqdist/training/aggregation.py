@@ -48,14 +48,12 @@ class VariableSynchronization(str, enum.Enum):
 
 
 def checked_aggregation(value: Any) -> VariableAggregation:
-    """Return the VariableAggregation for a member or a name in upper or lower case. None means NONE. Raises ValueError otherwise."""
+    """Return the VariableAggregation that `value` is or names, in upper or lower case. None means NONE. Raises ValueError otherwise."""
     return _member(VariableAggregation, "aggregation", value, VariableAggregation.NONE)
 
 
 def checked_synchronization(value: Any) -> VariableSynchronization:
-    """Return the VariableSynchronization for a member or a name in upper or lower case. None means AUTO. Raises ValueError for anything
-    else.
-    """
+    """Return the VariableSynchronization that `value` is or names, in upper or lower case. None means AUTO. Raises ValueError otherwise."""
     return _member(VariableSynchronization, "synchronization", value, VariableSynchronization.AUTO)
 
 

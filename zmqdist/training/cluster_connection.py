@@ -260,7 +260,7 @@ class _RecruitedCluster(ClusterConnection):
 
 
 class _LocalCluster(ClusterConnection):
-    """The connection to a `local_cluster`. The code that made the local cluster also closes it."""
+    """The connection to a `local_cluster`. `close` closes the local cluster only with `shutdown_cluster=True`."""
 
     def __init__(self, cluster: Any) -> None:
         super().__init__(
@@ -301,7 +301,7 @@ class _LaunchedCluster(ClusterConnection):
 
     @staticmethod
     def _shut_down(_: bool) -> None:
-        """Do nothing: the launcher stops workers and ps with the program."""
+        """Do nothing: the launcher stops workers and ps when the program ends."""
 
 
 def connect(
@@ -324,7 +324,7 @@ def connect(
       ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).
       UnavailableError: tasks did not answer in time. The error text names them, and says what was found at their addresses.
       AlreadyExistsError: a worker works for another program.
-      OpError: a secret is refused, keys are missing, or the dispatcher's port cannot be bound.
+      OpError: a secret is refused, keys are missing, a ps is another task, or the dispatcher's port cannot be bound.
     """
     if source is not None and isinstance(getattr(source, "target", None), str) and hasattr(source, "ps"):
         if not source.ps:

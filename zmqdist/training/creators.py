@@ -4,7 +4,7 @@ Rules
     `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A strategy's scope adds a creator, which
     chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and may change
     these choices.
-    On a worker, only functions that build per-worker resources can make variables, and these variables stay in the worker's process. A
+    On a worker, only functions that build per-worker resources can make variables, and these stay in the process that builds them. A
     scheduled function cannot make variables, because it would make another variable in each run.
 
 Not here: where the strategy places variables (strategy.py, shard_placement.py).

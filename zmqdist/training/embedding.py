@@ -62,7 +62,7 @@ def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> ND
 def embedding_lookup_sparse(
     params: Any, sp_ids: Any, sp_weights: Any = None, combiner: str | None = None, max_norm: float | None = None
 ) -> NDArray[Any]:
-    """Return one row for each bag, which combines the rows of its ids.
+    """For each bag, return one row that combines the rows of the bag's ids.
 
     Args:
       params: the table.

@@ -1,8 +1,8 @@
 """Per-worker variables: each worker has a variable of its own, such as a counter or a cache for the functions that run there.
 
 Rules
-    A function that captures a per-worker variable, or gets it as an argument, uses the variable of the worker that runs the function. This
-    is a Variable in the process of the slot. A restarted worker begins with the initial value.
+    A function that captures a per-worker variable, or gets it as an argument, uses the variable of the worker that runs the function. The
+    variable is a Variable in the process of the slot, and each slot process has its own. A restarted worker begins with the initial value.
 
 Not here: how workers build and keep such objects (scheduling/coordinator/per_worker.py).
 """

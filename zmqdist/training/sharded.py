@@ -124,7 +124,7 @@ class ShardedVariable(ArrayLike):
 
     @property
     def version(self) -> tuple[int, ...]:
-        """The version of each shard: 1 + the number of its updates."""
+        """The version of each shard, as `Variable.version` describes it."""
         return tuple(one.version for one in self._variables)
 
     # -- reading

@@ -138,7 +138,7 @@ class OnWorkers:
         raise NotImplementedError
 
     def _used(self, method: str) -> None:
-        """Record that `method` was called. Outside scheduled functions the program's strategy logs a warning. A stub does nothing."""
+        """Take note of a call of `method`: the program's strategy logs a warning outside scheduled functions, a stub does nothing."""
 
 
 def _refuse_options(method: str, options: Any) -> None:
@@ -205,7 +205,7 @@ class ParameterServerStrategy(OnWorkers):
       workers_per_step: number of gradients in a synchronous step. If it is below the number of workers, a step does not wait for the
         slowest workers. None means the number of workers.
       recovery_s: how long, in seconds, an access to a variable waits after its ps was lost, so that `zmqdist.checkpoint.Recovery` can
-        restore it. With 0 the access fails at once.
+        restore the variable. With 0 the access fails at once.
 
     Attributes:
       cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the holder of the
@@ -249,7 +249,7 @@ class ParameterServerStrategy(OnWorkers):
         self._partitioner = variable_partitioner
         self._resolver = cluster_resolver
         self.coordinator_slot = CoordinatorSlot()
-        self.recoveries: list[Any] = []  # one Recovered for each ps that zmqdist.checkpoint.Recovery has brought back
+        self.recoveries: list[Any] = []  # one Recovered for each recovery of a ps by zmqdist.checkpoint.Recovery
         self._names: dict[str, int] = {}
         self._naming = threading.Lock()
         self.cluster = connect(cluster_resolver, connect_timeout_s=connect_timeout_s)
@@ -421,7 +421,7 @@ class ParameterServerStrategy(OnWorkers):
         return ClusterCoordinator(self)
 
     def _allocate_coordinator(self) -> StrategyCoordinator:
-        """Return the object that `ClusterCoordinator(strategy)` returns. Its `__new__` calls this method."""
+        """Return the object that `ClusterCoordinator(strategy)` returns. `ClusterCoordinator.__new__` calls this method."""
         return self.coordinator_slot.allocate(self)
 
     # -- on workers -----------------------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ class StrategyStub(OnWorkers):
 
     @property
     def extended(self) -> Extended:
-        """The settings and figures of the program's strategy, without the number of variables."""
+        """The settings and figures of the program's strategy, except that the number of variables is always 0."""
         return self._extended
 
     @contextmanager

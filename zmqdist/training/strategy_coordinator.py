@@ -2,8 +2,8 @@
 
 `ClusterCoordinator(strategy)` returns a StrategyCoordinator. It schedules as any other ClusterCoordinator
 (scheduling/coordinator/coordinator.py), with these additional rules.
-    A strategy has one coordinator. Every `ClusterCoordinator(strategy)` returns this object, and raises an error if its options differ from
-    the options with which the coordinator was created.
+    A strategy has one coordinator. Every `ClusterCoordinator(strategy)` returns this object. A call with other options than those with
+    which the coordinator was created raises an error.
     Inside another strategy's scope no function can be scheduled.
     A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the worker.
     Workers are added and removed by the strategy's connection (cluster_connection.py), which invites, starts or dismisses them.

@@ -484,7 +484,7 @@ class PsClient:
         return PsCall(self, request)
 
     def call(self, request: _Request) -> StatusOrResult:
-        """Send a request over the current connection, after its update functions. Raises UnavailableError if the connection has ended."""
+        """Send the update functions that the request needs, and then the request. Raises UnavailableError if the connection has ended."""
         for fn in request.functions:
             if fn.digest not in self._sent:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)

@@ -46,7 +46,7 @@ class AppliedUpdates:
         self._updates: OrderedDict[str, tuple[tuple[int, int, bool], ...]] = OrderedDict()
 
     def of(self, key: str) -> dict[int, AppliedUpdate]:
-        """Return the outcomes of the update with this key for the variables that contain it, by the variables' numbers."""
+        """Return the outcome of the update with this key for each variable that contains the update, by the variables' numbers."""
         with self._lock:
             return {number: (version, changed) for number, version, changed in self._updates.get(key, ())}
 
@@ -60,7 +60,7 @@ class AppliedUpdates:
                 self._updates.popitem(last=False)
 
     def saved(self, number: int, step: int) -> bytes:
-        """Return the encoded updates of a variable for `restore`; b"" if there are no updates. The caller holds the variable's lock.
+        """Return the encoded updates of a variable for `restore`; b"" if there are no updates and no steps. The caller holds the lock.
 
         Args:
           step: the last synchronous step that was applied to the variable; -1 if no step was applied.

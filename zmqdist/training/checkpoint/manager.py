@@ -3,8 +3,8 @@
 Promises
     1. A crash at any moment leaves the last complete checkpoint, because an old checkpoint is deleted only after a newer checkpoint is
        complete and on disk.
-    2. An error of periodic saving is logged at once, and the next method that the program calls raises it. Periodic saving continues.
-    3. The manager saves no checkpoint after `close` has returned, or while it restores a checkpoint.
+    2. An error of periodic saving is logged at once, and the next save, restore or `close` raises it. Periodic saving continues.
+    3. No periodic save runs after `close` has returned, and no save of the manager runs while it restores a checkpoint.
 
 One manager at a time may write to a directory, because it removes unfinished checkpoints there. Any number of programs may read.
 
@@ -50,7 +50,7 @@ class CheckpointManager:
           checkpoint: a Checkpoint, or any structure that `zmqdist.checkpoint.save` accepts.
           directory: the directory, which is made when the first checkpoint is saved.
           max_to_keep: number of checkpoints to keep. None means that all checkpoints are kept.
-          every_s: a background thread saves this many seconds after the last save. None means no periodic saving.
+          every_s: a background thread saves at intervals of this many seconds. None means no periodic saving.
           every_steps: `maybe_save` saves when at least this many steps have passed since the last save. None means that `maybe_save` never
             saves.
 
@@ -134,7 +134,7 @@ class CheckpointManager:
         """Restore the latest checkpoint and return its path. If there is no checkpoint, change nothing and return None.
 
         Raises:
-          As `zmqdist.checkpoint.restore`.
+          As `zmqdist.checkpoint.restore`, and the error of an earlier periodic save.
         """
         self._raise()
         with self._lock:

@@ -2,9 +2,9 @@
 
 Rules
     One thread for each parameter server of a strategy checks, several times a second, whether the server still has the strategy's session.
-    A restarted server does not have the session. The thread then recreates the server's variables from the newest readable checkpoint, each
-    variable atomically with its slots and its version. A variable that is in no checkpoint gets its first value if `from_initial` allows
-    it.
+    A restarted server does not have the session. The thread then recreates the server's variables from the newest usable checkpoint, each
+    variable atomically with its slots and its version. A variable that this checkpoint lacks gets its first value if `from_initial`
+    allows it.
 
     If the strategy was made with `recovery_s`, accesses to a lost variable wait until the variable is restored, on workers as well. Without
     `recovery_s` these accesses raise PSUnavailableError. Other parameter servers keep their values, so after a recovery some shards are
@@ -50,7 +50,7 @@ class Recovered:
       task: name of the parameter server, such as "ps:1".
       restored: names of the variables and shards that were restored from the checkpoint at `path`.
       began_anew: names of the variables and shards that got their first values again.
-      lost: names of the variables and shards that were not recreated, because the newest usable checkpoint does not hold them.
+      lost: names of the variables and shards that were not recreated, because the newest usable checkpoint lacks them.
       path: path of the checkpoint; None if no checkpoint was used.
       age_s: seconds from the save of that checkpoint to the recovery.
       updates_lost: lower bound of the number of updates that are lost. Updates between the last check and the crash are not counted.
@@ -104,7 +104,7 @@ class Recovery:
         Args:
           strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
           manager: its directory holds the checkpoints, and its `checkpoint` names the variables.
-          from_initial: whether a variable that the newest usable checkpoint does not hold gets its first value again.
+          from_initial: whether a variable that the newest usable checkpoint lacks gets its first value again.
         """
         self._session = strategy.ps_session
         self._manager = manager
@@ -229,7 +229,7 @@ class Recovery:
         return places
 
     def _reader(self, needed: dict[str, Leaf]) -> CheckpointReader | None:
-        """Open the newest readable checkpoint whose entries have the shapes and dtypes of `needed`. Return None if there is no such
+        """Open the newest usable checkpoint whose entries have the shapes and dtypes of `needed`. Return None if there is no such
         checkpoint.
         """
         for path, _ in reversed(checkpoints(self._manager.directory)):

@@ -92,7 +92,7 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
       DataLossError: the checkpoint is damaged. The error text names file, variable and shard.
       FailedPreconditionError: a newer zmqdist wrote the checkpoint.
       PSUnavailableError: a variable could not be assigned. Other variables may have been assigned before. All other errors are raised
-        before anything has changed.
+        before anything has changed, unless a file was changed or deleted during the restore.
     """
     reader = CheckpointReader(path)
     found = leaves(variables)
