@@ -1,4 +1,4 @@
-"""Every bound of zmqdist, with its unit and its reason.
+"""The bounds of zmqdist that are no detail of one module, with their units and reasons.
 
 Every queue, loop, frame and table has a bound. Without a bound ZeroMQ would silently drop messages, and Python would use all memory. Where
 a config has a key with the name of a bound, the figure in this module is the default of the key.

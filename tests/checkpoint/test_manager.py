@@ -17,8 +17,10 @@ import pytest
 
 import zmqdist as zd
 from tests.checkpoint.made import variable
+from tests.scheduling.work import until
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, checkpoints_iterator, latest_checkpoint
 from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError, UnknownError
+from zmqdist.training.checkpoint.checkpoint_iterator import checkpoints
 from zmqdist.training.checkpoint.reader import CheckpointReader
 
 PATIENCE_S = 30.0
@@ -81,6 +83,21 @@ def test_every_few_steps_one_is_saved(tmp_path: Path) -> None:
     again = CheckpointManager({"n": 1}, str(tmp_path), every_steps=10)
     assert [step for step in range(31, 52) if again.maybe_save(step)] == [40, 50]
     assert CheckpointManager({"n": 1}, str(tmp_path)).maybe_save(1000) is None
+
+
+def test_periodic_saving_at_one_step_replaces_its_checkpoint(tmp_path: Path) -> None:
+    with CheckpointManager({"n": 1}, str(tmp_path), every_s=0.01, every_steps=10) as manager:
+        assert manager.maybe_save(7) is None
+        serial = until(lambda: serial_of(tmp_path / "ckpt-7"))
+        before = names(manager)
+        until(lambda: serial_of(tmp_path / "ckpt-7") > serial + 2)
+        assert names(manager) == before
+        assert manager.maybe_save(8) is None
+
+
+def serial_of(checkpoint: Path) -> int:
+    """Return the serial number of a checkpoint, 0 if it does not exist."""
+    return next((one.serial for path, one in checkpoints(checkpoint.parent) if path == str(checkpoint)), 0)
 
 
 def test_periodic_saving_has_the_number_of_the_step_and_ends_with_close(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ child by command.
 A child inherits some facts from its zygote that no order can change: user, limits, ignored signals, and the environment variables that
 Python, NumPy and the C library read when they start. For each set of these facts there is one zygote. The variables are those of this
 process, except that an order may have its own variables for the threads of BLAS. `prepare` or the first `fork` starts the zygote, and the
-zygote ends with this process. If a zygote was killed, the next child gets a new zygote. The children of the killed zygote continue, but
-they are reported as killed, because no process knows their exit codes.
+zygote ends with this process. If a zygote was killed, the next child is started by command, and later children get a new zygote. The
+children of the killed zygote continue, but they are reported as killed, because no process knows their exit codes.
 """
 
 from __future__ import annotations

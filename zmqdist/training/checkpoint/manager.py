@@ -144,7 +144,7 @@ class CheckpointManager:
                     self._checkpoint.restore(path)
                 else:
                     restore(path, self._checkpoint)
-                self._step = self._saved_step = number_of(path)
+                self._saved_step = number_of(path)
             return path
 
     def finish(self) -> None:
@@ -185,11 +185,11 @@ class CheckpointManager:
         with self._lock:  # promise 3: a restore also holds this lock, so that no save runs during a restore
             self._tidy()
             existing = checkpoints(self._directory)
-            if step is None:
-                step = 1 + max([number_of(path) or 0 for path, _ in existing], default=0)
+            number = 1 + max([number_of(path) or 0 for path, _ in existing], default=0) if step is None else step
             serial = 1 + max([manifest.serial for _, manifest in existing], default=0)
-            path = save_numbered(path_of(self._directory, step), self._checkpoint, step, serial)
-            self._step = self._saved_step = step
+            path = save_numbered(path_of(self._directory, number), self._checkpoint, number, serial)
+            if step is not None:
+                self._step = self._saved_step = step
             if self._max_to_keep is not None:
                 older = [each for each, _ in existing if each != path]
                 for each in older[: max(0, len(older) + 1 - self._max_to_keep)]:
@@ -226,7 +226,7 @@ class CheckpointManager:
         while not self._closing.wait(self._every_s):
             try:
                 with self._lock:
-                    self._save(self._step if self._step != self._saved_step else None)
+                    self._save(self._step)
             except BaseException as error:
                 log.error(
                     "a periodic checkpoint in %s failed; the next one follows in %s s: %s",
