@@ -3,7 +3,8 @@
 Rules
     A message is a header frame and the payload frames after it. The header is one of these structs in MessagePack. Only the sender and the
     receiver interpret the payload frames. The first message of each side is a hello (wire/hello.py), whose beginning every version can
-    read. All other messages form one tagged union. The position of a field identifies it, so a new field is added at the end and has a default.
+    read. All other messages form one tagged union. The position of a field identifies it, so a new field is added at the end and has a
+    default.
     `SENT` of a class names the sender and the receiver. The first paragraph of the docstring of a class says what the message means.
 
 Words

@@ -110,7 +110,7 @@ def test_arrays_of_as_numpy_iterator_cannot_be_written() -> None:
 
 def test_apply_takes_a_function_that_gives_a_dataset() -> None:
     assert numbers(Dataset.range(3).apply(lambda dataset: dataset.skip(1))) == [1, 2]
-    with pytest.raises(TypeError, match="returns a Dataset"):
+    with pytest.raises(TypeError, match="must return a Dataset"):
         Dataset.range(3).apply(lambda dataset: 3)
 
 
@@ -234,9 +234,9 @@ BAD_READS: list[tuple[Any, type[Exception], str]] = [
         InvalidArgumentError,
         "output_signature",
     ),
-    (lambda: TEN.filter(lambda x: 3), TypeError, "returns a bool"),
-    (lambda: TEN.take_while(lambda x: None), TypeError, "returns a bool"),
-    (lambda: TEN.flat_map(lambda x: x), TypeError, "returns a Dataset"),
+    (lambda: TEN.filter(lambda x: 3), TypeError, "must return a bool"),
+    (lambda: TEN.take_while(lambda x: None), TypeError, "must return a bool"),
+    (lambda: TEN.flat_map(lambda x: x), TypeError, "must return a Dataset"),
     (lambda: TEN.scan(0, lambda state, x: state), TypeError, "state, output"),
     (lambda: TEN.scan(0, lambda state, x: (0.5, x)), TypeError, "must keep"),
     (lambda: TEN.shard(SHARD_HINT, SHARD_HINT), FailedPreconditionError, "ShardingPolicy.HINT"),

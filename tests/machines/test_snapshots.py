@@ -98,7 +98,12 @@ REFUSED = {
     "no such stream": ((), ("a", 7, 0, 0, 0), InternalError, "worker a writes stream 7"),
     "no such source": ((), ("a", 0, 1, 0, 0), InvalidArgumentError, "no source 1"),
     "a repetition below 0": ((), ("a", 0, 0, -1, 0), InvalidArgumentError, "no repetition -1"),
-    "what it never had": ((), ("a", 0, 0, 0, 3), InvalidArgumentError, "had 0 positions of source 0, not 3"),
+    "what it never had": (
+        (),
+        ("a", 0, 0, 0, 3),
+        InvalidArgumentError,
+        "has got 0 positions of source 0, fewer than the 3",
+    ),
     "whole": ((SnapshotCompleted(),), ("a", 0, 0, 0, 0), FailedPreconditionError, "it is complete"),
     "failed": ((SnapshotFailed(DataLossError("bad")),), ("a", 0, 0, 0, 0), FailedPreconditionError, "bad"),
 }

@@ -71,7 +71,9 @@ def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
 
 
 def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return the structure from the result of `structure_to_json`. Raises ValueError or TypeError for other values."""
+    """Return the structure from the result of `structure_to_json`. `leaf` converts each leaf back. Raises ValueError or TypeError for other
+    values.
+    """
     match text:
         case ["dict", *items]:
             return {key: structure_from_json(item, leaf) for key, item in items}
@@ -154,8 +156,8 @@ class BlockWriter:
         self.nbytes = 0
 
     def write(self, x: Any) -> None:
-        """Append an element, without a copy of its arrays. The caller must not change the arrays until their block is written, which
-        happens after 1,024 elements or a mebibyte.
+        """Append an element, without a copy of its arrays. The caller must not change the arrays until the block is written. `flush` writes
+        it, and so does a `write` that makes it 1,024 elements or a mebibyte long, or whose element has another layout.
 
         Raises:
           UnimplementedError: the element holds a dataset.
@@ -195,7 +197,7 @@ class BlockWriter:
 
 
 class _Sink:
-    """A file object with only the method `write`. With a real file, `write_array` would bypass the file's buffer."""
+    """A file object with only the method `write`. With a real file, NumPy's `write_array` would bypass the file's buffer."""
 
     def __init__(self, file: Any) -> None:
         self.write = file.write

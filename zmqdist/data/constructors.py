@@ -90,8 +90,8 @@ class DatasetConstructors(Tree):
     ) -> D:
         """Return a dataset of the items that `generator(*args)` yields. Each iterator calls `generator`.
 
-        Without `output_signature` (or `output_types`, with `output_shapes`) the first item determines the spec, and the other items are not
-        checked. The state of an iterator is a number of items. Loading the state calls the generator again and skips this number of items.
+        If neither `output_signature` nor `output_types` is passed, the first item determines the spec, and the other items are not checked.
+        The state of an iterator is a number of items. Loading the state calls the generator again and skips this number of items.
 
         Raises:
           TypeError: `generator` is not callable.

@@ -2,8 +2,8 @@
 
 Rules
     Each method returns a new Dataset, and checks its arguments as far as this is possible without reading elements. No operator runs before
-    the dataset is iterated. An argument with which no elements could be computed raises InvalidArgumentError. An argument of the wrong kind
-    raises ValueError or TypeError, as in tf.data. Every method accepts `name` and ignores it.
+    the dataset is iterated. A value with which no element can be computed, such as a batch size of 0, raises InvalidArgumentError. An
+    argument of the wrong kind raises ValueError or TypeError, as in tf.data. Every method accepts `name` and ignores it.
 
     A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
 
@@ -84,7 +84,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     def list_files(
         file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """Return the names of the files that match `file_pattern`. Each iterator shuffles them, or yields them sorted with `shuffle=False`.
+        """Return a dataset of the names of the files that match `file_pattern`. Each iterator shuffles the names. With `shuffle=False` they
+        are sorted.
 
         The files are listed once, in this call.
 
@@ -541,7 +542,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         """Return `transformation_func(self)`, for use in a chain of methods. Raises TypeError if the result is not a Dataset."""
         made = transformation_func(self)
         if not is_dataset(made):
-            raise TypeError(f"apply takes a function that returns a Dataset, not {type(made).__name__}")
+            raise TypeError(f"the function of apply must return a Dataset, not {type(made).__name__}")
         return made
 
 

@@ -49,8 +49,8 @@ STATE_VERSION = 1
 
 
 class OperatorTimer:
-    """Counts the elements of one operator, and the seconds that the operator's reader waited for them. The seconds include the work of the
-    operators below.
+    """Counts the elements that one operator yields, and the seconds for which the operator above it, or the user, waited for them. The
+    seconds include the work of the operators below.
     """
 
     __slots__ = ("elements", "seconds")
@@ -79,8 +79,8 @@ class OperatorStats(NamedTuple):
     Attributes:
       name: the name of the operator.
       elements: the number of elements that it has yielded.
-      seconds: the time for which the operator's reader waited for elements, without the time for which the operator waited for the
-        operators below it.
+      seconds: the time for which the operator above it, or the user, waited for elements, without the time for which the operator itself
+        waited for the operators below it.
     """
 
     name: str
@@ -104,8 +104,8 @@ class CloseInterrupts:
 
     @contextlib.contextmanager
     def interruptible(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Have `interrupt` called when the iterator is closed within this context. If the iterator is closed already, call `interrupt` at
-        once.
+        """Have `close` call `interrupt` if another thread closes the iterator while this context is open. If the iterator is closed
+        already, call `interrupt` at once.
         """
         with self._lock:
             self._interrupts.append(interrupt)
@@ -242,10 +242,10 @@ class SplitStream:
             yield position
 
     def state(self) -> dict[str, int]:
-        """Return the state as JSON types.
+        """Return the repetition and the number of positions that were taken, as JSON types.
 
         Raises:
-          UnimplementedError: the positions come from a function that cannot repeat them.
+          UnimplementedError: the positions come from a function that cannot return them again.
         """
         if not self._context.resumable:
             raise UnimplementedError(
@@ -254,7 +254,7 @@ class SplitStream:
         return {"repetition": self._repetition, "taken": self._taken}
 
     def load(self, state: dict[str, int]) -> None:
-        """Set the position to `state`, from which the next `iter` continues."""
+        """Continue from a state that `state` returned, at the next call of `iter`."""
         self._repetition, self._taken = state["repetition"], state["taken"]
         self._context.set_repetition(self._source, self._repetition)
 
@@ -455,8 +455,9 @@ class DatasetIterator(chain[Any]):
         """Return the number of elements and the seconds of each operator so far, sources first, which is the reverse of the order of
         `explain`.
 
-        The operators below a prefetch run in the thread of the prefetch. The seconds of the prefetch are the time for which its reader
-        waited. The time of datasets that a user function returns, as for interleave, counts for the operator that calls the function.
+        The operators below a prefetch run in the thread of the prefetch. The seconds of the prefetch are the time for which the operator
+        above it, or the user, waited. The time of datasets that a user function returns, as for interleave, counts for the operator that
+        calls the function.
 
         Raises:
           FailedPreconditionError: statistics are off: set `options.stats` and attach the options by `with_options`.
@@ -529,7 +530,7 @@ def _payload_bytes(value: Any) -> int:
 def save_elements(elements: Iterable[Any]) -> list[Any]:
     """Return the elements of a buffer as JSON types. Runs of consecutive elements are encoded together.
 
-    Only the code and the text of an error are saved. An error of user code, which has no code, is loaded as an UnknownError.
+    Only the error code and the text of an error are saved. An error that is no OpError has no error code, and is loaded as an UnknownError.
 
     Raises:
       UnimplementedError: the buffer holds datasets with user functions.

@@ -89,8 +89,7 @@ class Options(_Group):
       threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted and ignored.
       experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL". This is the reaction when a program registers a pipeline
         with a data service and the pipeline depends on state outside its description (external_state.py).
-      experimental_distribute.auto_shard_policy: for the data service.
-      experimental_service.pinned: accepted and ignored.
+      experimental_distribute.auto_shard_policy / num_devices, experimental_service.pinned: accepted and ignored.
     """
 
     __slots__ = _names = (

@@ -3,7 +3,7 @@
 Rules
     The seed of an operator is the pair (seed of the process, seed of the operator), or None. Iterator number n over a dataset object draws
     numbers with the seed (process seed, operator seed, n), so that two iterators draw different numbers, and another run of the program
-    draws the same numbers again. Without a seed, each iterator gets fresh entropy in the process that opens it.
+    draws the same numbers again. If the user wants equal draws, n is 0 for all iterators. If the seed is None, fresh entropy replaces it.
 
     Numbers are drawn in blocks of 1,024, because drawing single numbers takes twenty times as long. A state contains the generator's state
     before the current block, and how many numbers of the block were used.
@@ -25,7 +25,7 @@ _BITS = 2**64 - 1
 
 
 def iterator_seed(seed: tuple[int, int] | None, number: int) -> list[int]:
-    """Return the seed of iterator `number`."""
+    """Return the seed of iterator `number`, or fresh entropy if `seed` is None."""
     if seed is None:
         return [secrets.randbits(64), secrets.randbits(64)]
     return [seed[0] & _BITS, seed[1] & _BITS, number]

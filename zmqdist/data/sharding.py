@@ -57,7 +57,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
     Raises:
       ValueError: there is no such policy.
       NotFoundError: the policy is FILE, and a branch of the pipeline has no reader.
-      InvalidArgumentError: `index` is not in [0, num_workers), or, while iterating, there are fewer files than workers.
+      InvalidArgumentError: `index` is not in [0, num_workers), or, while iterating under FILE or HINT, there are fewer files or elements to
+        shard than workers.
       Exception: any error of a function of flat_map or interleave.
     """
 
@@ -70,7 +71,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    # A shard of elements may be empty. Only shards of files need at least one entry.
+    # With DATA a shard may be empty. With FILE and HINT, the operator `shard` raises an error if the input is too short for all shards.
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
@@ -81,10 +82,10 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
 
 
 def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
-    """Return the number of elements that a reader of the data service gets, as far as this is known without running the pipeline.
+    """Return the number of elements that a reader of the data service gets: 0, INFINITE_CARDINALITY or, in most cases, UNKNOWN_CARDINALITY.
 
-    For an infinite dataset with a shard of files, or a shard in the middle, the number is unknown. A worker may then yield no elements, for
-    example if a later batch drops its remainder.
+    The number is also unknown for an infinite dataset with a shard of files, or with a shard in the middle. A worker may then yield no
+    elements, for example if a later batch drops its remainder.
     """
     if coordinated:
         return INFINITE_CARDINALITY
@@ -108,7 +109,7 @@ def _by_element(dataset: Tree, put: Put) -> Tree:
 
 
 def _by_file(dataset: Tree, put: Put) -> Tree:
-    """Return the dataset with a shard before the first reader of each branch."""
+    """Return the dataset with a shard before one reader of each branch, the reader that is nearest to the end."""
     done: dict[int, Tree] = {}
 
     def visit(one: Tree) -> Tree:
@@ -130,7 +131,7 @@ def _branches(dataset: Tree) -> tuple[int, ...]:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
         except UnimplementedError as error:
-            # Some operators cannot be split. A snapshot, for example, must store all elements, because every reader reads all.
+            # Some operators cannot be split. A snapshot, for example, must store all elements, because later iterators read all of them.
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 
@@ -159,7 +160,7 @@ def _without_shuffles(dataset: Tree) -> Tree:
 
 def _reads_files(dataset: Any) -> bool:
     """Return whether the input of this dataset's operator consists of file names. This is so for a reader, and for an `interleave` or
-    `flat_map` whose function makes a dataset with a reader of the first element.
+    `flat_map` whose function returns, for the first element, a dataset with a reader.
     """
     op = dataset.op
     if isinstance(op, Interleave):

@@ -117,5 +117,5 @@ class CheckedFunction:
             return as_spec(value, spec)
         except InvalidArgumentError as error:
             raise invalid(
-                f"the function of {operator} gave something else than its output_signature says: {error.message}"
+                f"the function of {operator} returned a value that does not fit its output_signature: {error.message}"
             ) from None

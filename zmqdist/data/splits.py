@@ -127,7 +127,7 @@ def open_split(
 
     Raises:
       FailedPreconditionError: the dataset has another number of sources than `sources`.
-      Exception: while iterating, any error of `next_position`. The next element calls `next_position` again.
+      Exception: while iterating, any error of `next_position`. When the iteration continues, `next_position` is called again.
     """
     if sources is not None and sources != (have := len(split_providers(dataset))):
         raise FailedPreconditionError(f"Attempted to feed {sources} split providers into a dataset with {have} sources")

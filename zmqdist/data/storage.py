@@ -29,9 +29,9 @@ TMP = ".tmp"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def join(path: str, *list_names: str) -> str:
-    """Return the path of `names` below `path`."""
-    return "/".join([path.rstrip("/") or "/", *list_names]) if "://" in path else os.path.join(path, *list_names)
+def join(path: str, *names: str) -> str:
+    """Join a path and the names of folders or files below it."""
+    return "/".join([path.rstrip("/") or "/", *names]) if "://" in path else os.path.join(path, *names)
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

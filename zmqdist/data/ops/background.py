@@ -128,7 +128,7 @@ class ReadAhead:
             yield x
 
     def begin(self) -> None:
-        """Start the thread before the first read."""
+        """Start the thread before the first read. Does nothing if the thread was started."""
         if self._thread is None:
             self._start()
 
@@ -159,7 +159,7 @@ class ReadAhead:
             raise FailedPreconditionError(FORKED)
 
     def _wait(self) -> bool:
-        """Wait for an element. Return False at the end."""
+        """Wait for an element. Return False if no further element will come."""
         self.begin_checked()
         with self.changed:
             while not (self._buffer or self._ended or self._stop):
@@ -237,7 +237,7 @@ class ReadAhead:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the elements that were read ahead, and the state of the node after these elements."""
-        self._state_pending = self.wake_requested = True  # make the thread end its run, and start no other run
+        self._state_pending = self.wake_requested = True  # make the thread end its run, and not begin another one
         try:
             with self._run_lock:
                 ahead = save_elements(list(self._buffer))

@@ -55,8 +55,8 @@ class PickledFunction:
         return self._value
 
     def marked(self, name: str) -> bool:
-        """Return whether the function has a true attribute `name`. Does not unpickle the function, and returns False if it is not unpickled
-        yet.
+        """Return whether the function has an attribute with this name whose value is true. If the function is still pickled, return False
+        and do not unpickle it.
         """
         return bool(getattr(self._value, name, False))
 
@@ -110,7 +110,7 @@ class Op:
         return False
 
     def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
-        """Return a node that runs the operator over `dataset`."""
+        """Return a node that runs this operator, which is the last operator of `dataset`."""
         return self.node(dataset, context)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -205,7 +205,7 @@ def _restored(described: Any) -> Any:
 
 
 def finite(count: int) -> bool:
-    """Return whether a cardinality is a number of elements."""
+    """Return whether a cardinality is a number of elements, and neither infinite nor unknown."""
     return count >= 0
 
 

@@ -31,7 +31,7 @@ from zmqdist.specs import TensorSpec
 class GatheringNode(OperatorNode):
     """Collects elements in `held`, and joins them when `held` has enough elements.
 
-    An error of the input leaves `held` unchanged, so that only the failed element is lost.
+    After an error of the input, `held` has all elements before the failed element, so that only the failed element is lost.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -202,7 +202,7 @@ def rows_in(spec: Any) -> int | None:
 
 
 class _RebatchNode(_UnbatchNode):
-    """Collects the rows of batches in `held`, and stacks them again. `turn` counts the batches, and selects the size of the next batch."""
+    """Collects the rows of batches in `held`, and stacks them again. `turn` counts the yielded batches, to select the next size."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)

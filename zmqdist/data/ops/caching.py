@@ -98,7 +98,7 @@ class _FileCacheNode(OperatorNode):
     Attributes:
       position: how many elements were yielded.
       reading: whether this pass reads the elements from the file.
-      carried: the elements from a loaded state, which have to be written first.
+      carried: the elements from a loaded state, which have to be written to the file before any new element.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:

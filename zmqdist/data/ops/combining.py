@@ -64,8 +64,8 @@ class _ZipNode(OperatorNode):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """Read the remaining inputs of the current row, because an input has ended or raised an error. The following rows then still have
-        matching elements.
+        """Read one element from each input after number `failed`, which has ended or raised an error. All inputs are then at the next row,
+        so that its elements match.
         """
         for child in self.children[failed + 1 :]:
             try:
@@ -206,7 +206,7 @@ class Repeat(Op):
 def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
     """Return `value`, the result of a user function. Raises TypeError if it is not a dataset."""
     if not is_dataset(value):
-        raise TypeError(f"the function of {operator_name} returns a Dataset, not {type(value).__name__}")
+        raise TypeError(f"the function of {operator_name} must return a Dataset, not {type(value).__name__}")
     return value  # type: ignore[no-any-return]
 
 
@@ -301,7 +301,7 @@ class InterleaveNode(OperatorNode):
             for x in self.source():
                 node = self._open_inner(number, x)
                 self.slots[number] = (x, node)
-                # Close the node here, because the thread that closes the iterator has not seen this slot.
+                # If another thread is closing the iterator, close the node here, because that thread has not seen this slot.
                 if self.abandoned.is_set():
                     node.abandon()
                     node.close()
@@ -309,7 +309,7 @@ class InterleaveNode(OperatorNode):
         except Exception as error:
             if not self.threads:
                 raise
-            # Threads open an input before its turn, so keep the error in the input's slot until the turn comes.
+            # With threads, a slot is filled before its turn, so keep the error in the slot until the turn comes.
             self.slots[number] = (BufferedError(error), None)
             self.children[0].restart()
             return True

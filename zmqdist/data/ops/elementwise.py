@@ -65,7 +65,7 @@ class _ScanNode(OperatorNode):
         for x in self.source():
             result = fn(read_only(self.carried), x)
             if type(result) is not tuple or len(result) != 2:
-                raise TypeError(f"the function of scan returns (state, output), not {type(result).__name__}")
+                raise TypeError(f"the function of scan must return (state, output), not {type(result).__name__}")
             carried = element(result[0])
             check_state(carried, self.spec, "scan")
             out = element(result[1])
@@ -150,4 +150,4 @@ def truth(value: Any, operator_name: str) -> bool:
         return bool(value)
     if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool):
         return bool(value)
-    raise TypeError(f"the function of {operator_name} returns a bool, not {type(value).__name__} {value!r:.60}")
+    raise TypeError(f"the function of {operator_name} must return a bool, not {type(value).__name__} {value!r:.60}")

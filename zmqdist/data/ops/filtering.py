@@ -193,8 +193,8 @@ class _FullShardNode(_ShardNode):
 @operator("shard", _ShardNode)
 @dataclass(frozen=True)
 class ShardOp(Op):
-    """Keeps every `count`-th element, beginning at position `index`. With `full`, which a data service sets, an input with too few elements
-    for all shards raises an error.
+    """Keeps every `count`-th element, beginning at position `index`. With `full`, which the sharding policies FILE and HINT set, an input
+    with too few elements for all shards raises an error.
     """
 
     count: int

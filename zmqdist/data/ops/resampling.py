@@ -36,7 +36,7 @@ class _ResampleNode(OperatorNode):
         for x in self.source():
             kind = int_scalar(fn(*x) if type(x) is tuple else fn(x), "class_func")
             if not 0 <= kind < len(self.seen):
-                raise invalid(f"class_func returned {kind}, but target_dist has {len(self.seen)} classes, from 0")
+                raise invalid(f"class_func returned {kind}, but target_dist has the classes 0 to {len(self.seen) - 1}")
             self.seen[kind] += 1
             if uniform() < self._chance(kind):
                 yield np.int64(kind), x

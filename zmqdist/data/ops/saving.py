@@ -304,7 +304,7 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
 class _SnapshotNode(OperatorNode):
     """Reads the run that is in `folder` when the node is opened. If `folder` has no run, the node writes a run while its input is read.
 
-    A node that continues from the state of a writing pass writes no run, because the first part of that pass's run was deleted.
+    A node that continues from the state of a writing pass writes no run, because that pass deleted its part of the run when it was closed.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -364,7 +364,7 @@ class _SnapshotNode(OperatorNode):
 @operator("snapshot", _SnapshotNode)
 @dataclass(frozen=True)
 class Snapshot(Op):
-    """Stores the elements of a complete pass in a folder that is only for this pipeline."""
+    """Stores the elements of a complete pass in a folder that is only for this pipeline, from which later iterators read them."""
 
     folder: str
     compression: str

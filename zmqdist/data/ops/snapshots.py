@@ -103,7 +103,7 @@ class _ChunkFilesNode(OperatorNode):
             return
         delay = POLL_S[0]
         while True:
-            # Check before listing the chunks, so that no chunk is missed that is committed in between.
+            # Check before listing the chunks. With a check after the listing, a chunk that is committed in between would be missed.
             done = self._is_done()
             for chunk in snapshot_layout.committed_chunks(self.op.path):
                 expected = self.emitted.get(chunk.stream, 0)
@@ -135,8 +135,8 @@ class _ChunkFilesNode(OperatorNode):
             yield self._path(chunks[position])
 
     def _is_done(self) -> bool:
-        """Return whether the snapshot is complete. Raises the error of a snapshot that has failed. Call this before listing the chunks,
-        because the writers may commit chunks in between.
+        """Return whether the snapshot is complete. Raises the error of a snapshot that has failed. Call this before listing the chunks.
+        A call after the listing could return True although chunks were committed since the listing.
         """
         if storage.exists(snapshot_layout.snapshot_done_path(self.op.path)):
             return True

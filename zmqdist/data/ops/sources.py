@@ -5,7 +5,7 @@ Rules
     positions without end, and a position is the number of a draw. A generator cannot be split.
 
     `from_tensors`, `from_tensor_slices` and `from_source` do not copy arrays, and yield read-only views of the caller's memory. The items
-    that a generator yields belong to the reader.
+    of a user's generator are yielded as they are, and can be written to.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _fitting(item: Any, spec: Any, origin: str) -> Any:
     try:
         return as_spec(item, spec)
     except InvalidArgumentError as error:
-        raise invalid(f"{origin} gave something else than its output_signature says: {error.message}") from None
+        raise invalid(f"{origin} returned a value that does not fit its output_signature: {error.message}") from None
 
 
 @operator("from_source", _IndexedNode)
@@ -347,7 +347,7 @@ class _GeneratorNode(OperatorNode):
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)
         if get_state is not None:
-            # The safe codec refuses the iterator's own state, so a load will skip items instead.
+            # If the safe codec refuses the iterator's own state, a load will skip items instead.
             with contextlib.suppress(InvalidArgumentError):
                 self.iterator_state = structure.to_json(get_state())
         return {"read": self.read, "ended": self.ended, "place": self.iterator_state}

@@ -231,4 +231,4 @@ class GroupByWindow(Op):
         dataset.
         """
         window = dataset_of_elements(elements, dataset.inputs[0].known_spec)
-        return returned_dataset(self.reduce_function.value(np.int64(key), window), "reduce_func")
+        return returned_dataset(self.reduce_function.value(np.int64(key), window), "group_by_window")

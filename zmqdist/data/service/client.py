@@ -222,7 +222,7 @@ def _checked(
     delivery: str,
     ordered: bool,
 ) -> dict[str, Any]:
-    """Return the fields of the operator for these arguments. Raises ValueError or InvalidArgumentError if an argument is invalid."""
+    """Return the fields of the operator `Distributed`. Raises ValueError or InvalidArgumentError if an argument is invalid."""
     mode = policy_of(processing_mode)
     if job_name is not None and not isinstance(job_name, str):
         raise ValueError(f"`job_name` must be a string, but `job_name` was of type {type(job_name)}.")
@@ -252,7 +252,7 @@ def _checked(
     if (ordered or delivery == EXACTLY_ONCE) and (mode != ShardingPolicy.DYNAMIC or cross_trainer_cache is not None):
         raise invalid(
             'delivery="exactly_once" and ordered=True are for ShardingPolicy.DYNAMIC ("distributed_epoch") without a cross-trainer cache: '
-            "elsewhere workers give the same elements more than once"
+            "otherwise workers give the same elements more than once"
         )
     target = str(target_workers or "AUTO").upper()
     if target not in TARGET_WORKERS:

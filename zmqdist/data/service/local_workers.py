@@ -16,7 +16,7 @@ class LocalWorker(Protocol):
 
     Attributes:
       dispatcher: the dispatcher's address with which the worker was started.
-      state: number of the dispatcher's state to which the worker's tasks belong.
+      state: the random number of the dispatcher's durable state to which the worker's tasks belong.
     """
 
     dispatcher: str
@@ -52,7 +52,9 @@ def find(incarnation: int) -> LocalWorker | None:
 
 
 def has_worker_of(dispatcher: str, state: int = 0) -> bool:
-    """Return whether this process has a worker that was started with the dispatcher's address or has tasks of the dispatcher's state."""
+    """Return whether this process has a worker that was started with the address `dispatcher`, or whose tasks belong to the durable state
+    with the random number `state`.
+    """
     with _lock:
         workers = list(_workers.values())
     return any(split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers)

@@ -53,7 +53,7 @@ def describe_error(error: BaseException, what: str, where: str) -> OpError:
 
 
 def process_death_error(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on: str) -> OpError:
-    """Return the error for the crash of a task's process. Its code is not retriable, so that a reader gets the error.
+    """Return the error for the crash of a task's process. Its code is not retriable, so that the reader raises it instead of trying again.
 
     Args:
       tail: the last lines of the process's standard error.

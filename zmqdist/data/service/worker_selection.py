@@ -20,8 +20,8 @@ PROTOCOLS: Final = ("zmq", "tcp")
 
 
 def target_of(terms: Terms, deployment_mode: str) -> str:
-    """Return which workers a reader reads from: "ANY", "LOCAL" (only those of this process) or "AUTO". If a static job runs where workers
-    and readers share processes, the target "AUTO" becomes "LOCAL". If the result is "AUTO", `reads_from` decides for each worker.
+    """Return which workers a reader reads from: "ANY", "LOCAL" (only those of this process) or "AUTO". If the sharding is static, and
+    workers and readers share processes, the target "AUTO" becomes "LOCAL". If the result is "AUTO", `reads_from` decides for each worker.
 
     Raises:
       InvalidArgumentError: the target is "LOCAL", but a coordinated read has to read from all workers.

@@ -114,7 +114,7 @@ class Journal:
         self._thread.start()
 
     def load(self) -> tuple[bytes | None, list[bytes]]:
-        """Return the last snapshot, or None, and the records that were committed after that snapshot, in order.
+        """Return the last snapshot of `compact`, or None, and the records that were committed after it, in order.
 
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
@@ -154,7 +154,9 @@ class Journal:
         self._put(_Waiting(records, None, done))
 
     def compact(self, snapshot: bytes, done: Done) -> None:
-        """Replace all earlier records by a snapshot, in one transaction. Does not block. `done` is called as in `append`."""
+        """Replace all earlier records by `snapshot`, a copy of the whole state, in one transaction. Does not block. `done` is called as in
+        `append`.
+        """
         self._put(_Waiting((), snapshot, done))
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                # End the pause, because the failure of the next request shows that the worker cannot reply.
+                # End the pause: if the next request fails too, the machine can report the task as lost.
                 source.paused_until = -inf
             if source.worker_alive and location:
                 source.lost = False

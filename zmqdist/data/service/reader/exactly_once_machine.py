@@ -173,7 +173,7 @@ class Consumption:
             marks, self._marks = self._marks, {}
             position = self._position()
         if position is not None:
-            # Promise X3: the consumer may still use the last element that it took.
+            # Promise X3: leave out the last element that the consumer took, because the consumer may still use it.
             partly = position[0], position[1] - 1
             if partly[1] > 0 and partly != self._partial:
                 self._partial = partly
@@ -293,7 +293,7 @@ class ExactlyOnceDelivery:
         sources = self._window.available()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
-        # Until the next portion arrives, replies of tasks that do not have this portion would only fill the memory.
+        # Send requests only to the tasks that have the next portion, because elements of later portions would only fill the memory.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:

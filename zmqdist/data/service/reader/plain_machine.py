@@ -90,7 +90,7 @@ class PlainDelivery:
 
 
 def _from_worker(address: str, error: OpError) -> OpError:
-    """Return a permanent error of a task with the error text of tf.data service."""
+    """Return a task's permanent error, with the words of tf.data service before its own text."""
     text = f"Failed to get element from worker {address}: Failed to get an element, with a nonretryable error: "
     described = from_code(error.error_code, text + error.message)
     described.__cause__ = error.__cause__

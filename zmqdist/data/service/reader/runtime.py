@@ -105,7 +105,7 @@ class SavedReader(msgspec.Struct, frozen=True):
     """The state of a reader of portions, from which another reader continues.
 
     Attributes:
-      dispatcher: number of the dispatcher's state.
+      dispatcher: the random number of the dispatcher's durable state.
       cut: how the positions are cut into portions.
       done, open: the elements that the consumer has received, in the form of `Consumed`.
     """
@@ -217,7 +217,7 @@ class ServiceReader:
         """The error of the last request to the dispatcher, for the log. It is empty if the request succeeded."""
         self._dispatcher = self._connect(request.dispatcher)
         self._opened: tuple[int, int] | None = None
-        """(number of the dispatcher's state, number of this client); None until the iteration is open."""
+        """(random number of the dispatcher's durable state, number of this client); None until the iteration is open."""
         self._lanes = max(1, request.terms.num_consumers)
         self._consumption = Consumption(self._ready, self._lanes, request.consumed)
         open_number = secrets.randbits(62)
@@ -374,7 +374,7 @@ class ServiceReader:
             self._dispatcher.close()
 
     def interrupt(self) -> None:
-        """Drop the queue, and end the iteration for a consumer that waits for elements."""
+        """Drop the queue, and end the iteration, so that a waiting consumer returns."""
         with self._ready:
             self._queue.clear()
             self._over = True
@@ -554,7 +554,7 @@ class ServiceReader:
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
                     self._links[task, incarnation] = TaskLink(location, incarnation, client)
-        # An incarnation is negative while the worker is away.
+        # Drop the links to a worker's earlier incarnations, but not while the worker is away and its incarnation therefore negative.
         incarnations = {place.task: place.incarnation for place in places}
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
@@ -566,7 +566,7 @@ class ServiceReader:
         address, key = split_key(location)
         state = self._opened[0]
         protocol, shared = self._request.protocol, bool(self._request.trainer)
-        # Several trainers get the elements of a shared task, so these are not passed by reference.
+        # Several trainers get the elements of a shared task, so its elements are not passed by reference.
         worker = local_workers.find(incarnation) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
             return LocalTask(worker, address, state, task, self._run_in_loop)

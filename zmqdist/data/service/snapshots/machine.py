@@ -10,7 +10,7 @@ Theory
 Rules
     A stream belongs to the address of a worker. The stream of a lost worker is an orphan. The machine assigns an orphan to its earlier
     owner or to a worker without an unfinished stream of this snapshot, whichever requests a stream first. That worker continues at the
-    orphan's checkpoint. The machine begins new streams until one stream has ended, because then no positions are left for a new stream.
+    orphan's checkpoint. The machine begins new streams until the first stream has ended. After that no positions are left for a new stream.
 
     The machine gives out the positions of a source in a repetition in order, to the stream that requests them. Within a stream, the
     positions of each source and repetition are numbered by a local index. A repeated request for the same local index gets the same
@@ -145,7 +145,8 @@ class SnapshotMachine:
     def restore(
         self, streams: list[StreamAssignment], done: bool, error: OpError | None, failures: Sequence[OpError]
     ) -> list[Record]:
-        """Take over the state that was read from the folder. Return the records that an earlier dispatcher had decided on but not written.
+        """Take over the state that was read from the folder. If the streams show that the snapshot is over, and the folder does not say so
+        yet, return the record that says so.
 
         Args:
           done: whether the file DONE exists.
@@ -216,7 +217,9 @@ class SnapshotMachine:
           InvalidArgumentError: there is no such source, or the stream has got fewer than `local` positions.
         """
         if not 0 <= source < len(self._counts) or repetition < 0:
-            raise InvalidArgumentError(f"{self.path}: no source {source}, or no repetition {repetition}")
+            raise InvalidArgumentError(
+                f"{self.path}: there is no source {source}, or it has no repetition {repetition}"
+            )
         runs = self._owned(worker, stream).runs.get((source, repetition), [])
         had = runs[-1].local + runs[-1].count if runs else 0
         if local < had:
@@ -224,7 +227,7 @@ class SnapshotMachine:
             return (run.start + local - run.local, run.local + run.count - local), []
         if local > had:
             raise InvalidArgumentError(
-                f"{self.path}: stream {stream} had {had} positions of source {source}, not {local}"
+                f"{self.path}: stream {stream} has got {had} positions of source {source}, fewer than the {local} that it reports as used"
             )
         start, number = self._more(source, repetition, count)
         if not number:
@@ -251,7 +254,7 @@ class SnapshotMachine:
             text = f"{self.path}: the snapshot is over: {self.error or 'it is complete'}"
             raise FailedPreconditionError(text)
         if not 0 <= index < len(self.streams) or self.streams[index].owner != worker:
-            raise InternalError(f"{self.path}: worker {worker} writes stream {index}, which is another worker's")
+            raise InternalError(f"{self.path}: worker {worker} writes stream {index}, which does not belong to it")
         return self.streams[index]
 
     def finished(self, worker: str, stream: int) -> list[Record]:

@@ -173,7 +173,7 @@ class SnapshotService:
         self._in_thread(forget)
 
     def _in_thread(self, fn: Callable[[], None]) -> None:
-        """Have a thread call `fn`, which changes snapshots. Then reply to the pending requests whose reply this changes."""
+        """Have a thread call `fn`, which changes snapshots. Then call `_changed` in the loop thread."""
 
         def run() -> None:
             try:
@@ -318,8 +318,8 @@ class SnapshotService:
     # -- threads ------------------------------------------------------------------------------------------------------------
 
     def _work(self, call: PendingCall, fn: Callable[[], Any], changes: bool = False) -> None:
-        """Call `fn` in a thread, and reply to `call` with its result or error. If `fn` changes snapshots (`changes`), then reply to the
-        pending requests too.
+        """Call `fn` in a thread, and reply to `call` with its result or error. If `fn` changes snapshots (`changes`), then call `_changed`
+        in the loop thread.
         """
 
         def run() -> None:

@@ -59,7 +59,7 @@ other workers without positions."""
 
 
 def commit_interval_s(chunk_index: int) -> float:
-    """Return the seconds between two commits: five minutes, and half a minute more for each chunk, but at most half an hour."""
+    """Return the seconds between two commits: five minutes, and half a minute more for each earlier chunk, but at most half an hour."""
     return min(30.0, 5.0 + 0.5 * chunk_index) * 60.0
 
 

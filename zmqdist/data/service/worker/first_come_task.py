@@ -48,7 +48,8 @@ class FirstComeRunner:
           finished: a function that is called once, in any thread, when the last element has been taken.
           describe_error: a DescribeError (element_replies.py), which makes the errors that readers get.
           progress: the task's progress (element_replies.py), which this object updates.
-          failed: the crash of an earlier process of this task. A request gets this error before any element.
+          failed: the crash of an earlier process of this task. One request gets this error before any element, or every request if the
+            task has failed for good.
         """
         self._describe_error = describe_error
         self._progress = progress

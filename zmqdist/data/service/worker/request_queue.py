@@ -36,7 +36,7 @@ class RequestQueue:
     """The requests that wait for the elements of one machine.
 
     Args:
-      taken: called with the lock held after each decision of the machine.
+      taken: called with the lock held each time the machine has decided on a reply.
       served: called without the lock after all ready replies have been sent.
 
     Attributes:
@@ -86,7 +86,7 @@ class RequestQueue:
         """Send all replies that are ready. Any thread may call this."""
         with self.lock:
             if self.is_serving:
-                return  # the serving thread looks for replies once more before it ends
+                return  # the thread that serves now looks for replies once more before it stops serving
             self.is_serving = True
         while (answer := self._next_reply()) is not None:
             self._sender.send(answer)

@@ -1,11 +1,12 @@
 """The data-service side of a worker. It carries out the dispatcher's assignments, and passes the requests of readers to the tasks.
 
 Rules
-    The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request.
-    Tasks run in threads of the worker's process (`TaskThreads`), or each task runs in a process of its own (task_process.py). With
-    processes, no user code runs in the worker's process. The process of a task has a `TaskThreads` that runs only this task.
+    The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request. In a
+    process of its own, a task may open its pipeline when the first reader connects. Tasks run in threads of the worker's process
+    (`TaskThreads`), or each task runs in a process of its own (task_process.py). With processes, no user code runs in the worker's process.
+    The process of a task has a `TaskThreads` that runs only this task.
 
-    Everything except the pipelines runs in the loop thread.
+    Pipelines run in threads of their own. Everything else runs in the loop thread, except for methods that say so.
 
 Methods (each name has the prefix "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, tag); the kinds are in reader/delivery.py
@@ -102,7 +103,7 @@ class TaskHost(Protocol):
     """The protocol of an object that runs a worker's tasks.
 
     Attributes:
-      state: number of the dispatcher's state to which the tasks belong.
+      state: the random number of the dispatcher's durable state to which the tasks belong.
       address: the worker's address.
       read_at: the address to which readers connect; empty if they connect to `address`. If each task has a port of its own, "%dts_port%" in
         this address stands for that port.
@@ -154,7 +155,7 @@ class TaskHost(Protocol):
 
 
 class DataWorker:
-    """The data-service side of a worker, which is a part of a WorkerServer. The docstring of the module gives the rules.
+    """The part of a WorkerServer that works for the data service. The docstring of the module gives the rules.
 
     Attributes:
       host: the object that runs the tasks.
@@ -436,7 +437,7 @@ class TaskThreads:
     def _elements(self, call: PendingCall, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = call.peer.hello is not None and call.peer.hello.host == host_identity()
         codec = codec_for(compression, near=near)
-        # Call `codec_of` before the request takes an element, because it raises if the codec's package is missing.
+        # If the codec's package is missing, `codec_of` raises. Call it now, before the request takes an element, which would then be lost.
         codec_of(codec or None)
         self._answer(state, number, Wanted(*wanted), RemoteReply(call, self._loop, codec))
 

@@ -51,7 +51,7 @@ class Begin(msgspec.Struct, array_like=True):
 
     Attributes:
       task: definition of the task, as the dispatcher sent it.
-      state, incarnation: number of the dispatcher's state, and incarnation of the worker.
+      state, incarnation: random number of the dispatcher's durable state, and incarnation of the worker.
       worker: address of the worker, for error texts.
       host: address that the listening socket is bound to.
       failure: error code and text of the crash of the previous process of this task; None if there was no crash.

@@ -128,7 +128,7 @@ class TaskProcesses:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any process of a task still runs, because its readers may wait for replies."""
+        """Whether any process of a task still runs, because readers may wait for replies of a running process."""
         return self.unsent
 
     def refuse(self) -> None:
@@ -170,7 +170,8 @@ class _TaskProcess:
         # The listening socket stays open across crashes, so that readers reach the next process at the same port.
         try:
             self._listener = listen(owner.bind)
-        except UnknownError as error:  # the readers of a task without a port would wait for ever
+        except UnknownError as error:
+            # Take any free port, because the readers of a task without a port would wait for ever.
             log.warning("task %d of the data service takes a port that a firewall may reject: %s", task.id, error)
             self._listener = listen(owner.bind, any_port=True)
         port = self._listener.getsockname()[1]

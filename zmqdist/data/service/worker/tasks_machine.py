@@ -109,7 +109,7 @@ class WorkerTasks:
 
     Attributes:
       tasks: the worker's tasks, by number.
-      state: number of the dispatcher's state to which the tasks belong.
+      state: the random number of the dispatcher's durable state to which the tasks belong.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class WorkerTasks:
         """Record that the last element of a task was taken, or that the task has given back the positions that it had not begun."""
         task = self.tasks.get(number)
         if task is None or task.deleted:
-            return []  # requests to a deleted task get an error, and the dispatcher drops the task because it has no readers
+            return []  # do not report that a deleted task is done: the dispatcher drops it, because it has no readers
         task.done = True
         return self.ask()
 

@@ -1,5 +1,5 @@
-"""Estimate how many workers would be enough for the readers. The estimate is for the operator of a cluster. zmqdist itself starts no worker
-because of the estimate.
+"""Estimate how many workers would be enough for the readers. The estimate is for the people who run a cluster. zmqdist itself starts no
+worker because of the estimate.
 
 Theory
     An iteration needs enough workers to make elements as fast as its readers could take them: the sum of the readers' rates, divided by the

@@ -2,7 +2,7 @@
 iterations that no client reads.
 
 The dispatcher replies to a watch request when the client's list of tasks has changed. It releases a client that has sent no request for
-`client_timeout_s`, and ends an iteration that has had no client for `gc_timeout_s`.
+`client_timeout_s`, and ends an iteration that has had no client for `gc_timeout_s`. It keeps DYNAMIC iterations unless `gc_dynamic` is set.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Clients:
         if state == self._tables.state.number and number in self._tables.state.successors:
             raise Refusal(
                 errors.ABORTED,
-                f"Another reader has taken over from iteration client {number}: it continued from a saved state of it, or reads with the "
-                "same job name as the same consumer. One of the two is enough: stop one.",
+                f"Another reader has taken over from iteration client {number}: it continued from a saved state of this client, or reads "
+                "as the same consumer under the same job name. One of the two readers is enough: stop one.",
             )
         text = f"Unknown iteration client id {number}."
         if not self._tables.rules.fault_tolerant:
@@ -161,7 +161,7 @@ class Clients:
             self._tables.reply_news(watch.token, self._news_for(iteration, watch))
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
-        """Release clients that have been silent for `client_timeout_s`, and end iterations without clients for `gc_timeout_s`."""
+        """Release clients that have been silent for `client_timeout_s`, and end iterations that have had no client for `gc_timeout_s`."""
         tables = self._tables
         for number, heard in list(tables.last_heard.items()):
             if number not in tables.watches and heard + tables.rules.client_timeout_s <= now:
@@ -171,8 +171,8 @@ class Clients:
             if iteration.finished or iteration.collected:
                 del tables.unread_since[number]
                 continue
-            # Keep a DYNAMIC iteration for a later client, which then gets the positions that are left. A new iteration would deliver all
-            # positions again.
+            # Unless `gc_dynamic` is set, keep a DYNAMIC iteration for a later client, which then gets the positions that are left. A new
+            # iteration would deliver all positions again.
             keeps = tables.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not tables.rules.gc_dynamic
             if since + tables.rules.gc_timeout_s <= now and not keeps:
                 del tables.unread_since[number]

@@ -91,7 +91,8 @@ class SavedRequest:
     """The saved position of a reader of portions.
 
     Attributes:
-      state, iteration, client: the numbers of the dispatcher's state, of the iteration, and of the client that saved the position.
+      state: the random number of the durable state of the dispatcher that served the reader.
+      iteration, client: the numbers of the iteration, and of the client that saved the position.
       cut: (positions, repetitions, length of a portion) of the iteration.
       lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has another `cut` or `lanes`.
       done: the finished portions of the client's lane, as runs of steps (range_math.py).
@@ -109,11 +110,11 @@ class SavedRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Begin to read a dataset for one repetition. The machine has the client join the existing iteration, or creates the job, the iteration
+    """Begin to read one repetition of a dataset. The machine has the client join the existing iteration, or creates the job, the iteration
     and its tasks.
 
-    -> (client, iteration, state number, cut). If the job is read in portions, `cut` is (positions, repetitions, length of a portion, lowest
-    unfinished portion); otherwise `cut` is None.
+    -> (client, iteration, number of the durable state, cut). If the job is read in portions, `cut` is (positions, repetitions, length of a
+    portion, lowest unfinished portion); otherwise `cut` is None.
 
     Attributes:
       request: the number of the request. The client sends the same number again after a lost reply.
@@ -183,7 +184,7 @@ class AcknowledgeRequest:
 
 @dataclass(frozen=True, slots=True)
 class MissedRequest:
-    """Report that a worker's reply to a client was lost, so that its elements must be computed again. -> None."""
+    """Report that a worker's reply to a client was lost, so that the elements in the reply must be computed again. -> None."""
 
     token: Token
     state: int
@@ -198,7 +199,7 @@ class MissedRequest:
 class WorkRequest:
     """Wait for a change of a worker's tasks. The machine replies at once if the worker lacks a task or has to drop one.
 
-    -> (state number, new tasks, tasks to drop).
+    -> (number of the durable state, new tasks, tasks to drop).
 
     Attributes:
       has: maps each task of the worker to the address at which the worker serves the task; "" until the worker serves it.
@@ -250,8 +251,8 @@ class PortionsRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """Report that the process in which a worker ran a task has died, and that its elements are lost. The worker starts the next process
-    after the reply. -> None.
+    """Report that the process in which a worker ran a task has died, and that the elements in the process are lost. The worker starts the
+    next process after the reply. -> None.
 
     `how` describes the death of the process. It is "" if the pipeline did not cause the death. Then no portion is charged with the death.
     """
@@ -279,7 +280,7 @@ class HandBackRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequest:
-    """Announce that a worker finishes its tasks and then leaves for good. From now on the machine gives it no new tasks. -> None."""
+    """Announce that a worker finishes its tasks and then leaves for good. The machine gives it no further tasks. -> None."""
 
     token: Token
     incarnation: int

@@ -7,8 +7,7 @@ Theory
     effect may show changes of the group.
 
     When the journal fails, every waiting reply becomes an error, and the runtime loads the state from the journal again. A caller that
-    waits for news gets the error UNAVAILABLE and sends its request again. This repeats the facts in the request, which may be among the
-    lost changes.
+    waits for news gets the error UNAVAILABLE and sends its request again, because the changes that the request caused may be lost.
 
 Without a journal no effect waits.
 """

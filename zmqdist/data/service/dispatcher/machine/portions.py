@@ -203,8 +203,8 @@ class PortionAssignment:
 
     def lost(self, event: ev.WorkerGone) -> None:
         """Free the portions that a lost incarnation of a worker was computing, and refuse the pending requests of this incarnation."""
-        # First revoke again those charges whose revocation a failed journal may have lost. Otherwise this loss could raise a portion's
-        # charges to DEATHS_MAX.
+        # First revoke again those charges whose revocation a failed journal may have lost. Otherwise the loss of this worker could raise
+        # a portion's charges to DEATHS_MAX.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name

@@ -56,7 +56,9 @@ class DatasetEntry(Row):
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True):
-    """The terms on which a job is read. All readers of a job have to pass equal terms."""
+    """The terms on which a job is read. All readers of a job have to pass equal terms, but their datasets may differ in everything except
+    the structure and compression of elements.
+    """
 
     dataset: str
     mode: int

@@ -1,4 +1,6 @@
-"""Immutable records of the state of a data service's dispatcher at one moment, for operators and tests. No decision depends on them."""
+"""Immutable records of the state of a data service's dispatcher at one moment, for the people who run it and for tests. No decision depends
+on them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class PlaceRow:
 
 @dataclass(frozen=True, slots=True)
 class NextNumbers:
-    """The next number of each kind. No number is used twice. With a journal, this holds across restarts too."""
+    """The numbers that the next dataset, job, iteration, task and client get. No number is used twice. With a journal, this holds across
+    restarts too.
+    """
 
     dataset: int
     job: int
@@ -69,7 +73,7 @@ class DataSnapshot:
     """The state of a data service's dispatcher at one moment.
 
     Attributes:
-      state: the number of the dispatcher's durable state. A dispatcher that has lost its state has another number.
+      state: the random number of the dispatcher's durable state. A dispatcher that has lost its state has another number.
       datasets: number of registered datasets.
       jobs: names of the jobs, in the order in which they were created.
       tasks, clients: how many tasks and clients there are.
@@ -119,7 +123,7 @@ def _iteration_row(state: DurableState, iteration: r.Iteration) -> IterationRow:
 
 @dataclass(frozen=True, slots=True)
 class DataTaskRow:
-    """A task of one worker that has not ended.
+    """An unfinished task of one worker.
 
     Attributes:
       job: the job's name.
@@ -171,5 +175,5 @@ def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -
 
 
 def next_numbers(state: DurableState) -> NextNumbers:
-    """Return the next number of each kind."""
+    """Return the numbers that the next dataset, job, iteration, task and client get."""
     return NextNumbers(state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client)

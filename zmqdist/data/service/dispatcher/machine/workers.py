@@ -147,7 +147,7 @@ class WorkerTable:
         if is_coordinated(self._tables, iteration):
             task.incarnation = self._tables.state.workers[worker].incarnation
             if worker in self._tables.missing:
-                return  # create no task for a missing worker before it registers again
+                return  # the task is bound to an incarnation, so create it when the missing worker registers again
         self._tables.change(r.CreateTask(task))
         self._tables.tasks_of.setdefault(worker, {})[task.id] = None
         self.notify(worker)
