@@ -172,7 +172,7 @@ def test_the_port_of_a_ps_is_known_by_the_key_that_it_was_opened_with(ring: Keyr
 
 def test_requests_beyond_the_bounds_are_refused(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyring_machine, "JOIN_TOKENS_MAX", 1)
-    with pytest.raises(errors.ResourceExhaustedError, match="1 join tokens are open"):
+    with pytest.raises(errors.ResourceExhaustedError, match="keeps 1 join tokens"):
         ring.handle(TokenMade("8", b"", "worker:4", 60.0), 0.0)
     monkeypatch.setattr(keyring_machine, "MEMBER_KEYS_MAX", 0)
     assert join(ring)[0].message.code == errors.RESOURCE_EXHAUSTED

@@ -1,5 +1,5 @@
-"""The worker's side of the child processes that are bound to its zygote (zygote.py). They run the worker's slots and its tasks of the data
-service.
+"""The worker's side of the child processes that are bound to its zygote (zygote.py). The children run the worker's slots and its tasks of
+the data service.
 
 `BoundChildren` owns the zygote and the control socket to it. Each child has file descriptors of its own, and writes its standard error to a
 pipe. The worker copies the bytes of the pipe to its own standard error. The worker also keeps the last lines, for the error that reports
@@ -50,7 +50,7 @@ class BoundChild:
     Attributes:
       pid: the pid of the child. 0 until the zygote has forked the child.
       ticket: the number by which the zygote knows the child. 0 until the zygote was ordered to fork the child.
-      killed: whether `kill` was called. A child that was not ordered yet is killed as soon as it is ordered.
+      killed: whether `kill` was called. If the child was not ordered yet, it is killed as soon as it is ordered.
     """
 
     def __init__(self, owner: BoundChildren, module: str, descriptors: Sequence[int], exited: Exited) -> None:
@@ -69,7 +69,7 @@ class BoundChild:
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """Send SIGKILL to the child and to all processes that it has started. When the child has ended, `exited` is called."""
+        """Send SIGKILL to the child and to the other processes of its process group. When the child has ended, `exited` is called."""
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
@@ -81,7 +81,7 @@ class BoundChild:
         return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
     def take_order(self, ticket: int) -> list[int]:
-        """Return the file descriptors to send to the zygote. The first of them has the order.
+        """Return the file descriptors to send to the zygote. The first of them is a memfd with the order.
 
         The caller must close the descriptors after it has sent them. The pipe of the child's standard error ends only when no process other
         than the child has its writing end open.
@@ -93,7 +93,7 @@ class BoundChild:
     def close(self) -> None:
         """Close this process's file descriptors for the child. Idempotent."""
         if not self._closed:
-            self._read_errors()  # the child's last lines may arrive together with its exit code
+            self._read_errors()  # the loop may not have read the child's last lines yet
             self._closed = True
             self._loop.remove_fd(self._errors)
             for descriptor in (self._errors, *self._theirs):
@@ -118,8 +118,8 @@ class BoundChildren:
     """The child processes of one zygote. The module's docstring has the rules.
 
     Attributes:
-      on_lost: functions that are called with the zygote's exit code when the zygote has ended unexpectedly. `exited` of each
-        child is called first.
+      on_lost: functions that are called with the zygote's exit code when the zygote has ended unexpectedly. The function `exited`
+        of each child is called first.
     """
 
     def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:

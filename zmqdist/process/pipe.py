@@ -57,7 +57,7 @@ class PipeCodec(Generic[M]):
     """The functions that encode and decode the messages of a pipe.
 
     Attributes:
-      parts: a phrase for the parts of a message, for the error that says that there is no memory for them.
+      parts: a phrase that names the parts of a message, in the error about missing memory for them.
     """
 
     encode: Callable[[M], bytes]
@@ -208,7 +208,7 @@ class BlockingPipe(Generic[M]):
         return bool(poll.poll(math.ceil(timeout_s * 1000)))
 
     def close(self) -> None:
-        """Close this end. Idempotent. No thread may wait in `receive`, because closing the socket does not wake the thread."""
+        """Close this end. Idempotent. Do not call this while a thread waits in `receive`: closing the socket does not wake the thread."""
         self._socket.close()
 
 
@@ -216,11 +216,11 @@ class LoopPipe(Generic[M]):
     """The parent's end of a pipe. Only the loop thread uses it.
 
     Args:
-      on_message: a function that is called with each message and its parts. The end of the child is not reported here, but to the code that
-        has forked the child.
+      on_message: a function that is called with each message and its parts. It is not told of the end of the child: the code that has
+        forked the child is.
 
     Attributes:
-      theirs: the file descriptor of the child's end. The code that forks the child closes it in this process.
+      theirs: the file descriptor of the child's end. The code that forks the child closes this descriptor here.
     """
 
     def __init__(self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]) -> None:

@@ -13,7 +13,7 @@ The zygote's promises
     The zygote ends when the starting process ends in any way or closes the control socket. SIGINT and SIGTERM do not end the zygote.
     A child is bound or unbound.
         An unbound child continues when the zygote ends. Its lifeline leads to the starting process. If the zygote cannot carry out an order
-        for an unbound child, it closes the child's status socket without a record, and the starting process runs a command instead.
+        for an unbound child, it closes the child's status socket without a report, and the starting process runs a command instead.
         A bound child ends when the zygote ends in any way. The zygote also kills its bound children when the starting process has been
         silent for longer than its watch. If the starting process was stopped (SIGSTOP), other processes have taken over its work, so its
         children must not continue. When a bound child has ended, the zygote kills all processes that the child has started in its process
@@ -21,8 +21,8 @@ The zygote's promises
 
 Messages to the control socket (SOCK_SEQPACKET)
     JSON [module, arguments] has the zygote import the modules that a child with this module and these arguments needs.
-    SPAWN orders a child. The file descriptors of the message are a memfd with the order as JSON, the status socket and the working
-    directory if the child is unbound, and the file descriptors for the child.
+    SPAWN orders a child. The file descriptors of the message are a memfd with the order as JSON; for an unbound child, its status socket
+    and working directory; and the file descriptors for the child.
     KILL has the zygote kill the bound child with the ticket of the message.
     BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds within which the next BEAT must arrive.
 About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both reports have the child's ticket. The zygote
@@ -153,7 +153,7 @@ class Zygote:
         self._silent_at = 0.0
         self._python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
         self._own_path = [folder for folder in sys.path if folder not in self._python_path]
-        # The zygote ignores a signal to a whole process group, because the starting process ends its children itself.
+        # The zygote ignores signals to its whole process group, because the starting process ends its children itself.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
@@ -211,7 +211,7 @@ class Zygote:
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # a later order for this module fails as well, and is refused
+            with contextlib.suppress(Exception):  # the order of a child imports the module again, and is refused
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
@@ -313,7 +313,7 @@ class Zygote:
             self._poll.register(child.report_to, 0)  # without flags, poll reports only that the other end is closed
 
     def _reap(self, fd: int) -> None:
-        """Reap an unbound child whose status socket the starting process has closed, so that it needs the process id no more."""
+        """Reap an unbound child. The starting process has closed the child's status socket, so it no longer needs the process id."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()
@@ -322,7 +322,7 @@ class Zygote:
     def _set_up_child(
         self, order: Order, directory: int | None, path: list[str] | None, descriptors_in: Sequence[int]
     ) -> None:
-        """Give this forked child the file descriptors, working directory and environment of its order, and close those of the zygote."""
+        """Give this forked child the file descriptors, working directory and environment of its order. Close the zygote's descriptors."""
         self._control.close()
         os.close(self._starter)
         for pidfd in self._children:

@@ -80,7 +80,7 @@ class ForkedProcess:
                 word = self._status.recv(CONTROL_RECORD.size)
             except OSError:
                 word = b""
-            # Without a record the zygote was killed, and no process knows how this child ended.
+            # No record has arrived: the zygote was killed, so no process knows how this child ended.
             self.returncode = CONTROL_RECORD.unpack(word)[2] if word else -int(signal.SIGKILL)
             self._status.close()
             os.close(self.pidfd)

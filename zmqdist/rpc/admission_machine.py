@@ -238,7 +238,7 @@ class StallDetector:
 
         Args:
           stuck: whether every thread is busy and calls wait.
-          ended: number of calls that have ended since the start.
+          ended: number of calls that have ended so far.
         """
         if not stuck:
             self.deadline, self._ended, self._reported = None, -1, False

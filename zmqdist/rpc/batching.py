@@ -4,8 +4,8 @@ Rules
     Every argument is an array, or a structure of arrays, and all arrays of a call have the same number of rows (their axis 0).
     Calls are joined leaf by leaf if their structures, dtypes and row shapes are equal; other calls form another batch.
     The function runs once for each batch, and one batch of a method runs at a time. The function must return arrays, in any structure,
-    with as many rows as it received. If it returns anything else, every call of the batch ends with UNKNOWN. An exception becomes the
-    error of every call.
+    with as many rows as it received. If it returns anything else, every call of the batch ends with UNKNOWN. An exception of the
+    function becomes the error of every call of the batch.
     A call whose caller no longer waits is left out of the batch.
 
 Not here: which calls are joined, and when (batching_machine.py).

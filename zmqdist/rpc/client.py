@@ -50,7 +50,8 @@ def new_incarnation() -> int:
 class RpcClient:
     """A client of one server; `Client.create` makes it.
 
-    Close it with `close` or a with-statement. Closing, and also garbage collection, ends unanswered calls with CANCELLED.
+    Close it with `close` or a with-statement. Closing ends unanswered calls with CANCELLED. A client that the program drops is closed when
+    the results of its calls were dropped, too.
 
     The client has attributes for each method that the server had when the client was made, or at the last `refresh`. `m(*args, **kwargs)`
     returns a StatusOrResult; `m_blocking(*args, **kwargs)` waits and returns the value, or raises the error. If the method is a generator
@@ -235,15 +236,15 @@ class ZmqClient(RpcClient):
                 if not reserved and (attribute == name or attribute not in methods):
                     offered[attribute] = function
         before, self._offered = self._offered, set(offered)
-        # New attributes are set before old attributes are deleted, because other threads may use remaining methods at any moment.
+        # An attribute that remains is overwritten, not deleted and set again, because other threads may use it at any moment.
         for attribute, function in offered.items():
             setattr(self, attribute, function)
         for attribute in before - offered.keys():
             delattr(self, attribute)
 
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
-        """Return the functions `m` and, unless `m` is a stream, `m_blocking` for a method in the result of `methods`. The method may have
-        any name.
+        """Return the functions that call a method: `m` and, unless it is a stream, `m_blocking`. `info` is from the result of `methods`.
+        The method's name need not be an identifier.
         """
         return stubs(self._channel, info, self._timeout_in_ms)
 

@@ -90,7 +90,7 @@ def is_sent(result: StatusOrResult) -> bool:
 
 
 def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:
-    """Return another StatusOrResult of the same call, whose value is `read(call, address)`."""
+    """Return another StatusOrResult of the same call. Its value is what `read(call, address of the server)` returns."""
     return StatusOrResult(result._channel, result._call, read)
 
 

@@ -125,7 +125,7 @@ class Generators:
 
 
 class _Stream:
-    """One stream and its generator. `_condition` guards the state that its thread and the loop share.
+    """One stream and its generator. `_condition` guards the state that the generator's thread and the loop share.
 
     Attributes:
       over: whether the stream was closed, or its last items have been sent.
@@ -175,7 +175,7 @@ class _Stream:
             self.over = True
             self._condition.notify()
 
-    # -- in its thread ----------------------------------------------------------------------------------------------------
+    # -- in the generator's thread -----------------------------------------------------------------------------------------
 
     def _run(self, args: Any, named: dict[str, Any]) -> None:
         enter(lambda: self.over or time.monotonic() >= self._due)

@@ -1,7 +1,7 @@
 """The error reply to a call whose handler has raised an exception.
 
 No function here raises, because a call whose error cannot be built would never get a reply. An exception runs code of the program: its
-`__str__` may raise, and the constructor of a subclass of OpError may not set OpError's attributes.
+`__str__` may raise, and the constructor of a subclass of OpError may leave OpError's attributes unset.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class HandlerPool:
             return self._admission.unasked + self._admission.pulled
 
     def progress(self) -> tuple[bool, int, list[Work]]:
-        """Return whether there is more unfinished work than `threads_max`, how many pieces of work have ended since the start, and the list
+        """Return whether there is more unfinished work than `threads_max`, how many pieces of work have ended so far, and the list
         of running work. The list is empty if the first item is False.
         """
         with self._lock:

@@ -101,7 +101,7 @@ def start_packed(
 def reach(client: ZmqClient, due: float) -> None:
     """Wait until the server of a client has replied to a first small call.
 
-    The kernel accepts connections even for a busy process. So a port that refuses connections means that the process has ended, and `reach`
+    The kernel accepts connections even for a busy process. So a port that refuses connections means that no server runs there, and `reach`
     does not wait for the server's next incarnation.
 
     Args:

@@ -64,7 +64,7 @@ class Method:
         """Call the function with the arguments in `body` and `frames`. The list `frames` is emptied."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
-            # from here on only the handler refers to its arguments, so a result that contains an argument needs no copy
+            # the caller holds this list: once it is empty, a result that contains an argument needs no copy
             frames.clear()
         if (
             type(arguments) is tuple

@@ -38,7 +38,7 @@ class OutputArray:
         self._bytes: NDArray[np.uint8] | None = None
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
-        """Return the memory for the large parts of a reply with this body. `sizes` has the bytes of each part.
+        """Return the memory for the large parts of a reply with this body. `sizes` has the size in bytes of each part.
 
         Raises:
           InvalidArgumentError: the reply does not fit the array.
@@ -54,8 +54,8 @@ class OutputArray:
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
-        """Write the reply into the caller's array, unless its chunks were received in it, and return the array. Raises InvalidArgumentError
-        if the reply does not fit.
+        """Return the caller's array with the reply in it. A reply that was received in chunks is in the array already, any other is copied.
+        Raises InvalidArgumentError if the reply does not fit.
         """
         if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:
             return self._out

@@ -14,7 +14,7 @@ from zmqdist.wire.hello import PROTOCOL
 
 SERVER_INFO: Final = "zmqdist.about"
 ECHO: Final = "zmqdist.echo"
-"""SERVER_INFO and ECHO are the names of the two reserved methods."""
+"""SERVER_INFO and ECHO are the reserved names of the two methods."""
 
 ECHO_BYTES_MAX: Final = 65_536
 """Bytes. A payload of this size fills several packets of any link, but does not keep a server busy."""

@@ -52,7 +52,7 @@ from zmqdist.transport.transfers import Source, allocate_fresh, announced_bytes
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
-"""Name of the reserved method that returns the list of all other methods, which method_list.py decodes."""
+"""Name of the reserved method that returns the list of the server's methods without reserved ones. method_list.py decodes this list."""
 
 UNREAD_S: Final = 0.5
 """Seconds for which a stopping server waits while no client reads any bytes of its large replies."""
@@ -118,7 +118,7 @@ class RpcService:
           batch: join concurrent calls of all clients along axis 0 and run them as one call (batching.py). Each caller gets its rows of
             the result. One batch runs at a time.
           max_batch: largest number of rows in a batch. A full batch runs without delay; a call with more rows runs alone.
-          max_delay_ms: milliseconds for which a call waits for other calls to join it.
+          max_delay_ms: milliseconds for which a call waits at most for other calls to join it.
           roles: roles that may call the method, besides `admin`; `None` means every authenticated peer.
 
         Raises:
@@ -214,7 +214,7 @@ class RpcService:
     def _wait_sent(self, until: float) -> bool:
         """Wait until clients have received all large replies, or until no client has read any bytes of them for UNREAD_S.
 
-        Return False if `until` passes before that.
+        Return False if `until` passes first.
         """
         unsent, moved_at = self._loop.run(self._unsent_bytes), time.monotonic()
         while unsent and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
@@ -287,7 +287,7 @@ class RpcService:
         None.
         """
         method = self._methods.get(call.method)
-        # The fast path has one test for all reasons to refuse a call. The code in the branch finds out which reason holds.
+        # The fast path has one test for all reasons to refuse a call. The code in the branch finds out which reason holds, if any.
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
             reply = self._calls.stale_reply(call)
             if reply is not None:
@@ -366,7 +366,7 @@ class RpcService:
             self._check_blocked()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Drop a client's calls that wait for a thread and are not wanted any more, once per SWEEP_S. Return whether any was dropped."""
+        """Drop a client's waiting calls that are not wanted any more, at most once per SWEEP_S. Return whether any was dropped."""
         now = time.monotonic()
         if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
@@ -545,7 +545,7 @@ class RpcService:
             enter(partial(_unwanted, served))
             reply, sources = _run_method(method, served.id, body, frames, peer)
             leave()
-        try:  # a copy of the code of `reply_later`, which saves two function calls on the hot path
+        try:  # repeats the code of `reply_later`, to save two function calls on the hot path
             self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass

@@ -25,7 +25,7 @@ def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: 
     """Return `value` in the structure of `spec`. Each part that belongs to a TensorSpec is replaced by `at_spec(part, spec)`.
 
     Raises:
-      TypeError, ValueError: `value` has another structure; the message calls it `path`.
+      TypeError, ValueError: `value` has another structure; the message calls the value `path`.
     """
     if isinstance(spec, TensorSpec):
         try:

@@ -37,7 +37,7 @@ _GENERATOR: Final = (
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
     """Return the large parts as sources (transport/transfers.py) whose content will not change. If their total size is small, return them
-    as they are.
+    as they are, because sending copies them.
 
     Args:
       parts: the large parts that `payload.pack` has returned.
@@ -125,7 +125,7 @@ def is_temporary(box: list[Any]) -> bool:
 
 
 def _is_ours(holder: Any, key: Any) -> bool:
-    # `holder` is itself a second reference to the list, tuple or dict, but not to its items.
+    # `holder` adds a reference to the list, tuple or dict, which `is_temporary` has counted, but none to its items.
     if sys.getrefcount(holder[key]) != _ONE or weakref.getweakrefcount(holder[key]):
         return False
     if holder[key].base is None:

@@ -4,7 +4,7 @@ Theory of operation
     A stream consists of ordinary calls. `zmqdist.open` starts it and requests the first items; `zmqdist.next` requests more. Until the
     stream ends, one of these calls is always in flight, because the client sends the next call as soon as it takes the reply to the last
     call. So the server produces items while the client works on earlier items. When the client falls behind, the server pauses the
-    generator at a window (limits.py).
+    generator as soon as a window (limits.py) is full.
     A reply has all items that are ready: a single item if the generator is slow, hundreds if it is fast.
 
 Not here: the generator (generators.py).
@@ -43,7 +43,7 @@ _numbers = itertools.count(1)
 class Stream:
     """The items of one call of a generator function, for `for item in stream` or `async for`. One thread at a time may use it.
 
-    Iteration ends as the generator does: normally or, after all items, with the exception that the generator raised. Iteration raises
+    Iteration ends as the generator does: normally or, after all items, with an OpError for the exception of the generator. Iteration raises
     UnavailableError if the connection has ended, and DeadlineExceededError if the deadline of the whole stream has passed. To stop early,
     call `close`, leave a `with` block, or drop the stream; each of these also closes the generator at the server.
     """
@@ -129,7 +129,9 @@ class Stream:
         self._call = None
         if call.code:
             self._failure = from_code(call.code, call.message.replace(repr(call.method), repr(self._method)))
-            if call.code != errors.UNAVAILABLE:  # the generator may still wait for the next call
+            if (
+                call.code != errors.UNAVAILABLE
+            ):  # the connection has not ended, so the generator may still wait for calls
                 _close(self._channel, call, self._number)
             return
         try:

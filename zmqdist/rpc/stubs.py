@@ -66,8 +66,8 @@ def packed_arguments(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
-    """Return a function that raises TypeError or ValueError for arguments that the server would refuse. A stub calls it before it sends the
-    call.
+    """Return a function that raises TypeError or ValueError for arguments with wrong names or, if there is a signature, another structure.
+    A stub calls it before it sends the call.
     """
     parameters, specs = Parameters(info.signature), info.input_signature
 
@@ -123,7 +123,7 @@ def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Ca
         try:
             channel.call_and_wait(call)
         except BaseException:
-            # Ctrl-C, or an exception of a user's signal handler, has ended the wait, and the caller may now change the arrays.
+            # Ctrl-C, or a signal handler that raises, has ended the wait. The caller may now change the arrays, so they must not be sent.
             channel.cancel(call)
             raise
         return outcome(call, channel.address, read)

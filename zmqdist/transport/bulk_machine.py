@@ -122,7 +122,7 @@ class OutboundTransfers:
         return None
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Record that the receiver has taken `nbytes` bytes from its queue. Return False, and change nothing, if fewer bytes were sent."""
+        """Record that the receiver has taken `nbytes` bytes. Return False, and change nothing, if fewer bytes are unacknowledged."""
         return self.pace.acknowledged(nbytes, now)
 
     def ended(self, id: int) -> bool:

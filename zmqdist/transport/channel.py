@@ -245,7 +245,7 @@ class Channel:
     # -- sending --------------------------------------------------------------------------------------------------------
 
     def _gather(self, call: ClientCall) -> bool:
-        """Add a call that can be batched. This does not use the socket, so it needs no guard. Return False if the call needs `_submit`."""
+        """Add a call that can be batched. Return False if the call needs `_submit`. Only a call that uses the socket enters the guard."""
         self._guard.check()
         with self._lock:
             connection, table = self._connection, self._connection.table
@@ -279,7 +279,7 @@ class Channel:
                 else:
                     self._ensure_connecting(now, waits)
             if not waits and (table.held_back or (connection.bulk.tracked and connection.bulk.sending)):
-                # until this call can leave, a thread must read what the server sends: acknowledgments, requests for parts, and replies
+                # until all of this call has left, a thread must read the server's acknowledgments, requests for parts, and replies
                 self._ensure_reader()
             lead = waits and self._leader == _NO_THREAD and not call.ended
             if lead:
@@ -407,7 +407,7 @@ class Channel:
             return True
         self._connection.expire(monotonic())
         self._wake_waiters()
-        if not call.ended and not asleep:  # sleep again: the flag of the Ctrl-C that woke this thread was cleared
+        if not call.ended and not asleep:  # Ctrl-C woke this thread, but its flag is cleared by now: sleep again
             self._followers[me] = None
         return call.ended
 
@@ -518,7 +518,7 @@ class Channel:
             _release(self._parked, sleeper)
 
     def reader_turn(self, me: _Sleeper) -> float | None:
-        """Do the reader thread's work between two sleeps. Return the longest next sleep in seconds; None if the thread may end."""
+        """Do the reader thread's work between two sleeps. Return for how many seconds the thread may sleep; None if it may end."""
         with self._lock:
             to_call, self._due_callbacks = self._due_callbacks, []
         for fn, call in to_call:
@@ -569,7 +569,7 @@ class Channel:
                 self._step_down()
 
     def _send_gathered(self) -> None:
-        """Send the gathered calls. Without such calls or a server, end gathering, so that the reader thread may sleep longer."""
+        """Send the gathered calls. If there are none, or no server is connected, end gathering: the reader thread may sleep longer."""
         table = self._connection.table
         if table.waiting and table.incarnation:
             if self._leader == _NO_THREAD:

@@ -1,7 +1,7 @@
 """Figures of clients and servers, for operators: the records that `Client.snapshot()` and `Server.snapshot()` return.
 
-Each record is immutable. Messages and faults are counted since the client or server was made. All other figures describe the moment of the
-snapshot.
+Each record is immutable. Unless an attribute says otherwise, messages and faults are counted since the client was made or the server was
+started. All other figures describe the moment of the snapshot.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ServerSnapshot:
 
     Attributes:
       clients: connections that have not ended, and whose hello the server accepted.
-      calls: accepted calls that have no reply yet, queued or running. A cancelled call counts until its method has ended; a call of an
-        inline method is never counted.
+      calls: accepted calls that have no reply yet, queued or running. A cancelled call that has begun counts until its method has ended; a
+        call of an inline method is never counted.
       calls_queued: items of work that wait for a handler thread. A call is one item, and so is a batch of calls.
       calls_running: items of work that handler threads execute now.
       threads: handler threads, busy or idle; at most `threads_max`.

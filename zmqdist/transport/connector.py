@@ -111,8 +111,8 @@ class Connector:
         return self._watch.up
 
     def tick(self, now: float) -> Rejected | None:
-        """If `due` has come, begin an attempt to connect, abandon an attempt, or take the next step of a probe. Return the server's refusal
-        if the probe has found one.
+        """If `due` has come, begin an attempt to connect, abandon an attempt, or take the next step of a probe. Return the refusal if no
+        attempt can succeed.
         """
         if self.due is None or now < self.due:
             return None
@@ -153,7 +153,7 @@ class Connector:
         self._schedule_attempt(now)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connection; sent messages have `linger_s` seconds to leave. `retry` opens a new connection."""
+        """Close the connection; sent messages have `linger_s` seconds to leave. A later `retry` connects again."""
         self._drop(linger_s)
         self.due = None
         if self._security.voucher is not None:
@@ -273,7 +273,7 @@ def configure(socket: zmq.Socket[bytes]) -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after the handshake
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # no heartbeats before its end
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))

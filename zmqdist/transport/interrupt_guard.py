@@ -46,14 +46,15 @@ class InterruptGuard:
         return self._process is not client_connection.process_context
 
     def check(self) -> None:
-        """Raise FailedPreconditionError after a fork."""
+        """Raise FailedPreconditionError if this process was forked after the guard had been made."""
         if self._process is not client_connection.process_context:
             raise FailedPreconditionError(
                 f"the client of {self._address} was made before a fork: make a new one in this process"
             )
 
     def __enter__(self) -> bool:
-        """Return whether the calling thread is the main thread, which is then shielded from Ctrl-C. Raises the errors of `check`."""
+        """Return whether this thread is now shielded from Ctrl-C: only the main thread is, and only if SIGINT has Python's own handler.
+        Raises the errors of `check`."""
         self.check()
         if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
             return False

@@ -145,7 +145,7 @@ class _Questioner:
 
 @dataclass(frozen=True, slots=True)
 class TokenMade:
-    """An admin has made a token. The keyring gets only the digest of its secret. `until` is on the machine's clock."""
+    """An admin has made a token. The keyring gets only the digest of its secret. The token expires at `until` on the machine's clock."""
 
     number: str
     digest: bytes
@@ -241,7 +241,7 @@ class Keyring:
         return "" if member is None else member.name
 
     def joinable(self, now: float) -> bool:
-        """Return whether unknown keys may connect to show a token: while a token is open, and for JOIN_EXPLAINED_S after that."""
+        """Return whether unknown keys may connect to show a token: until JOIN_EXPLAINED_S after the last token expires, used or not."""
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:
@@ -292,7 +292,7 @@ class Keyring:
             self._tokens = kept
         if len(self._tokens) >= JOIN_TOKENS_MAX:
             raise errors.ResourceExhaustedError(
-                f"{JOIN_TOKENS_MAX} join tokens are open: wait until some have been used"
+                f"this dispatcher keeps {JOIN_TOKENS_MAX} join tokens, used or not: wait until some have expired"
             )
         self._tokens[made.number] = _Token(made.digest, made.name, made.address, made.until)
         self._joinable_until = max(self._joinable_until, made.until + JOIN_EXPLAINED_S)

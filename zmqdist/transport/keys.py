@@ -179,7 +179,7 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
 
 
 def decode_public(public: bytes) -> bytes:
-    """Return the 32 bytes of a public key in Z85, the form that `load_authorized` returns."""
+    """Return the 32 bytes that a public key in Z85 encodes. `load_authorized` returns keys in this form, too."""
     return z85.decode(public)
 
 

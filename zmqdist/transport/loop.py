@@ -220,7 +220,7 @@ class Loop:
         In the loop's own thread, and before `start`, the function is called directly.
 
         Raises:
-          DeadlineExceededError: `fn` has not returned after `timeout_s`. The loop may still call it.
+          DeadlineExceededError: `fn` has not returned within `timeout_s`. The loop still calls it, or continues it.
           FailedPreconditionError: the loop has ended.
         """
         if self.in_loop or not self._started:
@@ -240,7 +240,7 @@ class Loop:
             if future.done():  # the function itself has raised a TimeoutError
                 raise
             raise DeadlineExceededError(
-                f"loop {self.name} did not call the function within {timeout_s} s, because another callback still runs"
+                f"loop {self.name} did not finish the function within {timeout_s} s: it, or a callback before it, still runs"
             ) from None
 
     def _wake(self) -> None:
@@ -311,7 +311,7 @@ class Loop:
         serial = next(self._serial)
         self._timers[key] = (at, serial, fn)
         heapq.heappush(self._heap, (at, serial, key))
-        if len(self._heap) > 64 + 4 * len(self._timers):  # each replaced timer has left a dead entry in the heap
+        if len(self._heap) > 64 + 4 * len(self._timers):  # drop the dead entries that replaced timers have left
             self._heap = [(when, number, name) for name, (when, number, _) in self._timers.items()]
             heapq.heapify(self._heap)
 

@@ -27,7 +27,7 @@ Promises, checked by tests/machines/test_pace.py against simulated links
     P4  A link is busy while there is something to send: it carries at least four fifths of its rate, as far as window_max permits.
     P5  On a link that holds the largest window without a queue, the window is at its largest after ten round trips.
     P6  An acknowledgment of bytes that were never sent changes nothing.
-    P7  When the route has become longer, the pace has measured the new shortest trip after `TRIP_KEPT_S` and two trips, if chunks leave.
+    P7  When the route has become longer, the pace knows the new shortest time after `TRIP_KEPT_S` and two round trips, if chunks leave.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 revoked keys.
 
 Rules
-    A process has one link to the dispatcher for each (dispatcher, key folder), as long as a socket that uses that folder is open.
+    A process has one link to a dispatcher for each key folder and role, as long as a socket that uses that folder is open.
     A listening socket asks about the key of each connection before it accepts the connection; ZeroMQ waits for the reply. A connecting
     socket asks about the key that came with the address; if no key came, it asks which key listens at the address.
     A reply is valid until the dispatcher sends another reply about the same key or address. The reply "unknown" is used only once, because
@@ -10,7 +10,7 @@ Rules
     When the link is up again after a loss, the process asks all questions again.
     If no reply arrives within VOUCHING_S, the file `authorized` of the folder decides about each key that it lists. For any other key the
     process waits until the handshake times out, and the peer tries again. So no member is refused because its dispatcher was slow. When a
-    key is revoked, the voucher notifies each socket of the folder (`KeyWatcher`), which ends its connections with that key.
+    key is revoked, the process notifies each socket of the folder (`KeyWatcher`), which ends its connections with that key.
     The process that joined makes a new key pair when the dispatcher asks for one. Other processes that use the folder read the new key
     pair.
 
@@ -51,8 +51,8 @@ _lock = threading.Lock()
 
 
 def voucher_for(dispatcher: str, folder: str | Path, role: str) -> Voucher:
-    """Return the Voucher with which this process asks a dispatcher ("host:port") about peers' keys, one for each key folder and role. The
-    Voucher connects to the dispatcher at its first use.
+    """Return this process's Voucher for a dispatcher ("host:port"), key folder and role. With it, sockets ask the dispatcher about peers'
+    keys. The Voucher connects to the dispatcher at its first use.
     """
     place = dispatcher.removeprefix("zmq://"), str(folder), role
     with _lock:
@@ -75,7 +75,7 @@ class Voucher:
         self._owns = False
 
     def own(self) -> None:
-        """Make a new key pair for this folder whenever the dispatcher asks for one. Call this only in the process that joined."""
+        """From now on, make a new key pair whenever the dispatcher asks for one. Call this only in the process that joined."""
         self._owns = True
 
     def attach(self, watcher: KeyWatcher) -> None:
@@ -199,8 +199,8 @@ class _Link:
             self.loop.call_soon(fn)
 
     def answer(self, key: bytes, address: str) -> KeyState | None:
-        """Return the dispatcher's reply to a question; None if no reply has arrived, or the reply is not valid any more. Any thread may
-        call this.
+        """Return the dispatcher's reply about a key or an address; None if no reply has arrived, or the reply is not valid any more. Any
+        thread may call this.
         """
         state = self.addresses.get(address) if address else self.keys.get(key)
         if state is None:

@@ -312,7 +312,7 @@ class Router:
         self._loop.set_timer((self, peer, "expelled"), self._loop.now() + EXPELLED_S, partial(self._shut_down, peer))
 
     def expel_key(self, key: bytes, problem: str, spared: Peer | None = None) -> None:
-        """Expel every peer but `spared` whose connection was authenticated by a public key that is now revoked."""
+        """Expel each peer, except `spared`, whose connection was authenticated by this key, which is now revoked."""
         for peer in [peer for peer in self._peers.values() if peer.key == key and peer is not spared]:
             self.expel(peer, UNAUTHENTICATED, problem)
 
@@ -389,7 +389,7 @@ class Router:
                 self._count("not a message")
                 if not peer.fault_logged:
                     peer.fault_logged = True
-                    log.warning("%s (further ones of it are only counted)", error)
+                    log.warning("%s (further wrong messages of this peer are only counted)", error)
             except Exception:
                 self._loop.fault(f"handler of a message from {peer.name}")
         return True

@@ -150,8 +150,8 @@ class ClientSecurity:
     Attributes:
       role: the role in which this side wants to connect (zap.py lists the roles).
       source: the origin of the secret, for errors.
-      key: this side's key pair. `None` means that the key is read from `folder` for each connection, because its process has joined.
-      server_key: the public key (Z85) that the other side must show. It is not used if there is a voucher, which knows the key.
+      key: this side's key pair. `None` means that each connection reads the key from `folder`, which belongs to a process that joined.
+      server_key: the public key (Z85) that the other side must show. It is not used with `voucher`, which returns the key.
       peer: the public key that came with the address; empty for the address of a server.
     """
 
@@ -190,8 +190,8 @@ class ClientSecurity:
         return self.server_key if self.voucher is None else self.voucher.expected(address, self.peer)
 
     def may_connect(self, address: str) -> bool:
-        """Return whether the secret may be shown at the address now. The result can be False only if the secret is the token, or if there
-        is a voucher.
+        """Return whether the secret may be shown at the address now. The result can be False only if the secret is the token, or if
+        `voucher` is set.
 
         Returns:
           False if no process listens at the address, or the dispatcher has not vouched for the server's key yet; the caller tries again
@@ -233,7 +233,7 @@ def server_security(
         role.
       curve: True insists on keys, False ignores them, None uses them if they are given.
       insecure: if there are no keys, let every peer connect as admin, unencrypted, and log a warning.
-      vouched: a function of a key folder and a role that returns their voucher, or None if no dispatcher vouches for keys.
+      vouched: a function that returns the Vouching for a key folder and a role, or None if no dispatcher vouches for keys.
 
     Raises:
       FailedPreconditionError: there are no keys for an address that other hosts can reach, or the secrets cannot be read.

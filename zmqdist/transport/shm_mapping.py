@@ -1,7 +1,7 @@
 """Shared memory as the kernel offers it: memfds, mappings, seals and locks. This module works on Linux only, and does not decide
 how the memory is used.
 
-A memfd is a file without a name. It vanishes when every process that had it open or mapped has ended, even if a signal killed the process.
+A memfd is a file without a name. It vanishes when no process has it open or mapped any more, even if a signal killed the last process.
 The size of /dev/shm does not bound it. Other processes of the same user open it through its owner's entry in /proc.
 
 The C library makes the mappings, because Python's `mmap` keeps a descriptor for each mapping and cannot replace a mapping in place.
@@ -36,7 +36,7 @@ _FALLOC_PUNCH: Final = 0x03
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 SEAL_SIZE: Final = 0x0002 | 0x0004
-"""F_SEAL_SHRINK | F_SEAL_GROW: no process can shrink the file, because this would end each process that has the file mapped with SIGBUS."""
+"""F_SEAL_SHRINK | F_SEAL_GROW: no process can resize the file. Shrinking it would kill, by SIGBUS, each process that has it mapped."""
 _SEAL_SHRINK: Final = 0x0002
 SEAL_WRITE: Final = 0x0008
 _ADD_SEALS: Final = 1033

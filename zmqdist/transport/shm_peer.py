@@ -201,7 +201,6 @@ class PeerPool:
     def _attach_published(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, _ = handle
         lock = self._read_lock(cell, serial)
-        # The array holds the lock, which needs a descriptor. Small arrays are copied, so that many of them do not use up the descriptors.
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
             start = offset // shm_mapping.PAGE_BYTES * shm_mapping.PAGE_BYTES
@@ -209,6 +208,7 @@ class PeerPool:
         finally:
             os.close(ours)
         array = _CopyOnWriteMemory(lock, mapping, offset - start, length).array()
+        # The array holds the lock, which needs a descriptor. Small arrays are copied, so that many of them do not use up the descriptors.
         return array if length >= SHM_DESCRIPTOR_BYTES_MIN else array.copy()
 
     def _attach_frozen(self, handle: Handle) -> NDArray[np.uint8]:

@@ -275,7 +275,7 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` is their lease."""
+        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` keeps their lease."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
@@ -331,7 +331,7 @@ class ShmPool:
                 shm_mapping.unlock(self._table_fd, cell)
 
     def take_back_soon(self, handle: Handle) -> None:
-        """Have the next use of the pool take a lease back. Finalizers use this, because they may take no lock (R3)."""
+        """Have the next use of the pool take a lease back. Finalizers use this, because they must take no lock (R3)."""
         self._to_take_back.append(handle)
 
     def sweep(self) -> int:
@@ -467,7 +467,7 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Return the longest unused segment to the system. Free its pages first, because other processes may still have it mapped."""
+        """Return the segment that was unused for longest to the system, with its pages, even if other processes still map them."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
@@ -481,7 +481,7 @@ class ShmPool:
     # -- freezing -----------------------------------------------------------------------------------------------------
 
     def freeze(self, address: int, nbytes: int) -> FrozenSegment | None:
-        """Seal the segment of an array that `user_array` has made. Return None for any other array, or if the segment cannot be sealed.
+        """Seal and return the segment of an array from `user_array`. Return None for any other array, or if the segment cannot be sealed.
 
         Before the sealing, the array's own mapping becomes private, so that later writes through the array stay in this process.
         """
@@ -520,7 +520,7 @@ class ShmPool:
     # -- forks --------------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Make the arrays of this process private before a fork (R4). No thread can use the pool until `after_fork`."""
+        """Make the arrays of `user_array` private before a fork (R4). No thread can use the pool until `after_fork`."""
         self._lock.acquire()
         for kept in list(self._user_arrays):
             segment = kept.block.segment

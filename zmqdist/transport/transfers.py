@@ -153,8 +153,8 @@ class BulkChannel:
 
     @property
     def undelivered(self) -> int:
-        """Bytes of chunks that the peer has not acknowledged, plus 1 for each handle that it has not claimed. The value is 0 when all
-        large parts have reached the peer.
+        """Bytes of chunks that are unsent or not acknowledged, plus 1 for each handle that the peer has not claimed. The value is 0 when
+        all large parts have reached the peer.
         """
         pool = self._pool
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]

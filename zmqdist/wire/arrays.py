@@ -62,7 +62,7 @@ class _FrozenCopy(FrozenMemory):
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a frozen array over the memory of `array`, which must be contiguous, and to which no other object may refer."""
+    """Return a frozen array over the memory of `array`. The array must be contiguous, and no other object may refer to its memory."""
     if array.nbytes == 0 or is_frozen(array):
         array.flags.writeable = False
         return array

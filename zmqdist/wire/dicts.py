@@ -4,7 +4,7 @@ A peer knows Python's hashes of numbers and tuples, so it can choose keys that c
 and a dict with 60,000 of them as keys takes a minute to build. The hashes of str and bytes are secret, so those keys need no check. Other
 keys are checked before a dict is made of them:
 
-    At most SAME_HASH_MAX keys of a dict may have the same hash. Keys that a peer has not chosen for an attack have different hashes.
+    At most SAME_HASH_MAX keys of a dict may have the same hash. Keys that were not chosen for an attack rarely have equal hashes.
     A dict of more than FEW_KEYS keys may take PROBES_MAX probes for each key on average, where CPython usually needs about two. This bound
     is needed because a peer can also choose keys of different hashes that probe each other's places.
 

@@ -51,7 +51,7 @@ class FunctionCache:
     """
 
     def __init__(self, kept_max: int = FUNCTIONS_KEPT_MAX) -> None:
-        """Make a cache of `kept_max` functions. When the cache is full, a new function replaces the longest unused function."""
+        """Make a cache of `kept_max` functions. When the cache is full, a new function replaces the one that was unused for longest."""
         self.pickles = 0
         self._kept_max = kept_max
         # Each entry refers to the captured objects, so that no other object can have their ids.
@@ -111,7 +111,7 @@ def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
     """Append to `captured` each object whose identity decides about the pickle of `value`. Return False at the first mutable object.
 
     Args:
-      seen: the number of each function that was met before, by id, because functions may refer to themselves.
+      seen: a serial number for each function that was met before, by id, because functions may refer to themselves.
     """
     cls = type(value)
     if cls in ATOMS:
@@ -154,8 +154,8 @@ def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> 
 
 
 def _reduces_to_name(value: Any) -> bool:
-    """Return whether the value's own rule for pickling returns a name. Functions of other types, such as NumPy's
-    and cached functions, have such a rule.
+    """Return whether the value's own rule for pickling returns a name. Functions whose type is not
+    FunctionType, such as NumPy's and cached functions, have such a rule.
     """
     reduce = copyreg.dispatch_table.get(type(value))
     try:

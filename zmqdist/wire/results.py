@@ -5,7 +5,7 @@ that are pickles, and so does each worker that uses a result of this program as 
 elsewhere, the pickle causes an error instead.
 
     value   SAFE, then the body of the safe codec; the frames of the value follow as further parts
-    error   SAFE, then MessagePack: code (-1 for a class of Python), class, text, traceback, whether the function had not begun
+    error   SAFE, then MessagePack: code (-1 if it is not an OpError), class, text, traceback, whether the function had not begun
 """
 
 from __future__ import annotations

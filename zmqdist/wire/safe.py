@@ -84,7 +84,7 @@ class _Writer:
 
     Attributes:
       frames: the large parts that were found so far.
-      careful: whether this is the second attempt, for a large or difficult value, which checks each int, str and bytes.
+      careful: whether this is the second attempt, which checks each int, str and bytes. Only large or difficult values need it.
       plain: types that MessagePack encodes without help.
     """
 

@@ -195,7 +195,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
-    """Return the rules of a pickler by type. If the program uses multiprocessing's managers, the rules include a rule for their proxies."""
+    """Return the rules of a pickler by type: `table` and, if the program uses multiprocessing's managers, a rule for their proxies."""
     managers = sys.modules.get("multiprocessing.managers")
     return table if managers is None else _WithProxies(table, managers.BaseProxy)
 
@@ -235,7 +235,7 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     if parts is not None:
         parts.clear()
     main = sys.modules.get("__mp_main__")
-    if main is not None and main.__name__ == "__mp_main__":  # the script, in a child of multiprocessing
+    if main is not None and main.__name__ == "__mp_main__":  # a child of multiprocessing has the script under this name
         cloudpickle.register_pickle_by_value(main)
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
@@ -530,8 +530,8 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
 def as_ordinary_error(error: BaseException) -> BaseException:
     """Return an error that a function has raised, in a form that ends no other process.
 
-    SystemExit and KeyboardInterrupt end the process that raises them, but must not end the process that gets the result. So each of them
-    becomes an UnknownError, whose `original_exception` is the original exception.
+    SystemExit and KeyboardInterrupt end the process that raises them, but must not end the process that gets the result. So each error
+    outside of the class Exception becomes an UnknownError, whose `original_exception` is a copy of the error if Python itself defines it.
     """
     if isinstance(error, Exception):
         return error
