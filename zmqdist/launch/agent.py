@@ -9,7 +9,7 @@ Promises
   A2  For each StartRole the agent sends exactly one RoleEnded or OrderRefused, after the role's last line.
   A3  Only events are written to the agent's standard output. Output that modules print is redirected to standard error.
 
-`main` imports neither NumPy nor ZeroMQ, so that the agent sends its hello soon. The zygote imports these modules at the same time.
+`main` imports neither NumPy nor ZeroMQ, so that the agent sends its hello soon. Meanwhile the zygote imports both for the roles.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class HostAgent:
             self._writer.join(LAST_EVENTS_S)
 
     def obey(self, order: AgentOrder) -> None:
-        """Carry out one order. If this fails, the agent sends an event that says so."""
+        """Carry out one order. If the agent cannot do so, it sends OrderRefused."""
         match order:
             case StartRole():
                 self._start(order)
@@ -218,13 +218,13 @@ class HostAgent:
     def _write(self) -> None:
         while (event := self._unsent.get()) is not None:
             with contextlib.suppress(OSError):
-                # The launcher has ended. `_received` notices this too, because standard input ends.
+                # A write fails if the launcher has ended. `_received` notices this end, too, because standard input ends.
                 self._events.write(encode(event))
             if isinstance(event, RoleLine):
                 self._room.release()
 
     def _received(self) -> Iterator[AgentOrder]:
-        """Yield orders until the agent has to end, for a reason in A1 or because CloseAgent has stopped all roles."""
+        """Yield orders until the agent has to end: for a reason in promise A1, or because all roles have stopped after CloseAgent."""
         rest = b""
         while True:
             ready, _, _ = select.select([self._orders, self._over_read], [], [], self._silence_limit_s)
@@ -240,7 +240,7 @@ class HostAgent:
 def _route() -> tuple[str, str]:
     """Return the launcher's address and this host's address, as the connection between them uses them. "" means an unknown address.
 
-    The variable of Slurm has precedence over SSH_CONNECTION, because a job inherits the SSH_CONNECTION of the shell that submitted the job.
+    SLURM_LAUNCH_NODE_IPADDR precedes SSH_CONNECTION, because a job inherits the SSH_CONNECTION of the shell that submitted the job.
     """
     launcher = os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if launcher is None:

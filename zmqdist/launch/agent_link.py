@@ -77,7 +77,7 @@ class RemoteRole:
 
 
 class LinkOwner(Protocol):
-    """The object to which a link reports. The link's reader thread calls its methods."""
+    """The object to which a link reports. The reader thread of the link calls the methods of this object."""
 
     def role_ended(self, role: RemoteRole) -> None:
         """Handle the end of a role."""
@@ -122,7 +122,7 @@ class AgentLink:
     # -- the hello -----------------------------------------------------------------------------------------------
 
     def wait_for_hello(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` for the agent's hello. Return whether the hello has arrived or the connection has ended."""
+        """Wait at most `timeout_s` for the agent's first event. Return whether it has arrived or the connection has ended."""
         return self._greeted.wait(timeout_s)
 
     @property

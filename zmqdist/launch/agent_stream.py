@@ -34,8 +34,8 @@ class AgentStream(Protocol):
         """Wait for a line, and return the line with its line break. Return b"" if the byte stream has ended."""
 
     def close(self) -> None:
-        """Close the agent's standard input, and wait until the byte stream has ended. After some seconds end it by force. A second call
-        does nothing.
+        """Close the agent's standard input, and wait until the byte stream has ended. If this takes several seconds, end the stream by
+        force. A second call does nothing.
         """
 
     def why_ended(self) -> str:

@@ -213,8 +213,8 @@ class Children:
     def start_program(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: LineHandler
     ) -> Child:
-        """Start any program in a child process. The program gets no lifeline, so the kernel sends it SIGTERM when the thread that calls
-        this method ends. The arguments are those of `start`, except that `command` is the program and its arguments.
+        """Start any program in a child process. The program gets no lifeline. Instead the kernel sends it SIGTERM when the thread that
+        calls this method ends. The arguments are those of `start`, except that `command` is the program and its arguments.
         """
         process = subprocess.Popen(
             command,

@@ -2,16 +2,16 @@
 
 A bundle has the files of some paths below one folder, the root, which also contains the working directory of the launcher. On each host the
 roles run in the copy of the launcher's working directory, and the folder of the program's script is on their module path, as under the
-local launcher. Files with equal names, contents and modes make an archive with equal bytes, so the launcher compares digests to find out
-whether a host already has the files.
+local launcher. Files with equal names, contents and modes make an archive with equal bytes, so an agent compares digests to find out
+whether its host already has the files.
 
 A bundle silently leaves out names that begin with a dot (`.git`, `.venv`, `.env`), `__pycache__`, `node_modules`, virtual environments and
 links to folders. It also leaves out three kinds of files, which the launcher lists for the user: files above CODE_FILE_BYTES_MAX, which are
 data rather than code; files whose names say that they hold a secret (`*.key`, `*.pem`, `*.env`); and links to files outside of the root. A
 file that `code:` itself names is left out only if it is too large.
 
-Invariant: no secret of the cluster travels with the code, because `zmqdist keygen` and `zmqdist keys join` write secret keys to files
-`*.key`, which a bundle leaves out.
+Invariant: no secret key of the cluster travels with the code unless `code:` names its file, because `zmqdist keygen` and `zmqdist keys
+join` write secret keys to files `*.key`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is put on the module path. None means that the working directory is put there instead.
+      script: the program's script, whose folder is put on the module path. If it is None or not below the root, the working directory is
+        put on it.
 
     Raises:
       NotFoundError: a path does not exist.

@@ -1,5 +1,5 @@
 """The runtime of elasticity_machine.py. One thread hands the machine the requests of users, the ends of workers and figures of the
-dispatcher, and carries out its effects: `Tasks` (tasks.py) starts and stops the workers.
+dispatcher. It carries out the machine's effects through `Tasks` (tasks.py), and through the dispatcher, which drains workers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ElasticWorkers:
     """The workers of one launcher. This is the Scaler of its dispatcher: users change the number of workers through it.
 
     Args:
-      elasticity: the machine. `tasks` has already started the workers that it holds.
+      elasticity: the machine. `tasks` has already started the workers that the machine holds.
       start: a function that starts the worker with the given index through `tasks`.
       ps_problem: a function that returns why the number of parameter servers cannot change.
     """
@@ -174,7 +174,7 @@ class ElasticWorkers:
     def _handle(self, event: ElasticityEvent) -> None:
         try:
             effects = self._machine.handle(event, time.monotonic())
-        # An error does not end this thread, because later events need it. A caller that waits for a reply gets the error.
+        # An error does not end this thread, because the thread must handle later events. A caller that waits for a reply gets the error.
         except Exception as error:
             log.exception("an event of the workers failed: %s", event)
             if isinstance(event, machine.SizeRequested):
@@ -210,7 +210,7 @@ class ElasticWorkers:
                 self._take_reply(request).set_result(effect)
 
     def _retire(self, index: int) -> bool:
-        """Have `tasks` never start this worker again. Return whether the worker has a process."""
+        """Make sure that `tasks` never starts this worker again. Return whether the worker has a process."""
         if self._tasks.retire(f"{WORKER}:{index}"):
             return True
         self._events.put(machine.WorkerEnded(index, in_order=True, restarts=False))

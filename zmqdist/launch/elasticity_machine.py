@@ -92,7 +92,8 @@ class SeenWorker:
       done: number of work items that the worker has ended.
       burden: how much would be lost if the worker left: the number of its kept values, its data tasks, its snapshot streams and the
         work items pinned to it.
-      refused: whether the dispatcher would refuse to drain the worker, because something would be lost. Known only in requests.
+      refused: whether the dispatcher would refuse to drain the worker, because something would be lost. Always False except in
+        SizeRequested.
     """
 
     index: int

@@ -69,7 +69,7 @@ class AgentPool:
 
     Args:
       hosts: at least one host. No two hosts have the same name.
-      say: a function that is called with each warning, and with each line of an agent's standard error after the host's name.
+      say: a function that is called with each warning, and with each line of an agent's standard error, prefixed by the host's name.
       cancelled: a function that is called while the agents start. If it returns True, the constructor gives up.
 
     Raises:
@@ -135,7 +135,7 @@ class AgentPool:
             self.slots.lose(host)
 
     def reserve(self, role: str, port: int = 0, *, interface: str | None = None, ports: str = "") -> str:
-        """Place a role, reserve a port on its host, and return the address. After this call the role can run on this host only.
+        """Place a role, reserve a port on its host, and return the address. After this call the role can run on the host of the port only.
 
         Args:
           port: the port. 0 means a free port.

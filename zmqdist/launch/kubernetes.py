@@ -73,7 +73,7 @@ def render(config: ClusterConfig, arguments: Sequence[str] = (), grace_s: float 
     """Return the manifests of a cluster file as YAML documents. Comments at the beginning of the text say how to apply the manifests.
 
     Args:
-      config: the cluster file. It was loaded for the launcher kubernetes, which refuses settings that pods cannot have (cluster/check.py).
+      config: the cluster file. Its check (cluster/check.py) has refused settings that pods cannot have.
       arguments: words to add to the program's command line.
       grace_s: when Kubernetes ends a pod, the seconds that a worker or ps may drain, or that the program may take to end.
     """
@@ -208,7 +208,7 @@ class _Cluster:
         return made
 
     def _worker_container(self) -> _Object:
-        """Return the container of a worker. It needs no liveness probe: when a worker hangs, its lease expires at the dispatcher."""
+        """Return the container of a worker. It needs no liveness probe: the dispatcher itself notices a frozen worker by heartbeats."""
         command = ["zmqdist", "worker", "--config", CONFIG_FILE, "--index", _INDEX, "--port", str(WORKER_PORT)]
         variables = {**self._task("worker", _INDEX), **_importable(self._program)}
         return self._container("worker", [*command, "--grace", f"{self._grace_s:g}"], variables, WORKER_PORT)
@@ -229,7 +229,7 @@ class _Cluster:
         environment: list[_Object] = [{"name": name, "value": value} for name, value in variables.items()]
         if any(_INDEX in word for word in command):
             field = {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}
-            # This variable has to be the first, because Kubernetes replaces its name only in the variables after it.
+            # This variable has to be the first, because Kubernetes replaces references to it only in the variables after it.
             environment.insert(0, {"name": _INDEX_ENV, "valueFrom": {"fieldRef": field}})
         container: _Object = {"name": job, "image": self.section.image, "command": list(command)}
         if self.section.image_pull_policy is not None:
@@ -273,7 +273,7 @@ class _Cluster:
         return self._object("apps/v1", "StatefulSet", job, {"spec": spec})
 
     def _job(self, job: str, section: SingleJob, command: Sequence[str]) -> _Object:
-        """Return a Job that runs a program once. A program that failed is not restarted, as under `zmqdist launch`."""
+        """Return a Job that runs a program once. As under `zmqdist launch`, a program that failed is not restarted."""
         task = "chief" if job == "program" else job
         (index,) = section.indices()
         variables = {**self._task(task, str(index)), **_importable(command)}

@@ -109,7 +109,7 @@ class Launch:
         self.check()
         hosts = agent_hosts(self._config)
         if hosts is None and self._workers.host is not None:
-            # Fail now if workers cannot bind this address, because they would be restarted again and again.
+            # Fail now if workers cannot bind this address. Otherwise they would fail and be restarted again and again.
             bindable(self._workers.host)
         if hosts is None:  # start the zygote first, so that its imports run while this process starts the dispatcher
             environment = {**os.environ, **self._thread_variables(), **self._workers.env}
@@ -292,7 +292,7 @@ class Launch:
         others.
         """
         tf_config = {TF_CONFIG_ENV: self._tf_config(job, index)}
-        # An agent adds these variables for its own host.
+        # Each agent adds the thread variables of its own host.
         threads = self._thread_variables() if self._pool is None else {}
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
@@ -367,8 +367,8 @@ class Launch:
         """Start the evaluator without the environment variable CONFIG_ENV, which names the running cluster. Return None if the file has no
         evaluator.
 
-        The evaluator is often the training program itself. If the program had CONFIG_ENV and did not check which task it is, it would train
-        a second time.
+        The evaluator often runs the training program itself. If it had CONFIG_ENV and its program did not check which task it is, the
+        evaluator would train a second time.
         """
         section = self._config.jobs.evaluator
         if section is None:
@@ -450,7 +450,7 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Pass the first signal on to the program. On each later signal, kill the program."""
+        """Pass the first signal on to the program, and kill it on a later one. Do neither for a signal that the terminal sends to it."""
         with self._lock:
             first = not self._signals
             self._signals.append(number)
@@ -475,7 +475,7 @@ class Launch:
             self._elastic.worker_ended(index, role, restarts)
 
     def _report_room(self) -> None:
-        """Tell the elasticity machine how many workers the hosts have room for. A link's reader thread calls this when its host is lost."""
+        """Tell the elasticity machine how many workers the hosts have room for. The reader thread of a lost host's link calls this."""
         with self._lock:  # the lock keeps the order, so that the machine gets the latest number last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())

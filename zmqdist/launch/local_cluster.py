@@ -82,7 +82,7 @@ class local_cluster:
         for name, count in (("workers", workers), ("ps", ps)):
             if type(count) is not int or count < 0:
                 raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
-        # The config is made before a process is started, because it raises if an option is wrong.
+        # The config is made before a process is started, because its constructor raises if an option is wrong.
         config = DispatcherConfig(**options)
         self._slots = slots
         self._listener = _listen(config)
@@ -266,7 +266,7 @@ class local_cluster:
         return TaskConfig({"ps": dict(enumerate(self.ps))}, "ps", index, token_file=self.credentials.token_file)
 
     def _start_processes(self, workers: int, ps: Iterable[int] = ()) -> list[Child]:
-        """Start `workers` more workers, and the parameter servers with these indices. Return the processes."""
+        """Start `workers` more workers, and the parameter servers with the indices `ps`. Return the processes."""
         first, self.workers = self.workers, self.workers + workers
         configs: list[WorkerConfig | TaskConfig] = [self._worker(index, True) for index in range(first, self.workers)]
         return [self._start(config) for config in [*configs, *map(self._ps, ps)]]

@@ -139,7 +139,7 @@ class RayCluster:
         return ray
 
     def leave(self) -> None:
-        """Disconnect from Ray if this was the last `RayStream`, unless the program itself had connected to Ray before."""
+        """Disconnect from Ray if no other `RayStream` is left, unless the program itself had connected to Ray before."""
         ray = _ray()
         with self._lock:
             self._streams -= 1
@@ -160,7 +160,7 @@ class RayCluster:
             except queue.Empty:
                 reason = f"it has not answered within {limits.RAY_JOIN_S:g} s"
             if threading.current_thread() is threading.main_thread():
-                # Ray's C++ library has replaced the handler of SIGTERM by one that prints a stack and may abort the process. Restore it.
+                # Ray's C++ library has replaced Python's handler of SIGTERM by one that prints a stack and may abort the process. Undo it.
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         if reason:
             raise errors.UnavailableError(

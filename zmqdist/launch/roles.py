@@ -57,7 +57,7 @@ Announce = Callable[[str], object]
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """The arguments of `zmqdist.Server` for a task of a cluster that runs in a child process.
+    """The arguments of `zmqdist.Server` for one task of a cluster, which runs in a child process.
 
     Attributes:
       cluster: the addresses of the tasks of each job, by index.
@@ -123,7 +123,7 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    # If NumPy was loaded with other environment variables, the zygote cannot be forked from this process: `WorkerServer` starts a new one.
+    # If this process has loaded NumPy with other variables, or has several threads, `WorkerServer` starts a zygote that is not its fork.
     if config.processes and are_limited and threading.active_count() == 1:
         environment = config.credentials.environment()
         import_modules()
@@ -247,7 +247,7 @@ def _run_server(
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
     """Start the worker, which waits for its dispatcher. Return False if a signal arrives or the lifeline breaks first."""
     failed: list[BaseException] = []
-    # `is_alive` cannot replace this event, because the thread still runs while it calls `wake`.
+    # The thread's `is_alive` cannot replace this event, because the thread is still alive when it calls `wake`.
     tried = threading.Event()
 
     def start() -> None:

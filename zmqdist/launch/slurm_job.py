@@ -7,8 +7,8 @@ Rules
     This module runs Slurm's programs and does not use Slurm's library. If a program fails, the module raises an error with one sentence.
 
     The job belongs to Slurm and continues when this process ends. Only Ctrl-C and SIGTERM in this process cancel it. The job writes its
-    output to a file on a shared file system. This process opens the file again for each look, because a network file system shows new
-    contents only after an open.
+    output to a file on a shared file system. This process opens the file anew each time it looks for new output, because a network file
+    system shows new contents only after an open.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def submit(config: ClusterConfig, command: Sequence[str], grace_s: float) -> int
       config: the cluster file. Its section `slurm` has the resources that the job requests.
       command: `zmqdist launch` with its arguments. The command runs in the working directory and with the environment of this process.
       grace_s: the grace of the command, in seconds. Slurm sends SIGTERM to the command 2 * `grace_s` + DRAIN_MARGIN_S seconds before the
-        time limit.
+        time limit, unless the limit is below SHORT_JOB_S.
 
     Raises:
       NotFoundError: this host has no sbatch.

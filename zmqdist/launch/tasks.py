@@ -168,7 +168,7 @@ class Tasks:
         if task.retired:
             self._say(f"[{_label(role)}] has left")
             return
-        # `zmqdist drain` or a program has requested the end of this worker.
+        # A worker ends with code 0 if `zmqdist drain` or a program has requested its end.
         if job == "worker" and role.pid and role.exit_code == 0:
             self._say(f"[{_label(role)}] has left; {self._workers_left(job)}")
             return

@@ -87,7 +87,7 @@ class WorkerAffinity:
 
     @property
     def deadline(self) -> float | None:
-        """The time at which the first worker will have been missed for too long. None means never."""
+        """The earliest time at which a worker will have been missed for too long. None means never."""
         if not self._missing_since or self.recovery_limit_s is None:
             return None
         return min(self._missing_since.values()) + self.recovery_limit_s

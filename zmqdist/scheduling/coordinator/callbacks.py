@@ -57,7 +57,7 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name="zmqdist-callbacks", daemon=True).start()
-            self._queue = calls  # set only now, because without a thread the callbacks in this queue would never run
+            self._queue = calls  # set only after the thread has started, because otherwise callbacks might wait in this queue for ever
         return self._queue
 
     def _end(self) -> None:

@@ -197,7 +197,7 @@ class Closures:
 
     @property
     def without_cluster_since(self) -> float | None:
-        """The time since which unfinished work or an ending round has lacked a dispatcher or any worker. None means that neither does."""
+        """The time since which unfinished work or an ending round has lacked a dispatcher or any worker; None while nothing lacks them."""
         return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -252,8 +252,8 @@ class Closures:
                 self._may_run_unseen = lost and not for_good
                 self._kept.clear()
                 self._start_lost_clock(now)
-                # The replies about this work were lost with the connection. The work is resolved as cancelled now (P14), because otherwise
-                # the coordinator would submit the work again, and it would run.
+                # The replies about work that the program takes back were lost with the connection. The work is resolved as cancelled now
+                # (P14), because otherwise the coordinator would submit the work again, and it would run.
                 unanswered, self._take_backs = sorted(self._take_backs & self._works.keys()), set()
                 effects = self._resolve(_ended_alike(unanswered, CANCELLED)) if unanswered else []
                 effects += self._round_ended() if for_good and self.ending else []
@@ -457,7 +457,7 @@ class Closures:
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
-            return []  # the problem concerns an earlier attempt, and the work runs again
+            return []  # the work has ended, or runs again in a later attempt
         return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
     def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:

@@ -265,9 +265,10 @@ class ClusterCoordinator:
         Raises:
           Exception: a function of this round failed. `join` raises the first error that the program has not seen, or the first error if the
             program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once. Its `failures` has at
-            most 100 errors of the round. Before that, waiting functions are dropped, and running functions are asked to stop and killed
-            after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. After that, no function of the
-            round is executing. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator can be used again.
+            most 100 errors of the round. Before `join` raises, waiting functions are dropped, and running functions are asked to stop and
+            killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. When `join` raises, no
+            function of the round is executing. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator stays
+            usable.
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
@@ -508,7 +509,7 @@ class ClusterCoordinator:
             failed, scheduled, before = runtime.failures.round, runtime.scheduled, -1
             if failed is None:
                 return
-            # Work scheduled while a round was ending may belong to the next round. That round must then end as well.
+            # Work that was scheduled while this round was ending belongs to the next round, which must then end as well.
             while before < 0 or (runtime.resolved < scheduled and not runtime.closed):
                 before = runtime.rounds_ended
                 runtime.end_round()
@@ -533,7 +534,7 @@ class ClusterCoordinator:
 
 
 class _Alive:
-    """A token that a coordinator and its pending or kept values share. When it is garbage-collected, the runtime gives up its work."""
+    """A token that a coordinator and its pending or kept values share. When the token is garbage-collected, the runtime is closed."""
 
     __slots__ = ("__weakref__", "_target")
 

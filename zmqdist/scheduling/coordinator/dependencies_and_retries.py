@@ -114,7 +114,7 @@ class FunctionsUnused:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnding:
-    """A thread of the program waits to raise the error of the round."""
+    """A thread of the program waits to raise the error of the round, so no more attempts may begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """The value of a plan is available again. `new` says whether the attempt that has just ended computed it."""
+    """Threads that wait for a plan's lost value may fetch it again. `new` says whether the attempt that has just ended computed it."""
 
     work: int
     new: bool
@@ -175,21 +175,21 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True)
 class CancelAttempts:
-    """The results of these attempts are no longer needed."""
+    """Cancel these attempts, because their results are no longer needed."""
 
     attempts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class DropFunctions:
-    """These functions can be dropped, because no plan needs them any more."""
+    """Drop these functions, because no plan needs them any more."""
 
     functions: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """The data held for this plan is no longer needed."""
+    """Release the data held for this plan, because it is no longer needed."""
 
     work: int
 
@@ -460,7 +460,7 @@ class Dependencies:
             if plan.missing:
                 continue
             if self._ending:
-                # Mark the plan's own value as lost again. Otherwise the plan would count as available, because it has no missing inputs.
+                # Mark the plan's own value as lost again. Otherwise it would count as available, because the plan has no missing inputs.
                 self._suspend_recomputation(plan)
             else:
                 self._begin_again(plan, effects)

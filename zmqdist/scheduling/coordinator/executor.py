@@ -141,7 +141,7 @@ class Executor(futures.Executor):
         with self._idle:
             self._check_open()
         snapshot: Callable[..., T] = fn
-        # If this fails, `submit` pickles `fn` again and puts the error into each Future.
+        # If `fn` cannot be pickled, `submit` tries again and puts the error into each Future.
         with contextlib.suppress(trusted.NotPicklableError):
             snapshot = self._coordinator.pickled_now(fn)
         items = zip(*iterables, strict=False)

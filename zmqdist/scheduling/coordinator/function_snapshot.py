@@ -58,7 +58,7 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """Return the blob and its numbers in the store for one more work item, which must release these numbers."""
+        """Add a reference to the held pickle for one more work item, which must release it. Return the blob and the pickle's numbers."""
         self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)

@@ -79,7 +79,7 @@ class FunctionNumbers:
         return packed
 
     def _warn_if_reloaded(self, fn: Callable[..., Any]) -> None:
-        """Warn if a function's module was reloaded, because worker processes that imported the module before have the old function."""
+        """Warn if a function's module was reloaded, because worker processes that imported it before the reload have the old function."""
         name = getattr(fn, "__module__", None)
         module = sys.modules.get(name or "")
         spec = getattr(module, "__spec__", None)
@@ -135,7 +135,7 @@ class FunctionNumbers:
         return number, describe(fn)
 
     def fresh(self) -> int:
-        """Return a new number for a resource or a similar object. Functions and these objects never have the same number."""
+        """Return a new number for a per-worker resource, different from the numbers of all functions."""
         return next(self._numbers)
 
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:

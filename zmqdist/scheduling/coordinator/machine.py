@@ -100,7 +100,7 @@ class CoordinatorMachine:
         """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []
         self._replaced: list[Effect] = []
-        """The effects Replace, which precede the Resolve of `_ended`, because ended work may name a lost value as its cause."""
+        """The effects Replace, which precede the Resolve of `_ended`, because work may have failed for lack of a replaced value."""
         self._after_resolve: list[Effect] = []
         """The effects of the plans that must follow the Resolve of `_ended` (C3)."""
 
@@ -198,7 +198,8 @@ class CoordinatorMachine:
 
     def _flush(self, effects: list[Effect], detached: Collection[int] = ()) -> None:
         """Resolve the program's work that has ended, and decide which of it fails the round (C2)."""
-        if self._replaced:  # Replace precedes Resolve, because work that has ended may name a lost value as its cause
+        # Replace precedes Resolve, because work may have failed for lack of a value that Replace reports as lost.
+        if self._replaced:
             effects += self._replaced
             self._replaced = []
         if self._ended:

@@ -128,7 +128,7 @@ def record(name: str, seconds: float) -> None:
 
 
 class Executions:
-    """The times at which one coordinator's unfinished work items were scheduled. Not thread-safe, so the owner must hold a lock."""
+    """The times at which one coordinator's unfinished work items were scheduled. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
@@ -139,7 +139,7 @@ class Executions:
             self._began[work] = time.perf_counter()
 
     def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
-        """Record how long each of these work items took. `outcomes` are tuples (work, kind, payload)."""
+        """Record how long each of these work items took. `items` are tuples (work, kind, payload)."""
         if self._began:
             now = time.perf_counter()
             for work, _, _ in items:

@@ -1,9 +1,9 @@
 """The bounds of a coordinator's queue: checks of the bounds that the program passes, and the count of bytes held for unfinished work.
 
 Rules
-    The count includes packed arguments, and the large arrays held with the arguments or with a function's pickle. They count from
-    `schedule` until the work has ended, because they take memory of this process even while the work runs. Data that several work
-    items share counts once.
+    The count includes packed arguments above SMALL_BYTES_MAX, and the large arrays held with the arguments or with a function's pickle.
+    They count from `schedule` until the work has ended, because they take memory of this process even while the work runs. Data that
+    several work items share counts once.
     A work item that is larger than the bound is scheduled when no other work item is counted, because otherwise it would wait for ever.
     Data that outlives its work is not counted: per-worker resources, and the inputs of work with a lineage.
 

@@ -134,7 +134,7 @@ class ResultFetcher:
                 thread.start()
             except RuntimeError:
                 if self._threads:
-                    # Another thread runs, which fetches this result. The next result tries again to start the missing thread.
+                    # A thread that runs already will fetch this result. The next call of `fetch` tries again to start the missing thread.
                     return
                 raise
             self._threads.append(thread)

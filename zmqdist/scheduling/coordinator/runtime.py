@@ -263,7 +263,8 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # call this before setting the flag, so that Ctrl-C cannot prevent it
+            # Set the flag afterwards: if Ctrl-C comes in between, the next `_announce` calls `call_soon` again.
+            self._loop.call_soon(self._drain)
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -404,7 +405,7 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
-            # After a final Refused of a registered coordinator, another connection has the session, and the dispatcher ignores this one.
+            # A final Refused after the registration: another connection has taken the session, and the dispatcher ignores this one.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())
@@ -479,7 +480,8 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # if the connection loses the message, all work is submitted again
+                    # If the connection loses the message, all unfinished work is submitted again over the next connection.
+                    self._dealer.send(message)
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

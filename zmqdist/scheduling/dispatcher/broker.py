@@ -1,7 +1,7 @@
 """The dispatcher as one machine, which combines membership and dispatch. No I/O.
 
-Broker passes each message to the part that decides about it: membership (membership_and_leases.py) or dispatch (machine.py). A message
-from a peer that has registered neither as a worker nor as a coordinator changes nothing, and Broker returns a Refused to the peer.
+Broker passes each message to the part that decides about it: membership (membership_and_leases.py) or dispatch (machine.py). A peer that
+has not registered as a worker or coordinator may only register or say Goodbye. Broker returns a Refused to any other message of it.
 
 Not here: the decisions of these two parts.
 """
@@ -92,7 +92,7 @@ class CoordinatorRow:
       queued, out: the number of its work items that wait, and the number of those that workers have.
       held: the number of its bulk results that workers hold.
       submitted, finished: the number of work items that it has submitted over this connection, and the number of those that have ended.
-      functions: the number of functions that it has defined.
+      functions: the number of functions that it has defined and not dropped.
     """
 
     coordinator: int

@@ -156,11 +156,11 @@ class WorkerConfig:
         before it left. It refuses later requests with CANCELLED, and the readers continue with other workers.
       host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to the
         dispatcher.
-      job, index: the worker's name. Index None lets the dispatcher choose the lowest free index, perhaps another one after it restarts.
+      job, index: the worker's name. With index None the dispatcher chooses the lowest free one, and perhaps another one after a reconnect.
       slots: how many functions the worker runs at a time.
       schedule_start_delay_s: worker i delays the first function of each coordinator by i times this delay, but by no more than
-        `schedule_start_delay_max_s` (0 means no bound). The worker reads a value that is None from its environment variable,
-        ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY or ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX. A missing variable means 0.
+        `schedule_start_delay_max_s` (0 means no bound). For a field that is None the worker reads ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY
+        or ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY_MAX. A variable that is missing or not a whole number means 0.
       processes: whether slots are child processes, which can be killed and may crash, instead of threads.
       threads_per_slot: how many threads BLAS and OpenMP start in each slot that is a process. None leaves the number to their environment
         variables. If these variables are missing, the cores of the host are divided among the slots of `workers_on_host` workers

@@ -18,7 +18,7 @@ from zmqdist.messages import WorkDescribed
 from zmqdist.scheduling.dispatcher.records import WorkerHoldings
 
 NAMES_SHOWN_MAX: Final = 10
-"""The largest number of names that a sentence lists. It only counts the other names."""
+"""The largest number of names that a sentence lists. The sentence only counts the other names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.coordinator_gone(other.peer, now)
-            # Another program reads this Refused. A coordinator that has reconnected does not, because its old connection has ended.
+            # Only another program with the same number gets this Refused. After a reconnect the coordinator's old connection has ended.
             if other.peer != peer:
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
@@ -213,7 +213,7 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. If the result is lost before that, the work does not run again.
+                    # The coordinator may still receive this result. If it is lost before that, the cancelled work does not run again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
@@ -232,7 +232,7 @@ class Dispatch:
                 if lease.cancelled_unless_begun:
                     steal.append(number)
                 else:
-                    # The coordinator may have sent the request before it knew that the work has begun, so report the start again.
+                    # The coordinator may have sent the CancelWork before it learned that the work has begun, so report the start again.
                     begun.append(lease)
             if steal:
                 effects.append(Send(load.member.peer, StealRequest(steal)))
@@ -297,7 +297,7 @@ class Dispatch:
         return effects + self._report_members(Members([_member_row(member)], []))
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
-        """Reconcile the leases of a member that has reconnected, because messages on its old connection were lost in both directions."""
+        """Reconcile the leases of a member that has reconnected, because its old connection may have lost messages in both directions."""
         load = self.loads[member]
         load.reachable = True
         load.stale_leases = dict(register.stale_leases)
@@ -343,7 +343,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # Send Members first (P15). Before a coordinator gets a result of lost work, it must know that the work may still execute unseen.
+        # Send Members first (P15): before it learns how lost work ends, a coordinator must know that the worker may still run the work.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -502,7 +502,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the rounds of which no work can be executing any more (P5). Forget coordinators that were away for `lease_s` (P16)."""
+        """Report ending rounds of which no work can be executing (P5). Have workers forget coordinators away for `lease_s` (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:

@@ -17,7 +17,7 @@ Promises, checked by tests/machines/test_membership.py and tests/sim
     P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one if the member's process ends
     P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
-    P5  `settled` tells whether the process of a lost member is known to have ended; if not, its slots may run until its lease ends
+    P5  `settled` tells whether the process of a lost member has ended or said Goodbye; if not, its slots may run until its lease ends
 
 Not here: what happens to the member's work (machine.py), and how the end of a process is noticed (the runtimes).
 """
@@ -84,7 +84,7 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberBack:
-    """A member has reconnected as the same incarnation. `register.held` lists the leases that it still has."""
+    """A member has reconnected as the same incarnation. `register.held` lists the leases that the member still has."""
 
     member: Member
     register: Register
@@ -99,7 +99,7 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is lost. `settled` says whether its process is known to have ended. Then none of its work can be executing (P5)."""
+    """A member is lost. `settled`: its process has ended or said Goodbye. Otherwise its slots may run until its lease ends (P5)."""
 
     member: Member
     reason: str
@@ -266,7 +266,7 @@ class Membership:
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member with the index that this Register has. If the Register has no index, return the member with its incarnation."""
+        """Return the member with the index in this Register, or, if the Register has no index, the member with the incarnation in it."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))

@@ -194,7 +194,7 @@ class Placement:
         del self._loads_by_name[load.name]
 
     def reindex(self, load: WorkerLoad) -> None:
-        """Recompute which lists of workers this worker belongs to (idle, with capacity, overloaded), and its part in the sums.
+        """Recompute which lists of workers this worker belongs to (idle, with capacity, overloaded), and the sums over all workers.
 
         Call `reindex` after every change of the worker's load. It makes the cost of `assign` independent of the number of workers.
         """
@@ -294,7 +294,7 @@ class Placement:
             if fn != checked:
                 if (coordinator, fn) not in known:
                     pickled = session.functions.get(fn)
-                    # The coordinator has dropped the function, because it received the result just before the worker was lost.
+                    # Skip the item: the coordinator received its result just before the worker was lost, and has dropped the function.
                     if pickled is None:
                         continue
                     known.add((coordinator, fn))

@@ -25,8 +25,8 @@ class PriorityBand:
     """The waiting work items of one priority in one queue.
 
     Attributes:
-      items: the items that no worker has begun, as far as the dispatcher knows.
-      report_before_start: the items whose start the worker must report before it starts them. They are handed out before `items`.
+      items: the items that no worker has begun, as far as the dispatcher knows, and the items that have lost a start.
+      report_before_start: the other items that may have begun: a worker must report their start first. They are handed out before `items`.
     """
 
     session_queue: SessionQueue
@@ -75,7 +75,7 @@ class CoordinatorSession:
     of its own over the same connection, in which no round ends.
 
     Attributes:
-      queues: the queues that have work, by worker name ("" for any worker).
+      queues: the queues by worker name: "" for work that any worker may run, and one for each worker with waiting pinned work.
       functions: pickled functions by number.
       held: bulk results that workers hold, including kept values: (work, attempt) -> (worker, lease).
       watches_members: whether the coordinator gets Members.
@@ -136,7 +136,7 @@ class Lease:
 
     Attributes:
       band: the band in which the item waited, and will wait again if the lease ends without an outcome.
-      item: the work item as it was queued.
+      item: the work item with the number of its lost starts. Its payload is empty if `kept`.
       started: whether a slot has begun the item, as far as the dispatcher knows.
       cancelled: whether the item was cancelled, so that it does not run again, however the lease ends.
       cancelled_unless_begun: as `cancelled`, but a report that the item has begun sets this to False.
@@ -188,7 +188,7 @@ class WorkerLoad:
       window: the bound on the number of leases that the worker may have.
       leases: the worker's leases that have not ended, by number.
       held: the worker's leases that have ended and whose bulk results it holds, by number.
-      stale_leases: the leases of an earlier dispatcher whose functions run in the worker's threads: lease -> coordinator.
+      stale_leases: leases that the worker has dropped, but whose functions still run in its threads: lease -> coordinator.
       known_functions: the functions that were sent to the worker, as (coordinator, number).
       steal_requested: leases that the dispatcher has requested back, until the worker replies.
       undelivered_forgets: the Forgets with `everywhere` that the dispatcher could not send to this worker while it was away.

@@ -301,7 +301,7 @@ class _Runtime:
 
     Attributes:
       loop: the loop, which `open` makes; None before.
-      stopped: set by `stop`, and by the RPC method `shutdown` when the workers have left.
+      stopped: set by `stop`, and by `shutdown` when the workers have left or its wait for them is over.
       scaler: the launcher that starts and ends the workers; None if the workers were started without a launcher in this process.
       undelivered: the number of messages that were not sent because their peer had disconnected.
       watchers: functions that the loop calls after each event.
@@ -543,7 +543,7 @@ class _Runtime:
     def _drain_reported(
         self, call: PendingCall, job: str, index: int, grace_s: float, force: bool = False, dry_run: bool = False
     ) -> None:
-        """Serve the RPC method `drain_reported`: reply with the drain report of a worker, after draining the worker if that is allowed.
+        """Serve the RPC method `drain`: tell a worker to leave if that is allowed, and reply with its drain report.
 
         The worker is not drained if `dry_run` is set, or if the drain would lose something and `force` is not set.
         """

@@ -8,9 +8,9 @@ Theory of operation
     Beat later than the worker sent it. The time when the worker reads the echo does not count, because the echo may have waited in the
     worker's socket while the worker was frozen.
     A worker ends when it has had no contact for the orphan limit.
-    The worker repeats a refused registration for a while, because a worker under the same name may have crashed a moment ago. A worker
-    that was configured without an index accepts a new index from the dispatcher, because another worker may have got the old index
-    while this worker was away.
+    The worker repeats a refused registration for a while, because the dispatcher may not know yet that an earlier worker of this name has
+    crashed. A worker that was configured without an index accepts a new index from the dispatcher, because another worker may have got the
+    old index while this worker was away.
     A Register names the leases that the worker had when it sent the Register. Leases that end before the reply are reported after the
     reply, because the dispatcher refuses messages from a peer that is not registered. If the worker has to stop all work while it still
     waits for the reply, it sends a second Register, without leases. The worker then ignores the reply to the first Register, and all work
@@ -101,8 +101,7 @@ class Contact:
         return min(self._trips_s, default=0.0)
 
     def connected(self, incarnation: int) -> bool:
-        """Record that the connection is established. Return whether this is another incarnation of the dispatcher, which does not know the
-        leases."""
+        """Record that the connection is established. Return whether the dispatcher is a new incarnation, which does not know the leases."""
         self.up = True
         self.serial = 0
         self.beats_sent = self.beats_echoed = 0
@@ -113,7 +112,7 @@ class Contact:
         return is_new
 
     def note_registration(self, now: float) -> None:
-        """Record that a Register is sent. Drop the postponed reports, because the Register names all leases that the worker has now."""
+        """Record that a Register is sent. Drop the postponed reports, because the dispatcher ends each lease that the Register omits."""
         self.serial += 1
         self._postponed.clear()
         self._unanswered_at.clear()

@@ -107,8 +107,8 @@ class LocalMemories:
 class HolderClients:
     """Connections to holders, one connection for each address. Any thread may use them.
 
-    At most CLIENTS_KEPT idle connections are kept open for later payloads. The number is bounded because coordinators and workers join and
-    leave.
+    At most CLIENTS_KEPT idle connections are kept open for later payloads, because otherwise connections to processes that have left would
+    pile up.
 
     Args:
       role: the role of this process at the holders: "worker" or "submit".
@@ -164,7 +164,7 @@ class HolderClients:
             if holder is None:
                 security = self._credentials.client(address, self._role, key)
                 holder = Holder(ZmqClient(address, security=security))
-            # Insert it at the end, so that the least recently used connections are first.
+            # Insert the connection at the end, so that the least recently used connections are first.
             self._holders[endpoint] = holder
             holder.users += 1
         try:

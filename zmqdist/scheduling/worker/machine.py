@@ -334,7 +334,7 @@ class WorkerMachine:
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
         at = now + grace_s
-        # A second request to leave may only shorten the grace.
+        # A second request to leave can shorten the grace, but not prolong it.
         if not self.leaving or (self.leave_at is not None and at < self.leave_at):
             self.leave_at = at
         self.leaving = True
@@ -421,7 +421,7 @@ class WorkerMachine:
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """Give a slot the next items of the queue, up to one whose start must be reported first. Must be fast: it runs for each item."""
+        """Give a slot the next items of the queue, but none whose start must be reported first. Must be fast: it runs for each item."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
@@ -467,7 +467,7 @@ class WorkerMachine:
                 stale.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            # The dispatcher ignores the result of an aborted lease and would never free it, so this worker frees it.
+            # The dispatcher ignores the result of an aborted lease, and may not know the lease any more, so this worker frees the result.
             if aborted and kind == BULK and not self.leaving:
                 effects.append(FreeBulk(lease))
                 kind, payload = CANCELLED, b""
@@ -546,8 +546,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions. Give the dispatcher back the leases of waiting items that need these functions. The work of these items has
-        ended."""
+        """Drop functions. Give the dispatcher back the leases of waiting items that need these functions, because their work has ended."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:

@@ -34,7 +34,7 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True):
-    """The place of a payload: the process that holds its parts, its holder.
+    """The place of a payload. The process that has its parts is its *holder*.
 
     Attributes:
       store: the number of the holder's store, random and unique.

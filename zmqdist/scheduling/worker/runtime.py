@@ -490,7 +490,7 @@ class _Runtime:
     # -- bulk results -------------------------------------------------------------------------------------------
 
     def _hold(self, kind: int, parts: list[Any]) -> bytes:
-        """Hold the parts of a result, and return the encoded reference. Only parts of kept values are shared by several processes."""
+        """Hold the parts of a result, and return the encoded reference. Only parts of kept values may be mapped by several processes."""
         return encode_reference(self._store.hold(parts, shared=kind == KEPT))
 
     def _note_results(self, event: SlotFinished) -> None:

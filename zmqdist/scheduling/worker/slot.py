@@ -26,7 +26,7 @@ class SlotRow(NamedTuple):
 
     Attributes:
       state: "starting" (the slot's process is not ready), "idle", "running", "ending" (the process is being killed) or "left over" (the
-        slot is a thread, and runs a function of an earlier dispatcher, which cannot be killed).
+        slot is a thread, and still runs a function whose lease the worker has dropped).
       given: the number of items that the slot has. The first of these items runs.
     """
 

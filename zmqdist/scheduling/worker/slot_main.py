@@ -89,8 +89,9 @@ class _Reporter:
         return self._pool
 
     def send_bulk(self, position: int, kind: int, parts: list[Any]) -> None:
-        """Report a large result. Each part is copied once into shared memory, where readers map it. Without shared memory it is sent
-        through the pipe."""
+        """Report a large or kept result. Large parts are copied once into shared memory, where readers map them. The pipe carries all other
+        parts.
+        """
         self.flush()
         handles = [self._lend(part) for part in parts]
         piped = [part for part, handle in zip(parts, handles, strict=True) if handle is None]
@@ -121,7 +122,7 @@ class _Reporter:
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # read this after `clear`, because a batch that begins later sets `_busy` itself
+            if self._in_batch:  # read this after `clear`: otherwise a batch that begins between the two would be missed
                 self._busy.set()
             try:
                 self.flush()

@@ -202,7 +202,7 @@ class BulkStore:
             self._pool.take_back(entry.handle)
 
     def read_reply(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
-        """Return this worker's reply to a Read, which the dispatcher has sent on behalf of another process."""
+        """Return this process's reply to a Read, which the dispatcher has sent on behalf of another process."""
         try:
             first, length = max(0, read.offset), min(max(0, read.length), CHUNK_BYTES)
             return ReadDone(read.request, 0, ""), [memoryview(self.view(read.bulk)[first : first + length])]  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """The cache of a worker: the parts of arguments that it has fetched for its slots, so that each part is sent to the worker only once.
 
-A slot maps a part that is in shared memory of its host. It requests any other part from its worker. The worker fetches the part once
-into its own store, and replies with a reference to this copy. The worker keeps fetched parts while it has work.
+A slot maps a part that is in shared memory of its host. It requests any other part from its worker. The worker fetches the part once into
+its own store, and replies with a reference to this copy. The worker keeps fetched parts while it has work, at most about
+WORKER_CACHE_BYTES_MAX bytes.
 """
 
 from __future__ import annotations
