@@ -482,7 +482,7 @@ def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, conn
     client = connect(serve(m=lambda: 1).address)
     for ask in (client.m, client.m_blocking, partial(client.call, "m"), partial(client.stream, "m")):
         with pytest.raises(
-            (TypeError, ValueError), match="timeout_in_ms is a number of milliseconds, 0 for none, not "
+            (TypeError, ValueError), match="timeout_in_ms is a number of milliseconds, 0 for the default, not "
         ):
             ask(timeout_in_ms=time)
     assert client.snapshot().calls == 0

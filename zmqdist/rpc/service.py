@@ -136,7 +136,9 @@ class RpcService:
         if name in self._methods:
             raise InvalidArgumentError(f"{name} is already registered.")
         if not all(map(str.isidentifier, name.split("."))) or name.startswith("zmqdist."):
-            raise InvalidArgumentError(f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)")
+            raise InvalidArgumentError(
+                f"{name!r} cannot name a method: wanted identifiers joined by dots (zmqdist.* is reserved)"
+            )
         method = method_for(name, fn, input_signature, output_signature, inline, roles)
         if batch:
             check_options(method, max_batch, max_delay_ms)

@@ -40,12 +40,12 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
             due = monotonic() + float(timeout_in_ms) / 1000
             return due if due < NEVER_S else inf
     except (TypeError, ValueError):  # `float` raises ValueError for an array
-        text = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
+        text = f"timeout_in_ms is a number of milliseconds, 0 for the default, not {type(timeout_in_ms).__name__}"
         raise TypeError(text) from None
     except OverflowError:  # the int is too large for a float
         return inf
     if timeout_in_ms != timeout_in_ms:
-        raise ValueError("timeout_in_ms is a number of milliseconds, 0 for none, not NaN")
+        raise ValueError("timeout_in_ms is a number of milliseconds, 0 for the default, not NaN")
     return inf
 
 

@@ -219,7 +219,8 @@ def _key(path: Path, lines: dict[int, tuple[str, str]], word: str) -> bytes:
     found = [rest for name, rest in lines.values() if name == word]
     if len(found) != 1 or decode_key(found[0]) is None:
         raise FailedPreconditionError(
-            f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; run `zmqdist keygen`"
+            f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; "
+            "run `zmqdist keygen`, or `zmqdist keys join` if this process joined"
         )
     return found[0].encode()
 

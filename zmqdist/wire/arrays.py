@@ -115,7 +115,7 @@ def dtype_to_json(dtype: np.dtype[Any]) -> DTypeJson:
 
 def _any_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     if dtype.hasobject or dtype.kind in "OT":
-        raise BadArray(f"dtype {dtype} holds Python objects, whose bytes mean nothing elsewhere")
+        raise BadArray(f"dtype {dtype} holds Python objects or pointers, whose bytes mean nothing elsewhere")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return ["array", dtype_to_json(base), list(shape)]

@@ -141,7 +141,7 @@ def _encode(value: Any) -> tuple[bytes, list[Any]]:
         )
     if len(out.frames) >= FRAMES_MAX:
         _invalid(
-            f"a value with {len(out.frames)} arrays above {INLINE_BYTES_MAX} bytes; at most {FRAMES_MAX - 1} travel in one "
+            f"a value with {len(out.frames)} arrays and texts above {INLINE_BYTES_MAX} bytes; at most {FRAMES_MAX - 1} travel in one "
             "call: join them, or send several calls"
         )
     return body, out.frames
