@@ -136,7 +136,7 @@ def _call(
         raise click.UsageError(f"{info.name} is a streaming method, and --output saves a single answer")
     args, named = values.arguments(words)
     for name in CLIENTS_OWN & named.keys():
-        raise click.UsageError(f"{name}= is an argument of the client: pass that argument of {info.name} by position")
+        raise click.UsageError(f"{name}= would go to the client: pass the argument {name} of {info.name} by position")
     specs = info.input_signature or ()
     places = {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
     args = [*map(values.as_given, specs, args), *args[len(specs) :]]

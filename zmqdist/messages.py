@@ -539,8 +539,8 @@ class AskKey(Message, tag=72):
 class KeyState(Message, tag=73):
     """The state of a public key. `role` is "" for an unknown key, and "revoked" for a key that lost its role because of `problem`.
 
-    `listens` says that a server that shows the key may be trusted. If the AskKey has an `address`, this message has it, too, and `key` is
-    the key of the server at this address.
+    `listens` says that a server whose port shows this key may be trusted. If the AskKey has an `address`, this message has it, too, and
+    `key` is the key of the server at this address.
     """
 
     SENT = "dispatcher -> any"

@@ -294,7 +294,7 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
         ("scale [1] bye=2", "scale: got an unexpected keyword argument 'bye'"),
         ("echo a=1 a=2", "a is given twice"),
         ("echo a=1 2", "'2' follows an argument by name: put arguments by name last"),
-        ("echo out=1", "out= is an argument of the client: pass that argument of echo by position"),
+        ("echo out=1", "out= would go to the client: pass the argument out of echo by position"),
         ("echo [1", "'[1' is no JSON"),
         ("echo --jsn", "no such option: '--jsn'; to pass it as text, write it in JSON"),
         ("echo 1 --timeout -1", "Invalid value for '--timeout'"),

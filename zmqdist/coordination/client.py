@@ -42,13 +42,14 @@ class TaskState(NamedTuple):
 
 
 class CoordinationClient:
-    """The client of a task for barriers, keys and the states of tasks. Any thread may call the methods. Close the client at the end.
+    """A client for barriers, keys and the states of tasks, for a task or, with `task=None`, for a process that is no task. Any thread may
+    call the methods. Close the client at the end.
 
-    The client registers its task in the background and keeps it registered. The other tasks are notified when this task is lost, unless
-    its job may recover. Until the keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or
+    The client of a task registers the task in the background and keeps it registered. The other tasks are notified when this task is lost,
+    unless its job may recover. Until the keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or
     LEADER_WAIT_S if it has no such argument.
 
-    While the keeper is gone, every request of a task raises UnavailableError. A request of a client that is not a task waits for the next
+    While the keeper is gone, every request for a task raises UnavailableError. A request for a process that is no task waits for the next
     keeper instead. If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise
     InvalidArgumentError.
 

@@ -120,7 +120,7 @@ class _Record:
     message: str = ""
     retired: list[int] = field(default_factory=list)  # earlier incarnations, at most RETIRED_KEPT
     devices: list[str] = field(default_factory=list)
-    joining: Ticket = None  # the ticket of the task's registration, in state JOINING only
+    joining: Ticket = None  # the request to register that waits for its reply, in state JOINING only
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def _decode_method(
         or not isinstance(doc, str)
         or not isinstance(inputs, (list, tuple, type(None)))
     ):
-        raise TypeError("an item without a name or with a wrong signature")
+        raise TypeError("an item without a name, or with a wrong description or signature")
     signature = None
     if parameters is not None:
         signature = inspect.Signature(

@@ -137,7 +137,7 @@ class RpcService:
             raise InvalidArgumentError(f"{name} is already registered.")
         if not all(map(str.isidentifier, name.split("."))) or name.startswith("zmqdist."):
             raise InvalidArgumentError(
-                f"{name!r} cannot name a method: wanted identifiers joined by dots (zmqdist.* is reserved)"
+                f"{name!r} cannot name a method: wanted words joined by dots (zmqdist.* is reserved)"
             )
         method = method_for(name, fn, input_signature, output_signature, inline, roles)
         if batch:

@@ -144,7 +144,7 @@ def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Sc
 
 
 def gather_ring(rank: int, size: int, piece: Array, keep: Keep) -> Schedule:
-    """Pass each member's piece around the ring to all members. `keep` is called with each piece of another member."""
+    """Pass each member's piece around the ring to all members. `keep` is called with each piece that arrives."""
     for step in range(1, size):
         arrived = yield Step((rank + 1) % size, piece, (rank - 1) % size)
         keep((rank - step) % size, arrived)
@@ -171,7 +171,7 @@ def broadcast_chain(rank: int, size: int, root: int, piece: Array | None, keep: 
 
 
 def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Schedule:
-    """Send each member's piece to the root, where `keep` is called with each piece of another member."""
+    """Send each member's piece to the root, where `keep` is called with each piece that arrives."""
     if rank != root:
         yield Step(root, piece, None)
         return
@@ -181,7 +181,7 @@ def gather_star(rank: int, size: int, root: int, piece: Array, keep: Keep) -> Sc
 
 
 def exchange(rank: int, size: int, pieces: Sequence[Array], keep: Keep) -> Schedule:
-    """Send piece i of each member to rank i. `keep` is called with each piece of another member."""
+    """Send piece i of each member to rank i. `keep` is called with each piece that arrives."""
     for step in range(1, size):
         to, source = (rank + step) % size, (rank - step) % size
         keep(source, (yield Step(to, pieces[to], source)))

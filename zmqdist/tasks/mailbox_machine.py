@@ -494,6 +494,7 @@ class Outbox:
                 return None
             before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
-            # Another incarnation of the receiver holds message `number`. Message `before` never had its turn there, so have it skipped.
+            # The receiver's incarnation `held` has message `number`, but message `before` had its turn at another incarnation. So have
+            # the receiver skip `before`.
             if held and incarnation and held != incarnation:
                 return self._skip_before(number, before, held)

@@ -358,7 +358,7 @@ class ShmPool:
         return sum(segment.nbytes for segment in self._segments)
 
     def _end_returned(self) -> None:
-        """End the leases that receivers have given back, and the leases that finalizers want to take back."""
+        """End the leases whose receivers have given the block back, and those that finalizers have passed to `take_back_soon`."""
         while self._to_take_back:
             self.take_back(self._to_take_back.popleft())
         cells = self._cells

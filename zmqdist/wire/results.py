@@ -40,7 +40,7 @@ _FOREIGN: Final = -1
 
 
 def pack(value: Any) -> trusted.Packed:
-    """Return a result in the safe form, as one blob or as a list of buffers like `trusted.pack`.
+    """Return a result in the safe form: one blob or a list of buffers, as `trusted.pack` returns.
 
     Raises:
       InvalidArgumentError: the result contains a value of a type that the safe codec refuses. The text names the place and the type, and

@@ -126,7 +126,7 @@ class Range(Indexed):
         if step == 0:
             raise invalid("step must not be zero")
         if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
-            raise invalid(f"a range has finite bounds, not {start}, {stop}, {step}")
+            raise invalid(f"start, stop and step of a range must be finite, not {start}, {stop}, {step}")
         numpy_dtype = np.dtype(dtype)
         made = cls(start, stop, step, numpy_dtype.str)
         if numpy_dtype.kind in "iu" and made.count():

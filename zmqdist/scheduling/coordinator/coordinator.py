@@ -267,8 +267,7 @@ class ClusterCoordinator:
             program has seen all errors (as in TensorFlow, even after `get` has raised it). The error is raised once. Its `failures` has at
             most 100 errors of the round. Before `join` raises, waiting functions are dropped, and running functions are asked to stop and
             killed after `cancel_grace_s`. If slots are threads, `join` waits for the running functions instead. When `join` raises, no
-            function of the round is executing. RemoteValues of dropped and stopped functions raise CancelledError. The coordinator stays
-            usable.
+            function of the round is executing. RemoteValues of dropped and stopped functions raise CancelledError.
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.

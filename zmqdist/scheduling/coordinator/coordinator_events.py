@@ -40,7 +40,7 @@ class DispatcherUp:
 class DispatcherDown:
     """The connection to the dispatcher is lost.
 
-    `for_good` means that the runtime will never connect again. A round that is ending then does not wait for a dispatcher.
+    `for_good` means that the runtime will never connect again. In that case a round that is ending ends at once.
     """
 
     for_good: bool = False

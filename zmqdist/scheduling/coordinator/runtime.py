@@ -263,8 +263,9 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            # Set the flag afterwards: if Ctrl-C comes in between, the next `_announce` calls `call_soon` again.
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(
+                self._drain
+            )  # before the flag is set: Ctrl-C in between costs only a second `call_soon`
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -480,8 +481,9 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    # If the connection loses the message, all unfinished work is submitted again over the next connection.
-                    self._dealer.send(message)
+                    self._dealer.send(
+                        message
+                    )  # if the message is lost, the next connection begins with all unfinished work
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

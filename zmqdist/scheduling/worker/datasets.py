@@ -17,7 +17,7 @@ def check_iterable(dataset: Any) -> Any:
         return dataset
     if not hasattr(dataset, "__iter__") or isinstance(dataset, (str, bytes, Mapping)):
         raise TypeError(
-            f"a per-worker dataset is made of a Dataset or of anything that can be iterated, not of {type(dataset).__name__}:"
+            f"a per-worker dataset is made of a Dataset or another iterable, but no text or mapping, not of {type(dataset).__name__}:"
             " what does the dataset function return?"
         )
     return dataset

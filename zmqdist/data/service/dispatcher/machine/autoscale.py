@@ -35,7 +35,7 @@ class AutoScaler:
         self._made[worker] = _rate("processing_time", seconds)
 
     def report_reader(self, reader: int, seconds: float) -> None:
-        """Record after how many seconds a reader could take another element. Raises InvalidArgumentError if `seconds` is not positive."""
+        """Record how many seconds a reader's program needs for an element. Raises InvalidArgumentError if `seconds` is not positive."""
         self._taken[reader] = _rate("target_processing_time", seconds)
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:

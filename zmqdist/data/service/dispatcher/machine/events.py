@@ -113,8 +113,8 @@ class OpenRequest:
     """Begin to read one repetition of a dataset. The machine has the client join the existing iteration, or creates the job, the iteration
     and its tasks.
 
-    -> (client, iteration, number of the durable state, cut). If the job is read in portions, `cut` is (positions, repetitions, length of a
-    portion, lowest unfinished portion); otherwise `cut` is None.
+    -> (client, iteration, random number of the dispatcher's durable state, cut). If the job is read in portions, `cut` is (positions,
+    repetitions, length of a portion, lowest unfinished portion); otherwise `cut` is None.
 
     Attributes:
       request: the number of the request. The client sends the same number again after a lost reply.
@@ -160,7 +160,7 @@ class WatchRequest:
     stopped: int = -1
     lost: dict[int, int] = field(default_factory=dict)
     target_s: float = 0.0
-    """The seconds after which the reader could take another element; 0 if unknown."""
+    """The seconds that the reader's program needs for an element; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class MissedRequest:
 class WorkRequest:
     """Wait for a change of a worker's tasks. The machine replies at once if the worker lacks a task or has to drop one.
 
-    -> (number of the durable state, new tasks, tasks to drop).
+    -> (random number of the dispatcher's durable state, new tasks, tasks to drop).
 
     Attributes:
       has: maps each task of the worker to the address at which the worker serves the task; "" until the worker serves it.

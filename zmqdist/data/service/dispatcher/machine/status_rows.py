@@ -55,7 +55,7 @@ class Figures:
                 self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
 
     def note_reader_report(self, client: int, seconds: float) -> None:
-        """Record the seconds after which a reader could take another element."""
+        """Record how many seconds a reader's program needs for an element."""
         known = self._tables.state.clients.get(client)
         if known is not None and seconds > SHORTEST_S:
             self._scalers.of(known.iteration).report_reader(client, seconds)
