@@ -53,7 +53,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     "name",
     required=True,
     metavar="NAME",
-    help="Name under which the process joins: worker:3 or ps:0; for a program submit:1, client:1 or admin:1, also without a number.",
+    help="Name under which the process joins: worker:3 or ps:0. A program joins as submit, client or admin, or as submit:1.",
 )
 @click.option(
     "--valid-s",

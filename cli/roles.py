@@ -60,7 +60,7 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "lease_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Time without a message after which a worker is lost.",
+    help="Time for which a worker without contact to the dispatcher may run its functions.",
 )
 @click.option(
     "--attempts",

@@ -281,9 +281,8 @@ class Results(Message, tag=28):
 
 
 class StartsLost(Message, tag=29):
-    """The processes of these attempts have crashed: (work, attempt, worker, exit code, last log lines, final).
-
-    `final` says that the item has reached the bound on lost attempts and does not run again. Otherwise it waits for its next attempt.
+    """The processes of these attempts have crashed: (work, attempt, worker, exit code, last log lines, whether the item has reached the
+    bound on lost attempts and does not run again).
     """
 
     SENT = "dispatcher -> coordinator"

@@ -98,7 +98,8 @@ class DispatcherJob(Section, frozen=True):
         ),
     ] = None
     lease_s: Annotated[
-        Seconds, documented("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
+        Seconds,
+        documented("Seconds for which a worker without contact may run functions.", "a number of seconds above 0"),
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
         Seconds,

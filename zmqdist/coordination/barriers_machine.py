@@ -230,7 +230,7 @@ class Barriers:
         return effects
 
     def forgotten(self, name: str) -> None:
-        """Forget the past rounds of a barrier. No caller may wait at it."""
+        """Forget the past rounds of a barrier. Call this only while no caller waits at it."""
         self._barriers.pop(name, None)
 
     def restarted(self, task: Task) -> None:

@@ -136,9 +136,7 @@ class RpcService:
         if name in self._methods:
             raise InvalidArgumentError(f"{name} is already registered.")
         if not all(map(str.isidentifier, name.split("."))) or name.startswith("zmqdist."):
-            raise InvalidArgumentError(
-                f"{name!r} cannot name a method: wanted words joined by dots (zmqdist.* is reserved)"
-            )
+            raise InvalidArgumentError(f"{name!r} cannot name a method: wanted a.b (zmqdist.* is reserved)")
         method = method_for(name, fn, input_signature, output_signature, inline, roles)
         if batch:
             check_options(method, max_batch, max_delay_ms)

@@ -263,9 +263,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(
-                self._drain
-            )  # before the flag is set: Ctrl-C in between costs only a second `call_soon`
+            self._loop.call_soon(self._drain)  # before the flag, so that Ctrl-C cannot prevent the call
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -481,9 +479,7 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(
-                        message
-                    )  # if the message is lost, the next connection begins with all unfinished work
+                    self._dealer.send(message)  # if it is lost, the next connection submits all work again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

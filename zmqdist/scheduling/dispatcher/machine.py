@@ -502,7 +502,7 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report ending rounds of which no work can be executing (P5). Have workers forget coordinators away for `lease_s` (P16)."""
+        """Report each round that ends, once none of its work can be executing (P5). Forget coordinators that left `lease_s` ago (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:

@@ -76,7 +76,7 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class RegisterRequest:
-    """Register a dataset. -> (id, whether another pipeline was registered under this id before and keeps it, as `on_conflict` says)."""
+    """Register a dataset. -> (id, whether another pipeline has this id already and keeps it because `on_conflict` is "keep")."""
 
     token: Token
     request: int

@@ -218,7 +218,7 @@ class PortionAssignment:
 
     def check_incarnations(self) -> None:
         """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation that counted as dead is connected,
-        take back the charge of its death to its portions.
+        no longer count its death against the portions that it was computing.
         """
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
