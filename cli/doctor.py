@@ -37,9 +37,9 @@ def doctor(
 ) -> None:
     """Find faults of this host and of a cluster, and say what to do about each.
 
-    CONFIG is a cluster file; its cluster need not run. With CONFIG, the command also checks Python and zmqdist on the hosts of the file's
-    `launcher`. Each ADDRESS is the host:port of a zmqdist server. Without CONFIG and ADDRESS, the command checks this host and the
-    cluster that ZMQDIST_CONFIG or TF_CONFIG names. Each line of the output is ok, a warning or a problem.
+    The command always checks this host. CONFIG is a cluster file; its cluster need not run. With CONFIG, the command also checks Python and
+    zmqdist on the hosts of the file's `launcher`. Each ADDRESS is the host:port of a zmqdist server. Without CONFIG and ADDRESS, the
+    command also checks the cluster that ZMQDIST_CONFIG or TF_CONFIG names. Each line of the output is ok, a warning or a problem.
 
     Exit codes: 0 no problem was found, 1 at least one was found.
     """

@@ -32,7 +32,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     """Show each key that the dispatcher TARGET knows: its state, role, name, time and public key.
 
     The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
-    The dispatcher refuses connections with a replaced key. A port that a process opened before the replacement still shows the old key.
+    The dispatcher refuses new connections with a replaced key. A port that a process opened before the replacement still shows the old key.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -150,10 +150,10 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
 )
 @target_options
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
-    """Have all members of the dispatcher TARGET that joined with a ticket make new key pairs. No work is lost.
+    """Have members of the dispatcher TARGET that joined with a ticket make new key pairs. No work is lost.
 
     Each member registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. You replace
-    static keys yourself (zmqdist keygen).
+    static keys yourself (zmqdist keygen), and with a new ticket the keys in a folder that `zmqdist keys join` made.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)

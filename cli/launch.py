@@ -41,7 +41,9 @@ this process.
     "--attach", "job", type=int, metavar="JOB", help="Print the output of the Slurm job with this id, until it ends."
 )
 @click.option("--render", is_flag=True, help="Print manifests for kubectl (Kubernetes); start nothing.")
-@grace_option("Time that the program and the workers have to end after Ctrl-C or SIGTERM.")
+@grace_option(
+    "Time that the program has to end after Ctrl-C or SIGTERM, and that the jobs have to end after the program."
+)
 @click.pass_context
 def launch(
     context: click.Context,
@@ -58,9 +60,9 @@ def launch(
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
 
     A job is a group of processes of one kind, such as the workers. Workers and parameter servers run on this host, or on the hosts where
-    the file's `launcher` starts them. The dispatcher and the program run on this host; with Slurm, they run in the Slurm job. Each line
-    that a worker or parameter server prints has a prefix such as [worker-0] or [worker-0@host]. When the program ends, the command stops
-    all jobs and returns the program's exit code.
+    the file's `launcher` starts them. The dispatcher, the program and an evaluator run on this host; with Slurm, they run in the Slurm
+    job. Each line that a worker, parameter server or evaluator prints has a prefix such as [worker-0] or [worker-0@host]. When the program
+    ends, the command stops all jobs and returns the program's exit code.
     """
     if job is not None:
         if config is not None or detach:

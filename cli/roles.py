@@ -178,8 +178,8 @@ def worker(
 ) -> None:
     """Run a worker in the foreground.
 
-    The worker waits for its dispatcher, and reconnects if the dispatcher was restarted. Functions run in slots. Each slot is a process of
-    its own, so that a function that crashes stops no other function.
+    The worker waits for its dispatcher, and reconnects if the dispatcher was restarted. Functions run in slots. Unless
+    --threads is given, each slot is a process of its own, so that a function that crashes stops no other function.
     """
     from zmqdist.addresses import advertised_address
     from zmqdist.cluster.file_sections import WorkerJob

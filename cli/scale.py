@@ -25,7 +25,9 @@ DECIDED_S: Final = 15.0
 @click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
 @grace_option("Time that running functions of leaving workers have to end; then they are killed.")
 @click.option(
-    "--force", is_flag=True, help="End workers even if this loses values, functions or data tasks that only they have."
+    "--force",
+    is_flag=True,
+    help="End workers even if values, data tasks or functions with `worker=` depend on them alone.",
 )
 @click.option(
     "--wait",
@@ -52,7 +54,7 @@ def scale(
     """Change the number of workers of a cluster that `zmqdist launch` runs.
 
     If the cluster has too few workers, new ones are started. If it has too many, those with the least to lose finish their running
-    functions and leave. The command returns when the new workers have registered and the others have left.
+    functions and leave. The command returns when the new workers have registered and the leaving workers have left.
     """
     target, job, count = _parsed(target_and_count)
     with Dispatcher(*place(target, **secrets), "submit", timeout_s) as dispatcher:
