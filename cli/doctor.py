@@ -76,7 +76,7 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
     from zmqdist.errors import OpError
     from zmqdist.launch.host_choice import agent_hosts
     from zmqdist.launch.hosts import AgentHost, AgentPool
-    from zmqdist.observe.doctor.findings import PROBLEM, WARNING, Finding, ok
+    from zmqdist.observe.doctor.findings import PROBLEM, WARNING, Finding, ok, warning
 
     def examine(host: AgentHost) -> list[Finding]:
         said: list[str] = []
@@ -91,7 +91,10 @@ def _hosts(config: ClusterConfig) -> list[Finding]:
         good = ok(host.name, f"Python {hello.python}, zmqdist {hello.version} ({hello.path}), {cores}{slots}")
         return [good, *(Finding(WARNING, host.name, line.partition("warning: ")[2] or line) for line in said)]
 
-    hosts = agent_hosts(config) or []
+    try:
+        hosts = agent_hosts(config) or []
+    except OpError as error:
+        return [warning(config.launcher, f"its hosts are not checked: {error.message}", "run `zmqdist doctor` there")]
     with ThreadPoolExecutor(HOSTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as threads:
         return [finding for found in threads.map(examine, hosts) for finding in found]
 

@@ -50,6 +50,27 @@ def test_a_running_dispatcher_is_well_and_a_dead_address_is_a_problem(dispatcher
     assert all(row["advice"] for row in found if row["level"] != "ok")
 
 
+@pytest.mark.parametrize(
+    ("launcher", "reason"),
+    [
+        ("kubernetes\nkubernetes: {image: i}", "cannot run `launcher: kubernetes`"),
+        ("slurm", "launcher: slurm needs the program `srun`"),
+    ],
+    ids=["kubernetes", "slurm without srun"],
+)
+def test_the_hosts_of_a_launcher_that_cannot_run_here_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, reason: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    file = tmp_path / "cluster.yaml"
+    file.write_text(FILE.format(port=5050).replace("count: 2", "count: 1") + f"launcher: {launcher}\n")
+    lines = run_here("doctor", str(file)).out.splitlines()
+    assert any(line.startswith("ok       worker: 1 task; ") for line in lines)
+    (line,) = (line for line in lines if "its hosts are not checked: " in line)
+    assert line.startswith("warning  ")
+    assert reason in line
+
+
 def test_the_ports_of_a_cluster_file_are_looked_at(dispatcher_here: str, tmp_path: Path) -> None:
     address = dispatcher_here
     file = tmp_path / "cluster.yaml"

@@ -13,6 +13,7 @@ from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.observe.doctor.findings import Finding, ok, problem
 from zmqdist.observe.doctor.host import DESCRIPTORS_MIN
 from zmqdist.observe.doctor.network import Address, client_of, examine_planned, examine_server
+from zmqdist.observe.status import plural
 from zmqdist.scheduling.worker.slots import OTHER_FDS, SLOT_FDS
 from zmqdist.tasks.reachability import REACH
 from zmqdist.transport.credentials import Credentials
@@ -47,7 +48,7 @@ def examine_config(config: ClusterConfig, explicit: Credentials, timeout_s: floa
     found = []
     for job, section in config.jobs.task_jobs().items():
         if section.tasks is None:
-            found.append(ok(job, f"{len(section.indices())} tasks; the launcher chooses their addresses"))
+            found.append(ok(job, f"{plural(len(section.indices()), 'task')}; the launcher chooses their addresses"))
     if config.runtime is not None:
         address = config.runtime.dispatcher.removeprefix("zmq://")
         found += examine_server(address, credentials, timeout_s, subject=f"dispatcher {address}").findings
