@@ -179,7 +179,7 @@ class Agreements:
         return [Disagreed(verdict.members, code, message) for verdict in verdicts]
 
     def reset(self, group: str) -> None:
-        """End an abort, after which the next announcement decides the number of the round. Without an abort, do nothing."""
+        """End an abort. The next announcement then decides the number of the round. Without an abort, do nothing."""
         if self._aborted.pop(group, None) is not None:
             self._barriers.forgotten(group)
 

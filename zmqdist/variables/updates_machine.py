@@ -145,11 +145,11 @@ class UpdateKeys:
         return NEW, None
 
     def end(self, key: str, result: Any) -> None:
-        """Record the result of an update for which `begin` returned NEW."""
+        """Record the result of the update with this key, for which `begin` returned NEW."""
         self._results[key] = result
 
     def fail(self, key: str) -> None:
-        """Record that an update for which `begin` returned NEW was refused or raised an error. It has changed nothing."""
+        """Record that the update with this key was refused or raised an error. It has changed nothing."""
         self._results.pop(key, None)
 
 

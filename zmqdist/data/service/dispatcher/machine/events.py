@@ -139,8 +139,8 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, and otherwise at the next change.
-    Without a change it replies after WATCH_S_MAX at the latest (clients.py).
+    """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, and otherwise at the next change
+    or after WATCH_S_MAX (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
     starting round). `failed` is the reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads
@@ -165,6 +165,8 @@ class WatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest:
+    """Release a client whose reader was closed. -> None."""
+
     token: Token
     state: int
     client: int
