@@ -1,9 +1,9 @@
 """Events and effects that several machines share.
 
-A machine has a method `handle(event, now)`, which returns a list of effects. Events have names in the past tense and effects have names in
-the imperative. Events and effects are immutable. A message from a peer is the event `Heard`, and a message to a peer is the effect `Send`.
-A machine does not look inside a `peer`: runtimes put connections there, and simulations put simulated connections or names. If an effect
-fails, the runtime reports the failure to the machine as an event.
+Most machines have a method `handle(event, now)`, which returns a list of effects. Events have names in the past tense and effects have
+names in the imperative. Events and effects are immutable. A message from a peer is the event `Heard`, and a message to a peer is the
+effect `Send`. A machine does not look inside a `peer`: runtimes put connections there, and simulations put simulated connections or names.
+If an effect fails, the runtime reports the failure to the machine as an event.
 """
 
 from __future__ import annotations

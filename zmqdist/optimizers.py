@@ -6,8 +6,8 @@ writes only this element and the elements of the slots at the same place. A step
 sparse gradient (IndexedSlices) a step changes only the named rows and their slots, as the "lazy" variants of other libraries do. If a row
 is named several times, the sum of its gradients counts.
 
-Formulas and defaults are those of Keras. Not here: where variables are stored, and which code applies an optimizer
-(variables/hosted_variable.py).
+Formulas and defaults are those of Keras, except that the default of Momentum is 0.9. Not here: where variables are stored, and which code
+applies an optimizer (variables/hosted_variable.py).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ClusterCoordinator:
         None means the cluster that `zmqdist launch` has named in the environment.
       queue_max: how many work items may wait for a worker before `schedule` blocks. 0 means no bound. Default 2**20.
       queue_bytes_max: bytes of arguments that may be held for unfinished work before `schedule` blocks. 0 means no bound. Default 1/4 of
-        memory. Data that several work items share counts once. A work item with more bytes is scheduled when no other work is unfinished.
+        memory. Data that several work items share counts once. A work item with more bytes is scheduled when no other bytes are held.
       cancel_grace_s: how long a cancelled function may go on running before its slot is killed. Default 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before unfinished work fails.
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.

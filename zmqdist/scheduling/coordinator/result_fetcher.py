@@ -4,7 +4,7 @@ Rules
     A holder that does not reply may have crashed, and then the dispatcher notices the crash and the work runs again. A failed fetch is
     therefore tried again for a while, during which its thread fetches other results. Only then is the result reported as unreachable.
     A fetch ends early when its work has ended or was submitted again, because the holder may then have released the result (for example
-    after this process was stopped for longer than LEASE_S).
+    after this process was stopped for longer than HEARTBEAT_TIMEOUT_S).
     The patience of a fetch counts the time spent on tries, not clock time, because clock time continues while this process is stopped.
     An exception during a fetch ends the work item of this result and no other work item.
 """

@@ -35,7 +35,7 @@ def distributed_save(
         journal.
       AlreadyExistsError: the path exists. FailedPreconditionError: its file system has no atomic rename.
       UnimplementedError: a source of the dataset cannot be split, or its elements cannot be written.
-      UnavailableError: no dispatcher replied within an hour.
+      DeadlineExceededError: no dispatcher replied within an hour.
     """
     if not isinstance(getattr(data_service_address, "target", data_service_address), str):
         raise ValueError(f"`data_service_address` must be a string, but is a {type(data_service_address).__name__}")
@@ -93,7 +93,7 @@ class SnapshotHandle:
 
 
 def _ask(path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
-    """Call a method of the service's dispatcher, and repeat the call across restarts of the dispatcher. Raises UnavailableError if no
+    """Call a method of the service's dispatcher, and repeat the call across restarts of the dispatcher. Raises DeadlineExceededError if no
     dispatcher replies in time.
     """
     what = f"{method} of {path} at {service.address}"
