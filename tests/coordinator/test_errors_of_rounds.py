@@ -18,7 +18,7 @@ import pytest
 import zmqdist as zd
 from tests.coordinator.stalled import stalled
 from tests.scheduling.work import begun, go, until, waits
-from zmqdist import errors
+from zmqdist import errors, limits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValueStatus
 
 pytestmark = pytest.mark.timeout(90)
@@ -147,6 +147,17 @@ def test_errors_that_the_program_never_looked_at_are_logged_when_it_closes_the_c
     told = [record.message for record in caplog.records if "has not looked at" in record.message]
     text = "the program has not looked at 1 error of scheduled functions: call join() before the end, or get() of each "
     assert told == [f"{text}value. The first: InvalidArgumentError: assertion 2 failed"]
+
+
+def test_an_error_that_is_only_counted_is_logged_without_its_text(
+    cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FAILURES_KEPT", 1)
+    with ClusterCoordinator(cluster) as coordinator:
+        assert coordinator.schedule(bad, (1,)).exception(20) is not None
+        until(coordinator.schedule(bad, (2,)).done)
+    (told,) = [record.message for record in caplog.records if "has not looked at" in record.message]
+    assert told.endswith("1 error of scheduled functions: call join() before the end, or get() of each value.")
 
 
 def test_errors_that_join_has_raised_are_not_logged_at_the_end(

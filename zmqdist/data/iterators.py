@@ -519,7 +519,7 @@ _state_budget: ContextVar[list[int]] = ContextVar("state_budget")
 
 
 def _payload_bytes(value: Any) -> int:
-    """Return the number of bytes of the arrays and strings in an element. For a dataset, this counts the arguments of its operators."""
+    """Return the number of bytes of the arrays and strings in an element. A dataset in it counts with the arguments of its operators."""
     if is_dataset(value):
         return sum(_payload_bytes(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
     if isinstance(value, (tuple, dict)):

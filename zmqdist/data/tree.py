@@ -167,7 +167,7 @@ class Tree:
         return json.dumps({"version": FORMAT_VERSION, "nodes": described}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:
-        """Return a hash of the description. Two datasets with equal hashes have equal descriptions, which determine the elements."""
+        """Return a hash of the description. Datasets with equal hashes have the same operators with the same arguments."""
         return hashlib.sha256(self.serialize().encode()).hexdigest()
 
     def explain(self) -> str:

@@ -313,7 +313,7 @@ class Zygote:
             self._poll.register(child.report_to, 0)  # without flags, poll reports only that the other end is closed
 
     def _reap(self, fd: int) -> None:
-        """Reap an unbound child. The starting process has closed the child's status socket, so it no longer needs the process id."""
+        """Reap an unbound child that has ended. The process that ordered the child has closed the status socket, and so needs no pid."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()

@@ -233,7 +233,7 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
 
 
 def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
-    """Drop a zygote if it has ended. If it had forked no child, note that no zygote works with the facts that it had inherited."""
+    """Drop a zygote if it has ended. If it had forked no child, start no other zygote with the same facts: children start by command."""
     code = zygote.exit_code_soon()
     if code is None:  # the zygote runs, and has refused this order
         return

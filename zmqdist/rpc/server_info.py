@@ -51,7 +51,7 @@ def describe_server(kind: str, incarnation: int) -> list[Any]:
 def echo(payload: Any) -> bytes:
     """Return the bytes that a client has sent. Raises InvalidArgumentError if `payload` is not bytes, or too long."""
     if not isinstance(payload, bytes) or len(payload) > ECHO_BYTES_MAX:
-        raise InvalidArgumentError(f"{ECHO} takes at most {ECHO_BYTES_MAX} bytes")
+        raise InvalidArgumentError(f"{ECHO} takes bytes, at most {ECHO_BYTES_MAX}")
     return payload
 
 

@@ -114,7 +114,7 @@ def _without_masks(items: list[Any], shape: Sequence[int]) -> list[Any]:
 
 
 def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
-    """Return the rows that the index of axis 0 selects, and the index that replaces it in `rest`."""
+    """Return the rows that `item`, the index of axis 0, selects, and the index to use for this axis within these rows."""
     if isinstance(item, slice):
         wanted = range(*item.indices(size))
         if wanted.step > 0:

@@ -5,11 +5,11 @@ Theory of operation: leader and followers
     are followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in
     ZeroMQ's receive queue. A blocking call costs no more than on the bare socket, because the waiting thread itself reads the reply.
 
-    A reader thread leads in the same way, but only for work that no waiting thread does: a callback is due, a call waits for a server
+    A reader thread leads in the same way, but only for work that no waiting thread does: a call has a callback, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
 
-    Calls that no thread waits for are gathered and leave together (calls_machine.py): when a thread next reads or awaits a reply, and with
-    every CHECK_EVERY_CALLS-th call. Otherwise the reader thread, which wakes every GATHER_S, sends them.
+    Calls that no thread waits for are gathered and leave together (P8 of calls_machine.py says which leave at once): when a thread begins
+    to wait for a reply or has read a message, or when the reader thread wakes, which it does every GATHER_S while calls are gathered.
 
     A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
     spin while followers wait, nor after several spins in vain.

@@ -156,7 +156,7 @@ class VariableHost:
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
-        for watcher in ended.watching:  # if `_close` has replied to the call, this second reply has no effect
+        for watcher in ended.watching:  # a watcher to which `_close` has replied ignores this
             watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
         for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)

@@ -119,7 +119,7 @@ class _FileCacheNode(OperatorNode):
             for x in self.source():
                 part.write(x)
                 self.position += 1
-                yield read_only(x)  # yield read-only arrays, because they are written later, with their block
+                yield read_only(x)  # read-only, because the file gets these arrays only later, with their block
             part.close()
             storage.rename(self.path + ".part", self.path)
             self.part, self.reading = None, True

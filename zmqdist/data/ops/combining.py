@@ -513,7 +513,7 @@ class _Selecting(Op):
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Yields each element from one of several inputs. The first input yields the indices of the other inputs to read."""
+    """Takes each element from the input that the first input chooses: its elements are indices, and 0 is the second input."""
 
 
 class _SelectorNode(OperatorNode):

@@ -461,9 +461,9 @@ class Closures:
         return self._with_receipt(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
 
     def _with_receipt(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
-        """Insert the receipt for a bulk result after the Resolve of its work.
+        """Insert ResultReceived, the receipt of a large result, after the Resolve of its work, and so before a Forget of the function.
 
-        The receipt must precede a Forget of the function. Otherwise the dispatcher could assign the work again after it has dropped the
+        Until the dispatcher has the receipt, it assigns the work again if the worker with the result is lost. For that it needs the
         function.
         """
         receipt: list[Effect] = [Send(DISPATCHER, ResultReceived([(work, attempt)]))] if self._registered else []

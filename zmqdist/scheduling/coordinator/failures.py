@@ -103,17 +103,17 @@ class Failures:
         return first, [make for _, make in kept]
 
     def report(self) -> None:
-        """Log the number of errors that the program has not seen, and the first of these errors. Later calls log nothing."""
+        """Log the number of errors that the program has not seen, and the first of those that are kept. Later calls log nothing."""
         unseen, self.unseen = self.unseen, set()
         if not unseen or not self._reported or self._pid != os.getpid():
             return
         error = next((make() for work, make in self._errors if work in unseen), None)
         log.error(
             "the program has not looked at %d error%s of scheduled functions: call join() before the end, or get() of each "
-            "value. The first: %s",
+            "value.%s",
             len(unseen),
             "s" if len(unseen) > 1 else "",
-            f"{type(error).__name__}: {error}",
+            "" if error is None else f" The first: {type(error).__name__}: {error}",
         )
 
 

@@ -230,7 +230,7 @@ class Plans:
                 value.settle(kind, payload)
 
     def wake(self, work: int) -> None:
-        """Wake the threads that wait for this lost value, so that they fetch it again."""
+        """Wake the threads that wait for this lost value, which was recomputed or was given up."""
         with self._runtime.lock:
             if (value := self._runtime.lost_values.pop(work, None)) is not None:
                 value.wake()

@@ -177,8 +177,8 @@ class DataWorker:
         """Register the methods on `service`, which must not be attached to a server yet.
 
         Args:
-          host: the object that runs the tasks. None runs them in threads of this process.
-          chunk_bytes_max: the size of the files of a snapshot, in bytes.
+          host: the object that runs the tasks. If it is None, the tasks run in threads of this process.
+          chunk_bytes_max: the number of bytes, before compression, at which a chunk of a snapshot ends.
         """
         self._loop = loop
         self._calls = calls
