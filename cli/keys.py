@@ -152,8 +152,8 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
     """Have members of the dispatcher TARGET that joined with a ticket make new key pairs. No work is lost.
 
-    Each member registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. You replace
-    static keys yourself (zmqdist keygen), and with a new ticket the keys in a folder that `zmqdist keys join` made.
+    Each member registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. Replace
+    static keys yourself with `zmqdist keygen`. To replace the keys in a folder that `zmqdist keys join` made, join again with a new ticket.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         count = dispatcher.call("keys_rotate", name)

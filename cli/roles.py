@@ -60,7 +60,7 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "lease_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Time for which a worker without contact to the dispatcher may run its functions.",
+    help="Length of a lease. A worker without contact to the dispatcher ends its functions after half of it.",
 )
 @click.option(
     "--attempts",
@@ -77,7 +77,7 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "fault_tolerant_mode",
     is_flag=True,
     default=None,
-    help="Keep a journal in --work-dir, from which a restarted dispatcher continues.",
+    help="Keep a journal in --work-dir, from which the data service of a restarted dispatcher continues.",
 )
 @secret_options
 @_config

@@ -231,7 +231,7 @@ TASK_ERRORS_KEPT: Final = 100
 # -- time, in seconds ---------------------------------------------------------------------------------------------
 
 LEASE_S: Final = 10.0
-"""Seconds for which a worker without contact to the dispatcher may run its functions. The worker itself stops them after half of it."""
+"""The length of a lease in seconds. A worker without contact to the dispatcher ends its functions after at most half of it."""
 
 RECONNECT_GRACE_S: Final = 1.0
 """Seconds after the end of its connection that a worker has to reconnect in the same incarnation."""

@@ -99,7 +99,9 @@ class DispatcherJob(Section, frozen=True):
     ] = None
     lease_s: Annotated[
         Seconds,
-        documented("Seconds for which a worker without contact may run functions.", "a number of seconds above 0"),
+        documented(
+            "Length of a lease; a worker without contact ends its functions after half.", "a number of seconds above 0"
+        ),
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
         Seconds,

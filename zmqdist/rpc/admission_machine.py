@@ -107,7 +107,7 @@ class FairAdmission:
         return ""
 
     def announced(self, client: Hashable, key: Hashable, nbytes: int, item: Any) -> None:
-        """Record a call whose client keeps the large arguments until `let_in` returns the call's item."""
+        """Record a call whose client keeps the large arguments until `let_in` returns `item`."""
         backlog = self._clients.setdefault(client, _Backlog())
         backlog.outside[key] = (nbytes, item)
         self.outside.setdefault(client, backlog)

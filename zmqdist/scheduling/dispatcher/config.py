@@ -51,7 +51,7 @@ class DispatcherConfig(BrokerSettings):
       deployment_mode: COLOCATED, REMOTE or HYBRID; None means REMOTE. Readers get the mode from the dispatcher.
       host: address or interface to bind. Any address but loopback needs keys (SECURITY.md).
       advertise: "host" or "host:port" at which other processes reach the dispatcher, for example behind NAT. None means the bound address.
-      lease_s: how long the functions of a worker without contact may go on running.
+      lease_s: the length of a lease. A worker without contact to the dispatcher ends its functions after at most half of it.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
       cancel_grace_s: how long a cancelled function may go on running before its slot process is killed.
       attempts_max: the number of lost starts after which a work item fails with WorkerLost.

@@ -49,7 +49,7 @@ class CoordinatedRounds:
             raise Refusal(errors.FAILED_PRECONDITION, f"client {call.client} does not take part in coordinated reads")
 
     def decide(self, number: int) -> None:
-        """Begin and end tasks of the iteration of this client if the watch requests of all its consumers are pending."""
+        """Begin and end tasks of this client's iteration if the watch requests of all consumers of the iteration are pending."""
         client = self._tables.state.clients.get(number)
         if client is None or number not in self._tables.watches:
             return
