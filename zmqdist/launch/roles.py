@@ -123,7 +123,7 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    # If this process has loaded NumPy with other variables, or has several threads, `WorkerServer` starts a zygote that is not its fork.
+    # Otherwise `WorkerServer` starts a zygote by command: a fork keeps NumPy's numbers of threads, and must not have several threads.
     if config.processes and are_limited and threading.active_count() == 1:
         environment = config.credentials.environment()
         import_modules()

@@ -443,8 +443,8 @@ class VariableHost:
         return [partial(self._finish, pending, kept, 1)]
 
     def _carry_out_once(self, pending: _PendingUpdate) -> tuple[Any, ...]:
-        """Execute an update outside synchronous steps. Skip the variables that contain an update with its key already. The caller holds the
-        locks.
+        """Execute an update outside synchronous steps. Skip each variable to which an update with the same key was applied before. The
+        caller holds the locks.
         """
         key = pending.update.key
         if not key:

@@ -243,7 +243,7 @@ class WorkerMachine:
                 return []
             case StealRequest(leases):
                 wanted = set(leases)
-                # Report starts, because a program may wait for the report that its work has begun.
+                # Report which of these leases have begun, because a program that cancels work may wait for this report.
                 for slot in self._slots:
                     self._started += slot.begun_among(wanted)
                 return self._return_unbegun(wanted)

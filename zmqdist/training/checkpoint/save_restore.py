@@ -87,7 +87,7 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
 
     Raises:
       ValueError: names, a shape or a dtype of the checkpoint differ from those of `variables`, or no name is in both.
-      TypeError: `variables` is a number, or has a number in a tuple, where the number cannot be replaced.
+      TypeError: `variables` is a number or text, or has one in a tuple, where it cannot be replaced.
       NotFoundError: there is no such checkpoint, or it was deleted during the restore.
       DataLossError: the checkpoint is damaged. The error text names file, variable and shard.
       FailedPreconditionError: a newer zmqdist wrote the checkpoint.
@@ -165,9 +165,7 @@ def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
         saved = entry if entry is not None else f"{manifest.values[name]!r:.80}"
         raise ValueError(f"{name!r} is {value!r:.80}, and in checkpoint {reader.path} it is {saved}")
     if leaf.put is None and not leaf.is_handle and not isinstance(value, np.ndarray):
-        raise TypeError(
-            f"{name!r} is a number in a tuple, or on its own, and cannot be replaced there: put it in a dict"
-        )
+        raise TypeError(f"{name!r} is in a tuple, where it cannot be replaced: put it in a dict or list")
 
 
 def _alike(one: Plain, other: Plain) -> bool:

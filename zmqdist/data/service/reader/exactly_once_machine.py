@@ -72,8 +72,11 @@ Marks: TypeAlias = tuple[tuple[int, int, bool], ...]
 
 
 class Consumed(NamedTuple):
-    """The elements that a consumer has received: runs of steps for the complete portions, and (portion, number of elements) for each
-    incomplete portion.
+    """The elements that a consumer has received.
+
+    Attributes:
+      done: the complete portions of the consumer's lane, as ranges (start, stop) of their positions in the lane.
+      open: (number of the portion, number of received elements) for each incomplete portion.
     """
 
     done: Sequence[tuple[int, int]] = ()

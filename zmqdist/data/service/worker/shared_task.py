@@ -3,9 +3,9 @@
 Rules
     Each trainer has a position of its own, and gets no element twice. A new trainer begins at the oldest element in the window. A trainer
     that has fallen behind the window continues at the oldest element too. A trainer at the end of the window waits for the next batch. The
-    task computes that batch for the first waiting trainer, and sends it to all trainers.
-    A batch has the size that the first waiting trainer requests, but takes at most a 16th of the window. A trainer that is a little slower
-    than the others therefore does not fall behind the window.
+    task computes that batch for the first waiting trainer, and sends it to all waiting trainers.
+    A batch has at most as many elements as the first waiting trainer requests, and gets no further element when it has a 16th of the
+    window's bytes. A trainer that is a little slower than the others therefore does not fall behind the window, unless elements are large.
     When the window exceeds its size in bytes, the oldest batches are dropped. An element larger than the window is an error.
     One trainer gets the error of an element, and the next request continues after the error. If the pipeline ends, all trainers get an
     error.
@@ -31,7 +31,7 @@ from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
 BATCHES_IN_WINDOW: Final = 16
-"""A batch takes at most the window's bytes divided by this number."""
+"""A batch gets no further element when it has the window's bytes divided by this number."""
 BATCH_S: Final = 0.01
 """Seconds. The next batch has half the size if a batch took longer than this to compute, and twice the size if it took less."""
 
