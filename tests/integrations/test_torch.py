@@ -56,6 +56,28 @@ def test_the_processes_of_a_loader_share_an_epoch(workers: int) -> None:
         assert sorted(read(loader)) == list(range(20))
 
 
+@pytest.mark.parametrize("stay", [False, True], ids=["new processes each epoch", "processes that stay"])
+def test_the_processes_of_a_loader_share_a_shuffle_that_differs_in_each_epoch(stay: bool) -> None:
+    dataset = Dataset.range(200).shuffle(200)
+    loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2, persistent_workers=stay)
+    epochs = [[int(x) for x in loader] for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(200))] * 2
+    assert epochs[0] != epochs[1]
+
+
+def test_processes_that_stay_read_each_epoch_of_a_distributed_dataset(cluster: TestCluster) -> None:
+    dataset = cluster.distribute(Dataset.range(100), "distributed_epoch").batch(5)
+    loader = DataLoader(
+        IterableDataset(dataset),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="spawn",
+        persistent_workers=True,
+    )
+    for _ in range(2):
+        assert sorted(read(loader)) == list(range(100))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_processes_of_a_loader_read_one_job(cluster: TestCluster, workers: int) -> None:
     dataset = cluster.distribute(Dataset.range(100), "distributed_epoch").batch(5)

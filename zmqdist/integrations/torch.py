@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,8 +25,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
     The processes of a DataLoader share the elements of an epoch. If the dataset is distributed, they read it as one job, so that only one
-    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element. The DataLoader
-    converts arrays to tensors by its own rules. Read-only arrays are copied before the conversion, because programs can write to tensors.
+    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element; random operators
+    without a seed draw the same numbers in all processes. The DataLoader converts arrays to tensors by its own rules. Read-only arrays are
+    copied before the conversion, because programs can write to tensors.
 
     Args:
       dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.
@@ -32,6 +35,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
+        self._entropy = secrets.randbits(63)
+        self._epochs = 0
+        """The epochs that this process of a DataLoader has begun."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(_writable, self._elements())
@@ -40,11 +46,27 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         info = torch_data.get_worker_info()
         if info is None:
             return iter(self.dataset)
+        # PyTorch adds `id` to a number that all processes of a DataLoader share. New processes of the next epoch get another number, but
+        # processes that stay (`persistent_workers=True`) keep theirs, so that they have to count the epochs.
+        epoch = info.seed - info.id + self._epochs
+        self._epochs += 1
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
-            # PyTorch adds `id` to a number that all processes share in one epoch, and that changes with the next epoch.
-            epoch = info.seed - info.id
             return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
-        return iter(self.dataset.shard(info.num_workers, info.id))
+        return iter(self._with_seeds(epoch).shard(info.num_workers, info.id))
+
+    def _with_seeds(self, epoch: int) -> Dataset:
+        """Return the dataset with a seed for each random operator that has none. All processes of a DataLoader make the same seeds."""
+        numbers = itertools.count()
+
+        def change(each: Any) -> Any:
+            number = next(numbers)
+            if getattr(each.op, "seed", 0) is not None:
+                return each
+            is_fresh = getattr(each.op, "reshuffle", getattr(each.op, "rerandomize", True))
+            seed = self._entropy + epoch if is_fresh else self._entropy
+            return type(each)(replace(each.op, seed=(seed, number)), each.inputs)
+
+        return self.dataset.rewrite(change)
 
     def __len__(self) -> int:
         return len(self.dataset)
