@@ -32,7 +32,8 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     """Show each key that the dispatcher TARGET knows: its state, role, name, time and public key.
 
     The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
-    The dispatcher refuses new connections with a replaced key. A port that a process opened before the replacement still shows the old key.
+    Some seconds after the replacement, the dispatcher refuses new connections with a replaced key. A port that a process opened before the
+    replacement keeps the old key.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")

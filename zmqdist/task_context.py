@@ -1,7 +1,7 @@
-"""State that a running function can read: whether it is cancelled, the worker it runs on, and the key of its next update.
+"""State that a running function can read: whether it is cancelled, the worker it runs on, and the key of its next update of a variable.
 
-The code that runs a function sets this state, for its thread or for its process. A worker is described by its index and the
-number of workers.
+A parameter server applies an update once for each key, so that a second attempt of a function does not repeat its updates. The code that
+runs a function sets this state, for its thread or for its process. A worker is described by its index and the number of workers.
 """
 
 from __future__ import annotations

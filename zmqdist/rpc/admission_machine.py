@@ -135,7 +135,7 @@ class FairAdmission:
     # -- how calls begin ----------------------------------------------------------------------------------------------------
 
     def ready(self, client: Hashable, key: Hashable, item: Any) -> None:
-        """Queue a call for a thread, because all its arguments have arrived. A call with small arguments need not have been counted."""
+        """Queue a call for a thread, because all its arguments have arrived. Small arguments need not have passed `arrived` or `let_in`."""
         backlog = self._clients.get(client)
         if backlog is None:
             backlog = self._clients[client] = _Backlog()

@@ -32,7 +32,7 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
             arrays = nest.map_structure(_as_array, value)
             same = all(new is old for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True))
         except (TypeError, RecursionError):
-            # a dict has keys that cannot be sorted, or the nesting is too deep; the text of `error` says which
+            # A dict has keys that cannot be sorted, the nesting is too deep, or `__array__` raises. `error` names what cannot travel.
             raise error from None
         if same:
             raise

@@ -189,7 +189,7 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
 
 
 def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
-    """Return a finding for each worker whose own port cannot be reached from this host. A program reads large results from this port."""
+    """Return a finding for each worker whose own port cannot be reached, or one finding if all can. Large results are read from it."""
     own = is_loopback(split(dispatcher)[0])
     addresses = {row["name"]: row["address"] for row in workers if row.get("address")}
     with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:

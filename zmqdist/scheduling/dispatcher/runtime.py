@@ -185,7 +185,7 @@ class DispatchServer:
             runtime.loop.call_soon(runtime.watchers.remove, check)
 
     def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
-        """Have the loop call `fn` with the registered workers as (job, index), once now and again whenever a worker has joined or is lost.
+        """Have the loop call `fn` with the registered workers as (job, index): first now, then whenever a worker has joined or is lost.
 
         `fn` must not block. It is called until the server stops.
         """

@@ -140,7 +140,7 @@ class OpenRequest:
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
     """Wait for news of an iteration's tasks. The machine replies at once if the client's version is old, and otherwise at the next change
-    or after WATCH_S_MAX (clients.py).
+    or after `watch_s` seconds (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
     starting round). `failed` is the reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads
@@ -150,7 +150,7 @@ class WatchRequest:
     Attributes:
       version: the version of the news that the client received last.
       stopped: in coordinated reads, the round that the consumer does not begin before the reply arrives; -1 if the consumer does not stop.
-      lost: in coordinated reads, maps each task that does not reply to the first round that the consumer has not received from that task.
+      lost: in coordinated reads, a dict: for each task that does not reply, the first round that the consumer has not received from it.
     """
 
     token: Token
