@@ -28,7 +28,7 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
     figures, which are measured in turns in one run. Figures of different runs cannot be compared.
 
     To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a port that
-    needs no key and sends every message back to its sender.
+    needs no key, sends every message back to its sender, and sends up to 256 MiB to a sender that requests them.
     """
     from zmqdist.errors import InvalidArgumentError
 

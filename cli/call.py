@@ -32,7 +32,8 @@ ROLES: Final = ("client", "submit", "worker", "admin")
 def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """List the methods of the server at ADDRESS, with their parameters, signatures, and the first line of each docstring.
 
-    ADDRESS is the host:port of any zmqdist server: an RPC server, a dispatcher, a worker, or a task of a cluster.
+    ADDRESS is the host:port of a zmqdist server: an RPC server, a dispatcher, a task of a cluster, or a worker without CURVE keys. With
+    keys, a worker shows a key that this command does not expect.
     """
     from zmqdist.observe.status import printable
 
@@ -60,14 +61,14 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Save the result: an array as .npy, arrays by name as .npz, anything as .json.",
+    help="Save the result: an array as .npy, arrays by name as .npz, anything as .json, bytes under any other name.",
 )
 @click.option(
     "--timeout",
     "timeout_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Longest time to wait for the result.  [default: no limit]",
+    help=f"Longest time to wait for the result. The connection may take {ANSWER_S:g} s at most.  [default: no limit]",
 )
 @click.option(
     "--role",

@@ -70,7 +70,9 @@ def secret_options(command: F) -> F:
             is_flag=True,
             help="Use neither token nor keys: every process that can connect to the port can run code.",
         ),
-        click.option("--keys", "keys_dir", metavar="DIR", help="Folder of CURVE keys, made by zmqdist keygen."),
+        click.option(
+            "--keys", "keys_dir", metavar="DIR", help="Folder of CURVE keys, made by zmqdist keygen or keys join."
+        ),
         click.option(
             "--token-file", metavar="FILE", help="File with the token to use instead of the one in your home folder."
         ),
@@ -163,6 +165,7 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
       click.UsageError: neither TARGET nor ZMQDIST_CONFIG names a dispatcher, or TARGET is not an address.
       ConfigError: the file that TARGET or ZMQDIST_CONFIG names is wrong.
       NotFoundError: no cluster of the file runs on this host.
+      FailedPreconditionError: several clusters of this name run on this host.
     """
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.cluster.environment import CONFIG_ENV

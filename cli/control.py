@@ -104,7 +104,8 @@ def shutdown(
     """Stop the dispatcher TARGET and its workers, and wait until the dispatcher has ended.
 
     Functions that have not begun do not run. A program that waits for results gets an error, unless a dispatcher is started again at this
-    address. If TARGET is a task of a cluster (zmqdist server), the command stops all running tasks of the cluster.
+    address. If TARGET is a task of a cluster (zmqdist server), the command stops all running tasks of the cluster, and does not wait until
+    they have ended.
     """
     from zmqdist.errors import FailedPreconditionError
     from zmqdist.observe.status import plural

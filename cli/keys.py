@@ -20,7 +20,7 @@ def keys() -> None:
 
     A dispatcher with keys accepts connections only from processes whose public key it knows. A new process makes a key pair and joins with
     a ticket: `token` makes the ticket, and `join` uses it. All commands but `join` need the file admin.key in the folder of --keys or
-    ZMQDIST_KEYS_DIR.
+    ZMQDIST_KEYS_DIR, or in the key folder of the cluster if TARGET is a cluster file.
     """
 
 
@@ -85,8 +85,8 @@ def make_token(
 ) -> None:
     """Make a join ticket for the dispatcher TARGET and print it.
 
-    A ticket works once, and is a secret until then: pass it to the new process in a private file or through a pipe. The new process
-    connects to the address TARGET, unless its option --dispatcher names another address.
+    A ticket works once, and is a secret until then: pass it to the new process in a private file or through a pipe. A worker joins at the
+    address of its option --dispatcher, and every other process at the address TARGET.
     """
     from zmqdist.errors import FailedPreconditionError
 
@@ -111,9 +111,9 @@ def make_token(
 def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | None) -> None:
     """Make a key pair in the folder DIR, and have the dispatcher that made the ticket admit it.
 
-    If the folder has keys already, they must be those of an earlier join under the same name. The command reads the ticket from standard
-    input, unless an option gives a file or descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a program or worker on
-    this host. The secret key never leaves this host.
+    If the folder has keys already, they must be those of an earlier join at the same dispatcher under the same name. The command reads the
+    ticket from standard input, unless an option gives a file or descriptor. When the command has ended, set ZMQDIST_KEYS_DIR to DIR for a
+    program or worker on this host. The secret key never leaves this host.
     """
     from zmqdist.transport.join_ticket import join, read_ticket
 
@@ -134,8 +134,9 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
     If the name is a role, such as submit, the command revokes the role's static key and the keys that joined under exactly this name. It
     prints each revoked key.
 
-    The dispatcher refuses a revoked key at once and for ever, and other members refuse it within seconds. Functions that a revoked worker
-    was running run again on other workers. Unused tickets of the name become invalid, too.
+    The dispatcher refuses a revoked key at once, and other members refuse it within seconds. After a restart without --work-dir, the
+    dispatcher accepts a static key again that is still in `authorized`. Functions that a revoked worker was running run again on other
+    workers, except functions with `worker=`. Unused tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:

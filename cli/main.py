@@ -119,11 +119,12 @@ def cli(context: click.Context, verbose: int) -> None:
     \b
     TARGET is the host:port of a dispatcher, or the cluster file that
     `zmqdist launch` runs on this host. You may leave it out in a process
-    that `zmqdist launch` has started.
+    that `zmqdist launch` has started, except the evaluator.
 
     \b
     Exit codes: 0 done, 1 the program or request failed, 2 the command line
-    or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C.
+    or a file is wrong, 3 no reply, 4 refused, 130 Ctrl-C (0 for a
+    command that runs until Ctrl-C).
     `launch` returns the exit code of its program.
     """
     context.obj = verbose

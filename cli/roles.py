@@ -60,7 +60,8 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "lease_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Length of a lease. A worker without contact to the dispatcher ends its functions after half of it.",
+    help="Length of a lease. A worker without contact to the dispatcher ends its functions after at most half of it, unless they run in "
+    "threads.",
 )
 @click.option(
     "--attempts",
@@ -109,7 +110,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--dispatcher",
     "target",
     metavar="HOST:PORT",
-    help="Address of the dispatcher; by default the address in ZMQDIST_CONFIG.",
+    help="Address of the dispatcher; by default the address in the file of --config, or else in ZMQDIST_CONFIG.",
 )
 @click.option(
     "--slots", type=Slots(), metavar="N|auto", help="Number of functions that run at the same time.  [default: 1]"
@@ -123,7 +124,7 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     "--threads-per-slot",
     type=click.IntRange(1),
     metavar="N",
-    help="Threads of BLAS and OpenMP in each slot.  [default: cores / slots]",
+    help="Threads of BLAS and OpenMP in each slot.  [default: OMP_NUM_THREADS or a similar variable, else cores / slots]",
 )
 @click.option(
     "--job", default="worker", show_default=True, metavar="NAME", help="Job in the worker's name: worker in worker:1."

@@ -52,7 +52,7 @@ def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Stru
     `structure` are ignored.
 
     Raises:
-      TypeError: `flat_sequence` is a leaf.
+      TypeError: `flat_sequence` is a leaf, or a dict in `structure` has keys that cannot be sorted.
       ValueError: the number of items of `flat_sequence` is not the number of leaves of `structure`.
     """
     if not is_nested(flat_sequence):
@@ -87,8 +87,10 @@ def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool 
         names and fields count as equal, and so do two kinds of dict.
 
     Raises:
-      TypeError: `check_types` is True, and the classes of two structures at the same place differ.
-      ValueError: the numbers of items differ, the keys differ, or one structure has a leaf where the other has a structure.
+      TypeError: `check_types` is True, and the classes of two structures at the same place differ; or a dict has keys that cannot be
+        sorted.
+      ValueError: the numbers of items differ, one structure has a leaf where the other has a structure, or `check_types` is True and the
+        keys of two dicts differ.
     """
     _compare(nest1, nest2, check_types, "")
 

@@ -41,7 +41,7 @@ class TensorSpec:
     name: str | None
 
     def __init__(self, shape: Any, dtype: DTypeLike = np.float32, name: str | None = None) -> None:
-        """Raises ValueError if a size is negative or the dtype is object, and TypeError if an argument is not a shape or a dtype."""
+        """Raises ValueError if a size is negative or the dtype holds Python objects, and TypeError if an argument is no shape or dtype."""
         kept = np.dtype(dtype)
         if kept.hasobject:
             raise ValueError(f"dtype {kept} holds Python objects, which cannot be sent as arrays")
@@ -97,7 +97,7 @@ class Function:
       output_signature: a structure of `TensorSpec` in the form of the result. None means that it was not declared.
 
     The signatures are copies of the arguments of `function`. A Function is pickled by its name if this name in its module refers to the
-    Function. Otherwise it is pickled together with the callable.
+    Function, unless the module is the main module. Otherwise it is pickled together with the callable.
     """
 
     __name__: str
@@ -144,7 +144,8 @@ def function(
       A Function that calls `func`. Its calls are not checked against the declaration.
 
     Raises:
-      TypeError: a signature holds a value that is not a TensorSpec, or `func` is not callable.
+      TypeError: a signature holds a value that is not a TensorSpec, `input_signature` is neither a list nor a tuple, or `func` is not
+        callable.
     """
     if func is None:
         return lambda func: function(func, input_signature, output_signature)
@@ -177,7 +178,7 @@ def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
       An array that may share memory with `value`.
 
     Raises:
-      InvalidArgumentError: `value` does not fit `spec`. The message names the expected and the given dtype and shape.
+      InvalidArgumentError: `value` does not fit `spec`, or is no array. The message says what does not fit.
     """
     array: NDArray[Any] | None
     if type(value) in (int, float) and (spec.shape is None or spec.shape == ()):

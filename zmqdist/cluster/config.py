@@ -69,7 +69,7 @@ class ClusterConfig(Section, frozen=True):
         list[str] | None,
         documented(
             "Paths of the code to send to hosts that do not share this file system; []: no code; null: the folder of the program's script, "
-            "or no code with slurm.",
+            "or no code with slurm or without a script.",
             "a list of paths, or null",
         ),
     ] = None

@@ -67,7 +67,9 @@ class DispatcherJob(Section, frozen=True):
     ] = None
     work_dir: Annotated[
         str | None,
-        documented("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null"),
+        documented(
+            "Folder of the keyring, the datasets and the journal; null: in memory.", "the path of a folder, or null"
+        ),
     ] = None
     fault_tolerant_mode: Annotated[
         bool,
@@ -78,7 +80,7 @@ class DispatcherJob(Section, frozen=True):
     job_gc_timeout_ms: Annotated[
         int | None,
         documented(
-            "Milliseconds after which a job of the data service without readers is dropped; -1: never.",
+            "Milliseconds after which a job of the data service without readers is dropped, unless its sharding is DYNAMIC; -1: never.",
             "a whole number",
         ),
     ] = None
@@ -100,7 +102,8 @@ class DispatcherJob(Section, frozen=True):
     lease_s: Annotated[
         Seconds,
         documented(
-            "Length of a lease; a worker without contact ends its functions after half.", "a number of seconds above 0"
+            "Length of a lease; a worker without contact ends its functions after at most half of it.",
+            "a number of seconds above 0",
         ),
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
@@ -194,20 +197,25 @@ class ServingJob(Job, frozen=True):
     restarts: Annotated[
         int,
         Meta(ge=0, le=2**31 - 1),
-        documented("How often a task that crashed is restarted; 0: never.", "a whole number, 0 or more"),
+        documented(
+            "How often a task that crashed is restarted; 0: never; the count begins again when the task has run for ten minutes.",
+            "a whole number, 0 or more",
+        ),
     ] = limits.RESTARTS
 
     host: Annotated[
         HostName | None,
         documented(
-            "The address or the interface (eth1) that each task binds; null: the interface that leads to the dispatcher.",
+            "The address or the interface (eth1) that each task binds; null: the host in `tasks`, or else the interface that leads to the "
+            "dispatcher.",
             "an address, the name of a host or of an interface, or null",
         ),
     ] = None
     advertise: Annotated[
         HostName | None,
         documented(
-            "The address at which other processes reach a task, for example behind NAT; null: the address that it binds.",
+            "The address at which other processes reach a task that has none in `tasks`, for example behind NAT; null: the address that it "
+            "binds.",
             "host or host:port, or null",
         ),
     ] = None
@@ -241,7 +249,11 @@ class WorkerJob(ServingJob, frozen=True):
         ),
     ] = None
     idle_s: Annotated[
-        Seconds, documented("Seconds without work after which a worker leaves.", "a number of seconds above 0")
+        Seconds,
+        documented(
+            "Seconds after which a worker without work, kept values, data tasks and snapshot streams leaves; only with min and max.",
+            "a number of seconds above 0",
+        ),
     ] = limits.WORKER_IDLE_S
     slots: Annotated[
         SlotCount | Literal["auto"],
@@ -253,7 +265,8 @@ class WorkerJob(ServingJob, frozen=True):
     threads_per_slot: Annotated[
         Amount | None,
         documented(
-            "Threads of BLAS and OpenMP in each slot; null: the cores of the host, divided among the slots of that host.",
+            "Threads of BLAS and OpenMP in each slot; null: as OMP_NUM_THREADS or a similar variable says, or else the cores of the host, "
+            "divided among the slots of that host.",
             "a whole number above 0, or null",
         ),
     ] = None
@@ -280,10 +293,13 @@ class WorkerJob(ServingJob, frozen=True):
 
 
 class JobsConfig(Section, frozen=True):
-    """The jobs of the cluster; at least one. A job with nothing after its colon has its defaults."""
+    """The jobs of the cluster; at least one. A dispatcher, chief or evaluator with nothing after its colon has its defaults."""
 
     dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
-    worker: Annotated[WorkerJob | None, documented("Processes that run functions.", "a mapping")] = None
+    worker: Annotated[
+        WorkerJob | None,
+        documented("Processes that run functions; without this job launch starts one worker.", "a mapping"),
+    ] = None
     ps: Annotated[ServingJob | None, documented("Parameter servers.", "a mapping")] = None
     chief: Annotated[SingleJob | None, documented("The task of the program; at most one.", "a mapping")] = None
     evaluator: Annotated[EvaluatorJob | None, documented("The side-car that evaluates checkpoints.", "a mapping")] = (
@@ -297,16 +313,21 @@ class JobsConfig(Section, frozen=True):
 
 
 class SecurityConfig(Section, frozen=True):
-    """The rules that decide which peers may connect. On loopback the user's token decides. On other addresses CURVE keys decide."""
+    """The rules that decide which peers may connect: those with a token, on loopback only, or those with CURVE keys."""
 
     curve: Annotated[
         bool | Literal["auto"],
-        documented("CURVE keys: auto uses them for all addresses that are not on loopback.", "auto, true or false"),
+        documented(
+            "CURVE keys: auto uses them if the dispatcher is not on loopback or the launcher uses other hosts; with `keys` they are always "
+            "used.",
+            "auto, true or false",
+        ),
     ] = "auto"
     keys: Annotated[
         str | None,
         documented(
-            "Folder made by zmqdist keygen; null: launch makes keys of its own.", "the path of a folder, or null"
+            "Folder made by zmqdist keygen; null: launch makes keys of its own if `curve` wants keys, except for kubernetes.",
+            "the path of a folder, or null",
         ),
     ] = None
     results: Annotated[

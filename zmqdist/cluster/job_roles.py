@@ -35,6 +35,7 @@ def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_i
     Raises:
       ValueError: a job has a name that is not in JOBS, there is more than one chief or evaluator, `cluster` is wrong (see `ClusterSpec`),
         or the task is not in the cluster. An evaluator need not be in the cluster, because it runs beside the cluster.
+      TypeError: `cluster`, or a part of it, has a wrong type (see `ClusterSpec`).
     """
     spec = ClusterSpec(cluster)
     for job in spec.jobs:

@@ -57,8 +57,8 @@ class RpcClient:
     returns a StatusOrResult; `m_blocking(*args, **kwargs)` waits and returns the value, or raises the error. If the method is a generator
     function, `m(*args, **kwargs)` returns a Stream. The keywords `timeout_in_ms` and `out` (as in `call`) are the client's own, so a
     parameter of the method with such a name must be given by position. Arguments that cannot be right (an unknown keyword, a structure
-    other than that of the signature) raise TypeError or ValueError before the call is sent. Use `call` for a method whose name is not an
-    identifier, or is an attribute of this class.
+    other than that of the signature) raise TypeError or ValueError before the call is sent. If the name of a method is not an identifier,
+    or is an attribute of this class, use `call`, or `stream` for a generator function.
 
     Attributes:
       address: "host:port" of the server.
@@ -94,10 +94,13 @@ class RpcClient:
 
         Raises:
           ValueError: `rpc_layer` is not "zmq".
+          TypeError, ValueError: `timeout_in_ms` is not a number.
           InvalidArgumentError: `address` is not a valid address.
           DeadlineExceededError: no server replied within `timeout_in_ms`.
+          UnavailableError: the connection ended twice before the server had replied.
           UnauthenticatedError: the server refused the key or token, or failed to prove its own identity.
-          FailedPreconditionError: the server speaks another version of the protocol, or uses another kind of security.
+          FailedPreconditionError: the server speaks another version of the protocol, or uses another kind of security; or the address needs
+            keys that are missing, or the secrets cannot be read.
         """
         check_layer(rpc_layer)
         return ZmqClient(address, name, True, timeout_in_ms, keys_dir=keys_dir, token_file=token_file)
@@ -163,8 +166,9 @@ class ZmqClient(RpcClient):
             list of the leaves that the function returned, or None if the function returned nothing.
           timeout_in_ms: deadline of this call in milliseconds. 0 or less means the client's default.
           out: a writable, contiguous array that receives the reply, which must be one array of the same shape and dtype. The value of the
-            call is then `out` itself, and large replies are received without a copy. Do not touch `out` until the call has ended. If the
-            reply does not fit (InvalidArgumentError), `out` is unchanged; after any other error its content is undefined.
+            call is then `out` itself. A large reply from another host is received directly into `out`; any other reply is copied into it
+            once. Do not touch `out` until the call has ended. If the reply does not fit (InvalidArgumentError), `out` is unchanged; after
+            any other error its content is undefined.
 
         Returns:
           A StatusOrResult for the outcome of the call.
@@ -173,6 +177,7 @@ class ZmqClient(RpcClient):
           InvalidArgumentError: a value in `args`, or the name, cannot travel; `out` cannot receive an array; or both `out` and
             `output_specs` were given.
           TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` not a number.
+          FailedPreconditionError: the client was made before a fork.
         """
         check_name(method_name)
         if out is not None and output_specs is not None:
@@ -196,6 +201,7 @@ class ZmqClient(RpcClient):
         Raises:
           InvalidArgumentError: a value in `args`, or the name, cannot travel.
           TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` not a number.
+          FailedPreconditionError: the client was made before a fork.
         """
         check_name(method_name)
         return Stream(self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms))
@@ -259,7 +265,7 @@ class ZmqClient(RpcClient):
         return self._channel.snapshot()
 
     def close(self) -> None:
-        """Close the connection. Unanswered calls end with CANCELLED. Idempotent."""
+        """Close the connection. Unanswered calls end with CANCELLED, and later calls with FAILED_PRECONDITION. Idempotent."""
         self._channel.close()
 
     def __enter__(self) -> ZmqClient:

@@ -59,7 +59,11 @@ class StatusOrResult:
         return self._channel.poll(self._call)
 
     def cancel(self) -> bool:
-        """End the call with CANCELLED. The server does not start it any more. Return False if the call had ended before."""
+        """End the call with CANCELLED. Return False if the call had ended before.
+
+        If the server has not started the function when it reads of the cancellation, the function does not run. A running function goes on,
+        and can check `zmqdist.cancelled()`.
+        """
         return self._channel.cancel(self._call)
 
     def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:

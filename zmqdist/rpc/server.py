@@ -113,8 +113,8 @@ class ZmqServer(RpcServer):
     ) -> None:
         """Register `fn` as a method that every authenticated client may call. Use this before `start`.
 
-        The arguments and errors are those of `RpcService.register`. The function runs in this process, in several threads at the same time.
-        All its runs share the state that `fn` captures, so guard that state with a lock.
+        The arguments and errors are those of `RpcService.register`. The function runs in this process, in several threads at the same time
+        unless `inline` or `batch` is set. All its runs share the state that `fn` captures, so guard that state with a lock.
         """
         self._service.register(
             name,
@@ -154,7 +154,10 @@ class ZmqServer(RpcServer):
         self._loop, self._address = loop, address
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Refuse new calls, wait at most `grace_s` seconds for the running calls, send their replies and free the port. Idempotent.
+        """Refuse new calls, wait at most `grace_s` seconds for the accepted calls, send their replies and free the port. Idempotent.
+
+        Accepted calls are those that run, and those that wait for a thread and whose arguments have arrived. Calls whose arguments have not
+        arrived, and streams, end at once with UNAVAILABLE.
 
         A handler that runs longer is not interrupted: its caller gets UNAVAILABLE, and its thread ends when the handler returns. Do not
         call `stop` in a handler, because `stop` would wait for that handler. In a forked child, `stop` does nothing, because the threads of

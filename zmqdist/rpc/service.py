@@ -107,7 +107,7 @@ class RpcService:
         """Register a function as a method.
 
         Args:
-          name: an identifier, or several identifiers joined by dots. Clients reach a method with dots in its name only by `Client.call`.
+          name: an identifier, or several identifiers joined by dots. A method with dots in its name is no attribute of a client.
           fn: a function made by `zmqdist.function`, or any callable. A generator function becomes a stream, and clients iterate over the
             items that it yields. If it has parameters `timeout_in_ms` or `out`, clients can give them by position only, because these
             keywords belong to the client.
@@ -124,8 +124,8 @@ class RpcService:
         Raises:
           FailedPreconditionError: the server has started.
           InvalidArgumentError: `name` is not a valid name, or is registered already.
-          ValueError: `fn` is made by `function`, takes arguments and has no input signature; or the options exclude each other.
-          TypeError: `name` is not a str, or `fn` not callable.
+          ValueError: the input signature does not fit `fn`; `fn` is made by `function`, takes arguments and has none; or options are wrong.
+          TypeError: `name` is not a str, `fn` is not callable or is an async function, or a signature is not made of TensorSpecs.
         """
         if not isinstance(name, str):
             raise TypeError(f"a method's name is a str, not {type(name).__name__}")

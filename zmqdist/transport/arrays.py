@@ -30,7 +30,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> ND
 
     Raises:
       InvalidArgumentError: the dtype holds Python objects.
-      ValueError, MemoryError: `numpy.empty` raises the same error.
+      TypeError, ValueError, MemoryError: `numpy.empty` raises the same error.
     """
     return _empty(shape, np.dtype(dtype), "C")
 
@@ -46,11 +46,11 @@ def freeze(a: NDArray[Any]) -> NDArray[Any]:
 
     Freeze an array that you send often, or to many processes of this host. The processes share the memory of the frozen array, so that
     sending the array costs the same whatever its size. The array is read-only in each process that receives it. Its memory is freed when no
-    process refers to the array any more.
+    process refers to the array any more. An array below 1 MiB, or one for which there is no shared memory, is read-only but not shared.
 
     Args:
       a: an array. If `a` is a whole array from `empty`, its memory is frozen without a copy, and `a` itself becomes a private copy-on-write
-        mapping of that memory. Any other array is copied once. A frozen array is returned as it is.
+        mapping of that memory. Any other array is copied once. A contiguous frozen array is returned as it is.
 
     Raises:
       TypeError: `a` is not an array, or is of a subclass of ndarray, whose mask, fields or rules would be lost.

@@ -5,10 +5,10 @@ Rules
     token (ZeroMQ's PLAIN, with the token as the password and the role as the user name). If `insecure` is set, a server without keys binds
     any address and checks nothing, and each start logs a warning.
 
-    A connecting side uses CURVE if keys are given, else the token. It shows the token only on loopback, and only to a socket on which this
-    user listens, because on a shared host a stranger can take over a freed port, and would learn the token. ZeroMQ's own reconnecting
-    cannot check first which user listens, so it is off (`ClientSecurity.apply`), and connector.py calls `may_connect` before each attempt.
-    A stranger could still take the port between this check and the connecting.
+    A connecting side uses CURVE if keys are given, else the token, or no secret if `insecure` is set. It shows the token only on loopback,
+    and only to a socket on which this user listens, because on a shared host a stranger can take over a freed port, and would learn the
+    token. ZeroMQ's own reconnecting cannot check first which user listens, so it is off (`ClientSecurity.apply`), and connector.py calls
+    `may_connect` before each attempt. A stranger could still take the port between this check and the connecting.
 
     With CURVE a listening socket shows a key that depends on the kind of its process. A server (the dispatcher, a task of a cluster) shows
     the key of the cluster's servers, and a worker or a program shows the key of its role. A side that connects to a server expects the key

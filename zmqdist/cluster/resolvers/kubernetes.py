@@ -55,7 +55,8 @@ class KubernetesClusterResolver(ClusterResolver):
         the pod. "dns" selects the name of the pod, which a pod of a StatefulSet keeps when it is restarted; the headless Service of the pod
         must exist.
       namespace: the pods' namespace. None searches all namespaces, which pods rarely have the right to do.
-      wait_timeout: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it does not wait.
+      wait_timeout: how many seconds `cluster_spec` waits for pods that do not run yet. 0 means that it does not wait. If it waits, each job
+        without `num_tasks` must have at least one pod.
       num_tasks: how many pods each job must have, so that a cluster that is still starting is not taken for complete.
 
     Raises:
@@ -102,8 +103,8 @@ class KubernetesClusterResolver(ClusterResolver):
         """Return the tasks of the pods as they are now.
 
         Raises:
-          RuntimeError: after `wait_timeout` a pod does not run or has no address, or pods are missing. If a pod has ended, or if this
-            process has no right to list pods, this is raised at once. Other exceptions of the client are not caught.
+          RuntimeError: after `wait_timeout` a pod does not run or has no address, or pods are missing. If a pod has ended or has no name in
+            DNS ("dns"), or if this process has no right to list pods, this is raised at once. Other errors of the client are not caught.
         """
         if self._launched is not None:
             return self._launched.cluster_spec()

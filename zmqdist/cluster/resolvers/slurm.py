@@ -49,6 +49,7 @@ class SlurmClusterResolver(ResolverByRank):
     Raises:
       RuntimeError: a variable is absent or unreadable (the text names it), the numbers of tasks do not match, this process is not one of
         the tasks, or the tasks of a node need more GPUs than the node has.
+      ValueError: `order` is neither "name" nor "nodelist".
     """
 
     def __init__(

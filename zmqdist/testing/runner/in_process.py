@@ -57,6 +57,7 @@ def create_in_process_cluster(
 
     Raises:
       ValueError: `rpc_layer` is not "zmq", or a number of tasks is below 0.
+      OSError: no port is free, or the process has no file descriptor left; each reserved port needs one.
     """
     if rpc_layer != "zmq":
         raise ValueError(f"rpc_layer must be 'zmq', not {rpc_layer!r}")

@@ -79,7 +79,8 @@ class MultiProcessPoolRunner:
 
         Raises:
           Exception: the function has raised it in a task. `run` raises it after all tasks have finished. If several tasks raised errors,
-              `run` raises the error of the first task in their order. The pool can be used again.
+              `run` raises the error of the first task in their order. The pool can be used again. `run` also raises an error of the
+              initializer. The pool then ends all processes; the next `run` starts new ones.
           UnexpectedSubprocessExitError: a process has ended. The pool ends the other processes; the next `run` starts new ones.
           SubprocessTimeoutError: the run took longer than `task_timeout_s`. The pool ends all processes; the next `run` starts new ones.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text names the part.
