@@ -1,4 +1,4 @@
-"""Every error that zmqdist raises on purpose.
+"""The error classes of zmqdist. Some calls also raise Python's own errors, such as a TypeError for an argument of a wrong type.
 
     OpError                     has a code (0 to 16, the numbers of TensorFlow and gRPC) and a message
       CancelledError        1   the operation was cancelled
@@ -9,7 +9,7 @@
       NotFoundError         5
       AlreadyExistsError    6
       PermissionDeniedError 7   the peer is known, but may not do this
-      ResourceExhaustedError 8  a bound of limits.py was reached
+      ResourceExhaustedError 8  a bound of limits.py, of memory, of the disk or of open files was reached
       FailedPreconditionError 9 the call is valid, but not in the present state (also a RuntimeError)
         ProtocolMismatchError   the two processes speak different major versions of the protocol
         DrainRefusedError       workers stay, because a drain would lose values or work; has their names
@@ -18,7 +18,7 @@
       UnimplementedError    12
       InternalError         13  (also a RuntimeError)
       UnavailableError      14  the peer is lost or has not started; trying again may help
-        WorkerLost              every attempt of a work item ended with a crash of its process
+        WorkerLost              too many attempts of a work item ended with the loss of its process or worker
         PSUnavailableError      a task that hosts variables is lost, and with it their values
       DataLossError         15  (also a RuntimeError)
       UnauthenticatedError  16  the key or token was refused
@@ -28,8 +28,9 @@
 
 Where TensorFlow raises one of Python's own errors, such as ValueError, the class of zmqdist is a subclass of this error, too.
 
-What to do about an error: after an UnavailableError try again, show an UnknownError to the user, and correct the program after any other
-error. A bug in zmqdist itself raises InternalError or AssertionError.
+What to do about an error: after an UnavailableError other than WorkerLost try again, and show an UnknownError to the user. A
+CancelledError, DeadlineExceededError, AbortedError or OutOfRangeError may occur in a correct program. After most other errors, correct the
+program, its settings or its host. A bug in zmqdist itself raises InternalError or AssertionError.
 
 All errors can be pickled (tests/test_errors.py).
 """
@@ -157,7 +158,7 @@ class PermissionDeniedError(_Coded):
 
 
 class ResourceExhaustedError(_Coded):
-    """A bound of `zmqdist.limits`, of the disk or of memory was reached."""
+    """A bound of `zmqdist.limits`, of memory, of the disk or of open files was reached."""
 
     code = RESOURCE_EXHAUSTED
 
@@ -181,7 +182,7 @@ class OutOfRangeError(_Coded):
 
 
 class UnimplementedError(_Coded):
-    """The peer does not offer this operation."""
+    """The peer, or the object, does not offer this operation."""
 
     code = UNIMPLEMENTED
 
@@ -237,6 +238,7 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
     """The two processes speak different major versions of the protocol.
 
     Attributes:
+      peer: a text that names the peer.
       ours, theirs: the versions (major, minor) of this process and of the peer.
     """
 
@@ -286,7 +288,7 @@ class DrainRefusedError(FailedPreconditionError, _FromData):
 
 
 class LostStart(tuple[str, int, "int | None", str]):
-    """One attempt of a work item that ended with a crash of its process.
+    """One attempt of a work item that ended because its process crashed or its worker was lost.
 
     This is a tuple (worker, attempt, exit_code, log), so that a message can carry it unchanged. `exit_code` is as in `subprocess`: -9 means
     that SIGKILL ended the process. None means that no process has read the exit code. `log` has the last lines of the process's output.
@@ -330,11 +332,12 @@ def describe_exit(code: int) -> str:
 
 
 class WorkerLost(UnavailableError, _FromData):
-    """Every process that started this work item crashed, probably because of the function.
+    """The process or worker of a work item was lost while the function ran, `attempts_max` times (DispatcherConfig). If processes crashed,
+    the function is probably the cause.
 
     Attributes:
       function: the function, as `module.name`.
-      starts: a `LostStart` for each attempt, the oldest first.
+      starts: a `LostStart` for each attempt that was lost, the oldest first.
     """
 
     def __init__(self, function: str, starts: tuple[LostStart, ...]) -> None:
@@ -460,7 +463,7 @@ def name_of(error_code: int) -> str:
 
 
 def exception_type_from_error_code(error_code: int) -> type[OpError]:
-    """Return the error class of a code. Raises KeyError if there is no such code."""
+    """Return the error class of a code. Raises KeyError if no class has this code, as for OK."""
     return _BY_CODE[error_code]
 
 

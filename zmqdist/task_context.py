@@ -50,7 +50,8 @@ def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
 
 
 def cancelled() -> bool:
-    """Return whether the running function should end: its RemoteValue was cancelled, or its round has ended.
+    """Return whether the running function should end: its RemoteValue was cancelled, its `timeout` has passed, its round or coordinator
+    ends, or its worker has lost the dispatcher.
 
     In a handler of an RPC server, True means that the reply is no longer wanted, because the caller cancelled or disconnected, or the
     deadline has passed.
@@ -60,7 +61,7 @@ def cancelled() -> bool:
     for it.
 
     Returns:
-      False outside a function that zmqdist runs.
+      False outside a function that zmqdist runs. If slots are threads, also False in a thread that the function has started.
     """
     is_cancelled = getattr(_of_thread, "cancelled", None) or _cancelled_of_process
     return bool(is_cancelled()) if is_cancelled is not None else False
@@ -84,7 +85,8 @@ def get_current_worker_index() -> int:
 
 
 def get_num_workers() -> int:
-    """Return the number of workers at the time when the running function was sent to this worker.
+    """Return the number of workers. The dispatcher reports it with the functions that it sends to this worker, so it may be out of date,
+    and may change while a function runs.
 
     Indices may be higher than this number after workers have left.
 

@@ -51,30 +51,34 @@ class local_cluster:
 
     Args:
       workers: number of workers.
-      slots: number of functions that each worker runs at a time. The cores of this host are divided among the slots of all workers. In each
-        slot NumPy's BLAS has as many threads as the slot has cores, unless OMP_NUM_THREADS or a similar variable is set.
+      slots: number of functions that each worker runs at a time. If slots are processes, the cores of this host are divided among the slots
+        of the workers that the constructor starts. In each slot NumPy's BLAS has as many threads as the slot has cores, unless
+        OMP_NUM_THREADS or a similar variable is set.
       ps: number of parameter servers, for `zmqdist.ParameterServerStrategy`.
       processes: if True, workers and their slots are processes. They are not forked from this process, so that scripts and notebooks need
         no `__main__` guard. If False, they are threads of this process, which start faster. Use threads for examples and debugging.
-      options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
+      options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`, except `token_file`, `keys_dir` and `insecure`.
 
     The cluster closes at the end of the with-statement, on `close`, when the program ends, or when the cluster is garbage-collected. A
     coordinator or strategy keeps the cluster alive if it was made with the cluster object, and does not if it was made with `target`.
 
-    The cluster has its own token, so that no other process of this user joins the cluster by accident.
+    The cluster has its own token, so that no other process of this user joins the cluster by accident. A coordinator that is made with the
+    cluster object has the token. One that is made with `target` reads it from the file that ZMQDIST_TOKEN_FILE names.
 
     Attributes:
       target: "zmq://host:port". ClusterCoordinator and Executor also accept the cluster object itself.
+      credentials: the place of the cluster's token, `credentials.token_file`.
       dispatcher: the DispatchServer.
       workers: number of workers that were started, including killed workers. The indices of all workers are below this number.
       ps: the addresses of the parameter servers, by index. A restarted parameter server has the same address.
       spec: the ClusterSpec with the addresses of the dispatcher and the parameter servers.
-      pids: pids of the running processes by task name, such as "worker:0". Empty if `processes` is False.
+      pids: pids of the running processes by task name, such as "worker:0". If `processes` is False, only those that `add_worker` started.
 
     Raises:
-      UnavailableError: a process ended before it was ready. The text has the exit code.
+      UnavailableError: a process ended before it was ready, and the text has its exit code; or it was not ready after 30 s.
       UnknownError: the port could not be bound.
-      InvalidArgumentError: `workers` or `ps` is not a whole number of 0 or more, or an option is invalid.
+      InvalidArgumentError: `workers` or `ps` is not a whole number of 0 or more, or `slots` or an option is invalid.
+      TypeError: there is no option of this name.
       FailedPreconditionError: the cluster is used after `close`.
     """
 
@@ -141,7 +145,7 @@ class local_cluster:
 
     @property
     def servers(self) -> tuple[WorkerServer | Server, ...]:
-        """The workers and then the parameter servers, each by index, if `processes` is False. Otherwise an empty tuple."""
+        """The workers and parameter servers that the constructor started as threads, each by index. Empty if `processes` is True."""
         return tuple(self._threads)
 
     @property
@@ -180,7 +184,7 @@ class local_cluster:
 
         Raises:
           ValueError: there is no such worker process.
-          UnavailableError: the new process ended before it had registered.
+          UnavailableError: the new process ended before it had registered, or had not registered after 30 s.
         """
         self._kill("worker", index)
         # Wait until the dispatcher has dropped the old worker. `_wait_for` would take it for the new worker, which has the same name.
@@ -193,7 +197,7 @@ class local_cluster:
 
         Raises:
           ValueError: there is no such process of a parameter server.
-          UnavailableError: the new process ended before it served.
+          UnavailableError: the new process ended before it served, or did not serve after 30 s.
         """
         self._kill("ps", index)
         self._wait_for([self._start(self._ps(index))])
@@ -212,7 +216,10 @@ class local_cluster:
         child.ended.wait(5.0)
 
     def add_worker(self) -> int:
-        """Start one more worker process, wait until the worker has registered, and return its index."""
+        """Start one more worker process, wait until the worker has registered, and return its index.
+
+        Raises UnavailableError as `restart_worker` does.
+        """
         started = self._start_processes(1)
         self._wait_for(started)
         return self.workers - 1

@@ -23,11 +23,11 @@ else:
 
 
 class ExecutorWorkerLost(errors.WorkerLost, BrokenProcessPool):
-    """Each process that started this function crashed."""
+    """Too many times, the process or worker of this function was lost while the function ran."""
 
 
 class ExecutorUnavailable(errors.UnavailableError, BrokenProcessPool):
-    """There was no dispatcher or no worker for too long, or the cluster was closed."""
+    """There was no dispatcher or no worker for too long, the cluster was closed, or a large result could not be fetched."""
 
     of_the_cluster = True
 

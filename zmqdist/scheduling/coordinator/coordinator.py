@@ -64,14 +64,14 @@ class ClusterCoordinator:
       worker_recovery_timeout_s: how long a worker may be missing while other workers are present, before work pinned to it fails.
       results: with "safe", the coordinator accepts only values of types that RPC accepts, and unpickles no bytes of workers. Default "any".
 
-    A default applies where the argument is None and the cluster file has no value. The constructor does not wait for the dispatcher. Close
-    the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program holds neither the
-    coordinator nor any of its pending or kept values. Any thread may use the coordinator, but a process forked from the program may not.
+    If `target` is None, the cluster file's values replace these defaults, and its `results: safe` prevails. The constructor does not wait
+    for the dispatcher. Close the coordinator, or use it in a with-statement. Otherwise the garbage collector closes it when the program
+    holds neither it nor any of its pending or kept values. Any thread may use it, but a process forked from the program may not.
 
     Raises:
-      ValueError: `target` is not of an accepted type or form.
-      InvalidArgumentError: a duration is negative or not a number.
-      FailedPreconditionError: the secrets for the target cannot be read.
+      ValueError: `target` is not of an accepted type or form, or a bound of the queue is negative.
+      InvalidArgumentError: a duration is negative or not a number, or `results` is neither "any" nor "safe".
+      FailedPreconditionError, UnavailableError: secrets for the target are missing or unreadable; its host name cannot be looked up.
     """
 
     _rounds = True
@@ -142,7 +142,7 @@ class ClusterCoordinator:
     ) -> RemoteValue:
         """Run `fn(*args, **kwargs)` on a worker and return a RemoteValue for its result.
 
-        Blocks while the queue is full, while another thread is in `join`, and while a failed round ends.
+        Blocks while the queue is full, while another thread is in `schedule` or `join`, and while a failed round ends.
 
         Arguments, and the objects that `fn` captures, are pickled before `schedule` returns, so the program may change them afterwards. If
         the worker that runs `fn` is lost, `fn` runs again, so it may run more than once. The coordinator accepts exactly one result.
@@ -158,8 +158,8 @@ class ClusterCoordinator:
             may run. If the worker is absent, the function waits for it.
           priority: waiting functions begin in order of priority, highest first; within one priority, oldest first. Functions that a
             worker has already received are not overtaken.
-          keep: whether the return value stays with its worker, from which other functions fetch it. If the worker is lost, these functions
-            fail with UnavailableError.
+          keep: whether the return value stays with its worker, from which other functions fetch it. If the worker is lost, a value
+            above 64 KiB is lost as well, and these functions fail with UnavailableError.
           retries: how often to run the function again with the same arguments after it raised. Crashes of workers are counted separately.
           timeout: seconds from now. A function that has not ended by then is cancelled, and its error is DeadlineExceededError.
           lineage: as `keep`, but a lost value is recomputed when it is needed. Lost inputs that have a lineage are recomputed first.
@@ -167,9 +167,9 @@ class ClusterCoordinator:
         Raises:
           Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has shown the error to the
             program. This call raises the error as `join` would, and schedules no function.
-          TypeError: `fn` is not callable, or `args` is text or not iterable.
+          TypeError: `fn` is not callable, `args` is text or not iterable, or another argument has a wrong type.
           ValueError: `worker` is not the name of a worker, `priority` does not fit 32 bits, `retries` or `timeout` is out of range, or a
-            RemoteValue of another coordinator is among the arguments.
+            RemoteValue of another coordinator, or a single value of PerWorkerValues, is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           FailedPreconditionError: the coordinator has been closed.
         """
@@ -271,6 +271,7 @@ class ClusterCoordinator:
           DeadlineExceededError: not all functions ended within `timeout` seconds. They continue. But if a function has failed, the other
             functions have been asked to stop, and the next `join` raises the error.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
+          FailedPreconditionError, other OpErrors: the coordinator has been closed, or the dispatcher refuses it.
         """
         until = None if timeout is None else time.monotonic() + float(timeout)
         runtime = self._runtime
@@ -290,7 +291,7 @@ class ClusterCoordinator:
     def done(self, timeout: float | None = None) -> bool:
         """Return whether all scheduled functions have ended. If `timeout` is given, wait until they have, at most `timeout` seconds.
 
-        If a function has failed, end the round and raise the error, as `join` does.
+        If a function has failed, end the round, however long this takes, and raise the error as `join` does.
         """
         self._check_open()
         runtime = self._runtime
@@ -306,7 +307,7 @@ class ClusterCoordinator:
 
     @property
     def failures(self) -> list[BaseException]:
-        """The errors of the round that ended last, oldest first, at most 100. Each access returns new copies.
+        """The errors of the last round that failed, oldest first, at most 100. Each access returns new copies.
 
         The exception that `join` raised has the same list as its attribute `failures`, if its class allows new attributes.
         """
@@ -382,10 +383,8 @@ class ClusterCoordinator:
 
         A worker that joins later builds the resource as well. After the restart of a lost worker or a killed slot process, the resource is
         built again before a function that uses it runs. If slots are processes, each slot has a resource of its own. All workers drop the
-        resource when the program holds none of its values and no unfinished work uses it.
-
-        If `fn` raises, the RemoteValues raise the error. The error does not fail the round by itself, but a function that uses the resource
-        fails with ClosureInputError.
+        resource when the program holds none of its values and no unfinished work uses it. If `fn` raises, the RemoteValues raise the error.
+        The error does not fail the round by itself, but a function that uses the resource fails with ClosureInputError.
 
         Args:
           fn: any callable that can be pickled.
@@ -393,6 +392,7 @@ class ClusterCoordinator:
 
         Raises:
           TypeError: `fn` is not callable, or `args` is not iterable.
+          ValueError: a RemoteValue is among the arguments, and it was not scheduled with `keep=True` or its function has not ended.
           InvalidArgumentError: `fn` or an argument cannot be pickled; the message says which.
           UnavailableError: no worker was present for `cluster_lost_limit_s`.
           FailedPreconditionError: the coordinator has been closed.
@@ -412,7 +412,7 @@ class ClusterCoordinator:
             elements, in an order of its own if they are shuffled without a seed.
 
         Raises:
-          ValueError: `dataset_fn` is neither a function nor an iterable that can be read again.
+          ValueError: `dataset_fn` is text, a mapping, or neither a function nor an iterable that can be read again.
           TypeError: `dataset_fn` is a function that needs parameters.
           InvalidArgumentError: `dataset_fn` cannot be pickled.
           FailedPreconditionError: the coordinator has been closed.

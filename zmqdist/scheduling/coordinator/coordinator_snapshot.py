@@ -20,13 +20,13 @@ class CoordinatorSnapshot:
     Attributes:
       connected: whether the connection to a dispatcher is up and the dispatcher has registered this coordinator.
       workers: the number of workers that the dispatcher has reported.
-      scheduled: work items that were scheduled since the coordinator was made. Builds of resources are not counted.
+      scheduled: work items that were scheduled since the coordinator was made. Builds and reads of resources are not counted.
       unfinished: scheduled work items that have not ended.
       queued: an upper bound of the unfinished work items in the dispatcher's queue, computed from the dispatcher's latest report.
       queue_bytes: bytes of the arguments of unfinished work, shared data counted once; `queue_bytes_max` bounds it.
-      busy: whether a thread is in `schedule` or `join`, so that other threads have to wait there.
+      busy: whether a thread is in `schedule` or `join`, or pickles a resource or dataset, so that other threads have to wait there.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
-      waiting_for_end: threads in `join` or `done` that wait for the end of work or of a round.
+      waiting_for_end: threads in `join`, `done` or `schedule` that wait for the end of work or of a round.
       failed: whether the round has failed, and `schedule`, `join` or `done` has yet to raise the error.
       ending: whether the coordinator has requested the end of a round that may still have executing functions.
       rounds_ended: rounds that have ended with an error.

@@ -48,8 +48,9 @@ class Executor(futures.Executor):
       target, and other keyword arguments: the arguments of ClusterCoordinator.
       max_workers: the largest number of functions that the executor hands to the cluster at a time. None means no bound, so that the
         workers' slots are the limit.
-      initializer, initargs: each process that runs functions of this executor calls `initializer(*initargs)` before its first function.
-        With an initializer, the first `submit` waits for a worker. If the initializer raises, the executor is broken.
+      initializer, initargs: each slot process (if slots are threads, each worker) that runs functions of this executor calls
+        `initializer(*initargs)` before its first function. With an initializer, the first `submit` waits for a worker. If the initializer
+        raises, the executor is broken.
 
     Before the program ends, it waits for submitted functions, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but
     not after Ctrl-C. If the cluster is lost by then, the program ends after `cluster_lost_limit_s` with exit code 1.
@@ -96,6 +97,7 @@ class Executor(futures.Executor):
         Raises:
           RuntimeError: `shutdown` was called, the program is ending, or no thread can be started to settle the Futures.
           BrokenProcessPool (a RuntimeError): the executor is broken, because its cluster was closed or its initializer failed.
+          UnavailableError: the executor has an initializer, and no worker was present for `cluster_lost_limit_s`.
           TypeError, ValueError: `ClusterCoordinator.schedule` raises them.
         """
         with self._idle:

@@ -65,6 +65,7 @@ class ResourceValue(RemoteValue):
 
         Raises:
           CancelledError: the worker is lost. The resource is available again when the worker is back.
+          FailedPreconditionError: the coordinator has been closed.
           DeadlineExceededError: the resource was not available within `timeout` seconds.
           InvalidArgumentError: the resource cannot be pickled, which is so for every iterator.
           Exception: the function that builds the resource raised it.
@@ -250,6 +251,7 @@ class PerWorkerDataset:
         Raises:
           RuntimeError: called by a scheduled function.
           UnavailableError: no worker was present for `cluster_lost_limit_s`.
+          FailedPreconditionError: the coordinator has been closed.
         """
         if task_context.scheduled():
             raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
@@ -262,7 +264,7 @@ class PerWorkerDataset:
     def build(self) -> PerWorkerValues:
         """Create the dataset itself, without an iterator, on each worker. A function that gets the dataset may iterate over it repeatedly.
 
-        Raises the errors of `iter`.
+        Raises UnavailableError and FailedPreconditionError as `iter` does.
         """
         values: PerWorkerValues = PerWorkerValues.of(self._resources.create(DATASET, self._definition))
         return values
@@ -273,6 +275,7 @@ class PerWorkerDataset:
 
         Raises:
           NotImplementedError: the source is not a Dataset, so its elements have no spec.
+          CancelledError: the worker that was asked is lost.
           Exception: the dataset function raised this error.
         """
         if self._spec is None:

@@ -83,8 +83,8 @@ class RemoteValue:
 
     The value of `schedule(..., keep=True)` is ready once its worker has the value, which the worker holds until the RemoteValue is
     garbage-collected. Other functions fetch the value from this worker, and only `get` fetches it to the program. If the worker or the
-    dispatcher is lost, or the connection to the dispatcher breaks, before the first `get`, the value is lost. With `schedule(...,
-    lineage=True)` a lost value is recomputed.
+    dispatcher is lost, or the connection to the dispatcher breaks, before the first `get`, a value above 64 KiB is lost. With
+    `schedule(..., lineage=True)` a lost value is recomputed.
 
     Attributes:
       name: the name of the function.
@@ -156,12 +156,16 @@ class RemoteValue:
             has ended. It fails after about 20 s if the worker does not reply.
 
         Raises:
-          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`. It goes on, so you may call `get` again. But
-            if `done` returns True, the function has failed, because the `timeout` that was passed to `schedule` has passed.
-          CancelledError: the function was cancelled, or its round ended with another function's error. Schedule it again.
-          WorkerLost: each process that started the function crashed.
+          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`, or a lost value has not been recomputed. Both
+            go on, so you may call `get` again. But if the `timeout` that was passed to `schedule` has passed, the function has failed, and
+            `exception` returns this error.
+          CancelledError: the function was cancelled, its round ended with another function's error, or the coordinator was closed.
+          WorkerLost: too many times, the function's process or worker was lost while the function ran (`attempts_max` of the dispatcher).
           ClosureInputError: an input of the function has no value; `original_exception` says why.
-          UnavailableError: a kept value is lost, or the cluster was without a dispatcher or any worker for `cluster_lost_limit_s`.
+          UnavailableError: a kept value is lost, a large result could not be fetched, the cluster was without a dispatcher or any worker
+            for `cluster_lost_limit_s`, or the function's own worker was missing for `worker_recovery_timeout_s`.
+          FailedPreconditionError: this process was forked before the result had arrived.
+          OpError: the dispatcher refuses the coordinator; the message has its reason.
           Exception: the function raised this exception. Its class is the original class if that can be pickled, its cause is the remote
             traceback, and each `get` raises a new copy. A single crash of a worker raises nothing, because the function then runs again.
         """
@@ -240,7 +244,7 @@ class RemoteValue:
     def cancel(self) -> bool:
         """Request the cancellation of the function. Does not wait.
 
-        A waiting function is dropped. A running function is asked to stop, and killed `cancel_grace_s` later.
+        A waiting function is dropped. A running function is asked to stop, and killed `cancel_grace_s` later if its slot is a process.
 
         Returns:
           False if the function has ended already, otherwise True. After True, `get` may still return a result that was already on its way.

@@ -53,13 +53,13 @@ class DispatcherConfig(BrokerSettings):
       advertise: "host" or "host:port" at which other processes reach the dispatcher, for example behind NAT. None means the bound address.
       lease_s: the length of a lease. A worker without contact to the dispatcher ends its functions after at most half of it.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
-      cancel_grace_s: how long a cancelled function may go on running before its slot process is killed.
+      cancel_grace_s: without effect, because each coordinator has a `cancel_grace_s` of its own.
       attempts_max: the number of lost starts after which a work item fails with WorkerLost.
       token_file, keys_dir: the places of the secrets, if they are not in the default place.
       insecure: whether to use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.
 
     Raises:
-      InvalidArgumentError: a value is out of range; the message names the field.
+      InvalidArgumentError: a value is out of range, or `fault_tolerant_mode` lacks a `work_dir`; the message names the field.
       FailedPreconditionError: `protocol` is not known.
     """
 
@@ -146,8 +146,8 @@ class WorkerConfig:
       dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply; default 1 hour.
       data_transfer_protocol: with "zmq" or "tcp", readers fetch elements from a second port, so that a firewall or a network can treat
         elements differently. With None, readers fetch elements from the worker's own port.
-      data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the bound port. None means the
-        bound address, with "localhost" in place of 127.0.0.1.
+      data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the bound port, and is required
+        with `processes`. None means the bound address, with "localhost" in place of 127.0.0.1.
       data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`, because each task then has its own port.
       worker_tags: a worker with the tag "COLOCATED" serves only the readers in its own process and those that accept any worker.
       cross_trainer_cache_size_bytes: size of the window of elements that trainers share, on each worker; default 10 GiB.
@@ -174,7 +174,7 @@ class WorkerConfig:
         the ticket.
 
     Raises:
-      InvalidArgumentError: a value is out of range; the message names the field.
+      InvalidArgumentError: a value is out of range, or does not go with another one; the message names the field.
       FailedPreconditionError: `protocol` is not known, or a tag is empty.
       NotFoundError: `data_transfer_protocol` is not known.
     """
