@@ -50,11 +50,12 @@ class DatasetConstructors(Tree):
     @classmethod
     def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
         """Return a dataset of the numbers of Python's `range(stop)`, `range(start, stop)` or `range(start, stop, step)`, with the dtype
-        `output_type`.
+        `output_type`. The arguments may be floats. An integer `output_type` cuts off the fractions of the numbers.
 
         Raises:
-          InvalidArgumentError: the step is 0, or `output_type` cannot hold the numbers.
+          InvalidArgumentError: the step is 0, an argument is not finite, or an integer `output_type` cannot hold the numbers.
           ValueError: there are no arguments, or more than three.
+          TypeError: an argument is not a number.
         """
         if not 1 <= len(args) <= 3:
             raise ValueError(f"range takes one to three numbers, not {len(args)}")
@@ -74,7 +75,7 @@ class DatasetConstructors(Tree):
         """Return a dataset of the slices of each leaf along axis 0. Arrays are not copied, and the elements have read-only views of them.
 
         Raises:
-          ValueError: a leaf is a scalar, or the leaves differ in length.
+          ValueError: a leaf is a scalar, a Ragged or a Sparse, or the leaves differ in length.
         """
         return cls(sources.Slices.build(tensors))
 
@@ -91,7 +92,8 @@ class DatasetConstructors(Tree):
         """Return a dataset of the items that `generator(*args)` yields. Each iterator calls `generator`.
 
         If neither `output_signature` nor `output_types` is passed, the first item determines the spec, and the other items are not checked.
-        The state of an iterator is a number of items. Loading the state calls the generator again and skips this number of items.
+        The state of an iterator is a number of items. Loading the state calls the generator again and skips this number of items. If the
+        result of `generator` can save its position, the state contains that position instead, as for `from_source`.
 
         Raises:
           TypeError: `generator` is not callable.

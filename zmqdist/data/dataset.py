@@ -2,10 +2,12 @@
 
 Rules
     Each method returns a new Dataset, and checks its arguments as far as this is possible without reading elements. No operator runs before
-    the dataset is iterated. A value with which no element can be computed, such as a batch size of 0, raises InvalidArgumentError. An
-    argument of the wrong kind raises ValueError or TypeError, as in tf.data. Every method accepts `name` and ignores it.
+    the dataset is iterated, or `element_spec` needs its first element. A value with which no element can be computed, such as a batch size
+    of 0, raises InvalidArgumentError. An argument of the wrong kind raises ValueError or TypeError, as in tf.data. Every method accepts
+    `name` and ignores it.
 
     A user function gets the parts of a tuple as separate arguments. Every other element (dicts and namedtuples included) is one argument.
+    The functions of `scan` and `reduce` get (state, element), and their element is one argument even if it is a tuple.
 
 Not here: the facts about a pipeline that are known without running it (tree.py), the methods that create a pipeline from a source
 (constructors.py), the methods that consume a pipeline (reductions.py), the work of each operator (ops/).
@@ -84,13 +86,10 @@ class Dataset(DatasetConstructors, DatasetResults):
     def list_files(
         file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """Return a dataset of the names of the files that match `file_pattern`. Each iterator shuffles the names. With `shuffle=False` they
-        are sorted.
+        """Return a dataset of the names of the files and folders that match `file_pattern`. Each iterator shuffles the names. With
+        `shuffle=False` they are sorted.
 
-        The files are listed once, in this call.
-
-        Raises:
-          InvalidArgumentError: no file matches.
+        The files are listed once, in this call. Raises InvalidArgumentError if no file matches.
         """
         files = sources.files_matching(file_pattern)
         dataset = Dataset(sources.Slices.build(files))
@@ -119,7 +118,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         Raises:
           NotFoundError: there is no saved dataset at `path`.
           ValueError: the saved dataset has another `element_spec`, or its `distributed_save` failed or used another compression.
-          DataLossError: `save` used another compression.
+          DataLossError: `save` used another compression, or the file that describes the saved dataset is damaged.
           OpError: while iterating, a `distributed_save` that was still running has failed with this error.
         """
         made: Dataset = saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
@@ -141,7 +140,7 @@ class Dataset(DatasetConstructors, DatasetResults):
 
         Args:
           num_parallel_calls: the number of threads that call `map_func`. AUTOTUNE means one thread per processor. With
-            None, the iterating thread calls `map_func`.
+            None, the thread that reads the dataset calls `map_func`.
           deterministic: False yields results in the order in which they are ready. With None, the options decide.
           synchronous, use_unbounded_threadpool: accepted and ignored.
           output_signature: the spec of the results, with None for sizes that vary. Python numbers and lists are converted to the dtypes of
@@ -166,7 +165,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(elementwise.WithOptions(options.as_dict()))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Keep the elements for which `predicate` returns True."""
+        """Keep the elements for which `predicate` returns True. Iterating raises TypeError for a result that is not a bool."""
         return self._then(filtering.Filter(user_function(predicate, "filter")))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
@@ -186,7 +185,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
 
     def unique(self, name: str | None = None) -> Dataset:
-        """Keep the first of equal scalars. An iterator holds every distinct value in memory."""
+        """Keep the first of equal numbers or strings. An iterator holds each distinct value, and raises TypeError for other elements."""
         return self._then(filtering.Unique())
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
@@ -255,9 +254,10 @@ class Dataset(DatasetConstructors, DatasetResults):
           padding_values: a value for each leaf, or one value for all leaves. None stands for 0, False or "".
 
         Raises:
-          ValueError: a rank is unknown.
+          ValueError: a rank is unknown, or there is another number of `padded_shapes` or `padding_values` than of leaves.
           TypeError: a padding value has another type than its leaf, or an element contains a Ragged or Sparse.
           DataLossError: while iterating, an element is larger than its shape in `padded_shapes`.
+          InvalidArgumentError: while iterating, elements of a batch differ in structure, dtype or rank, or in rank from `padded_shapes`.
         """
         size = batching.BatchOp.checked(batch_size)
         op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values)
@@ -267,7 +267,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     def ragged_batch(
         self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64, name: str | None = None
     ) -> Dataset:
-        """Batch elements that differ in size along their first axis. Each leaf of a batch is a `Ragged(values, row_splits)`."""
+        """Batch elements that differ in size along axis 0. Each leaf of a batch is a `Ragged(values, row_splits)`. Scalars are stacked."""
         size = batching.BatchOp.checked(batch_size)
         return self._then(padding.RaggedBatch(size, bool(drop_remainder), np.dtype(row_splits_dtype).str))
 
@@ -289,11 +289,12 @@ class Dataset(DatasetConstructors, DatasetResults):
           element_length_func: a function that returns the length of an element.
           bucket_batch_sizes: a batch size for each bucket. There is one more bucket than boundaries.
           pad_to_bucket_boundary: whether to pad to the longest length that the bucket takes. An element whose length reaches the last
-            boundary then raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
-          no_padding: whether to batch without padding.
+            boundary then raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length,
+            otherwise each axis that is None in `padded_shapes`.
+          no_padding: whether to batch without padding. Then `pad_to_bucket_boundary` has no effect.
 
         Raises:
-          ValueError: the number of batch sizes is wrong.
+          ValueError: the number of batch sizes is wrong, or as for `padded_batch`.
           TypeError: as for `padded_batch`.
         """
         boundaries = [checked_int(one, "bucket_boundaries") for one in bucket_boundaries]
@@ -317,7 +318,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Return a dataset of windows, which are datasets of `size` elements. A window starts every `shift` elements (default: `size`).
 
-        If the elements have several leaves, a window is a structure with a dataset for each leaf.
+        If the elements are tuples or dicts, a window is such a structure with a dataset for each leaf.
 
         Args:
           stride: the distance, in elements, between two elements of one window.
@@ -343,6 +344,8 @@ class Dataset(DatasetConstructors, DatasetResults):
 
         Raises:
           ValueError: not exactly one of `window_size` and `window_size_func` was passed. While iterating: a key is not an integer.
+          InvalidArgumentError: a window size is not positive.
+          TypeError: while iterating, `reduce_func` does not return a Dataset.
         """
         if (window_size is None) == (window_size_func is None):
             raise ValueError("group_by_window takes exactly one of window_size and window_size_func")
@@ -364,7 +367,7 @@ class Dataset(DatasetConstructors, DatasetResults):
     def cache(self, filename: str = "", name: str | None = None) -> Dataset:
         """Cache the elements of the first complete iteration in memory, or in a file whose name begins with `filename`.
 
-        Iterating raises AlreadyExistsError while another iterator writes the same file.
+        Iterating raises AlreadyExistsError while another iterator writes the same file, or if a crash has left `<filename>.data.part`.
         """
         return self._then(caching.FileCache(str(filename)) if filename else caching.Cache())
 
@@ -378,7 +381,8 @@ class Dataset(DatasetConstructors, DatasetResults):
     ) -> Dataset:
         """Store the elements of a complete iteration on disk, in a folder below `path`. Later iterators read them from the folder.
 
-        The folder is named after the pipeline's fingerprint, so that a changed pipeline gets another folder.
+        The folder is named after the pipeline's fingerprint, so that a changed pipeline gets another folder. The `compression` is "GZIP" or
+        "ZLIB". With "AUTO" or None the files are not compressed. `reader_func` and `shard_func` are as for `load` and `save`.
 
         Raises:
           FailedPreconditionError: a function in the pipeline cannot be pickled, so that the pipeline has no fingerprint.
@@ -408,11 +412,7 @@ class Dataset(DatasetConstructors, DatasetResults):
         return Dataset(combining.Zip(form), leaves)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """Append the elements of another dataset.
-
-        Raises:
-          TypeError: the elements of the two datasets differ in structure or dtype.
-        """
+        """Append the elements of another dataset. Raises TypeError if the elements of the datasets differ in structure or dtype."""
         if not is_dataset(dataset):
             raise TypeError(f"concatenate takes a Dataset, not {type(dataset).__name__}")
         specs = self.known_spec, dataset.known_spec
@@ -437,10 +437,10 @@ class Dataset(DatasetConstructors, DatasetResults):
         dataset in turn.
 
         Args:
-          cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if that is less. If `cycle_length` and
-            `num_parallel_calls` are both AUTOTUNE, it means a third of the processors.
+          cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if that is less. If
+            `num_parallel_calls` is AUTOTUNE, it means a third of the processors, rounded up.
           num_parallel_calls: the number of open datasets that are read at the same time. Each of them is read by a thread, which also calls
-            `map_func`. The elements have the same order as without threads.
+            `map_func`, unless a global seed is set. The elements have the same order as without threads.
           deterministic: False yields the next element of any open dataset as soon as it is ready. With None, the options decide.
 
         Raises:
@@ -495,7 +495,7 @@ class Dataset(DatasetConstructors, DatasetResults):
 
         Raises:
           ValueError: there are no datasets, or the number of weights is wrong.
-          TypeError: the weights are not floats.
+          TypeError: the weights are not floats, or the elements differ in type.
         """
         inputs = _checked_inputs(datasets)
         seeds = operation_seed(seed), bool(rerandomize_each_iteration)
@@ -529,7 +529,8 @@ class Dataset(DatasetConstructors, DatasetResults):
           initial_dist: the proportions of the classes in the input. With None they are estimated from the elements seen so far.
 
         Raises:
-          ValueError: the two distributions differ in length.
+          ValueError: the two distributions differ in length. While iterating: a class is not an integer.
+          InvalidArgumentError: while iterating, a class is outside of [0, len(target_dist)).
         """
         target = tuple(float(one) for one in np.ravel(target_dist))
         initial = None if initial_dist is None else tuple(float(one) for one in np.ravel(initial_dist))
@@ -547,7 +548,8 @@ class Dataset(DatasetConstructors, DatasetResults):
 
 
 def deserialize(text: str) -> Dataset:
-    """Return the dataset that `serialize` described. This does not unpickle functions. A function is unpickled when it is first called.
+    """Return the dataset that `serialize` described. This does not unpickle functions. A function is unpickled when an iterator or
+    `element_spec` first needs it, which runs code that the sender of the description has chosen.
 
     Raises:
       InvalidArgumentError: `text` is not such a description, has another version, or names an unknown operator.

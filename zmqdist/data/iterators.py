@@ -389,8 +389,8 @@ class _IteratorCore:
 class DatasetIterator(chain[Any]):
     """The elements of a dataset, in order: the result of `iter(dataset)`.
 
-    If computing an element raises, the next call continues with the next element. After the end, the iterator stays ended. The threads of
-    the pipeline stop when the iterator is exhausted, closed or garbage-collected.
+    If computing an element raises, the next call continues with the next element. A user's generator that raises has ended. After the end,
+    the iterator stays ended. The threads of the pipeline stop when the iterator is exhausted, closed or garbage-collected.
 
     The class is an `itertools.chain` of generators, because a `__next__` written in Python would take more time than most pipelines.
     """
@@ -434,7 +434,7 @@ class DatasetIterator(chain[Any]):
         """Continue from a state that `state_dict` returned.
 
         Raises:
-          InvalidArgumentError: the state belongs to another pipeline or another version.
+          InvalidArgumentError: the state belongs to another version or to other operators. The arguments of operators are not compared.
           FailedPreconditionError: this iterator is exhausted or closed.
         """
         if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():

@@ -2,7 +2,8 @@
 
 `filenames` is a string, a list of strings, or a Dataset of strings. Files are read one after another. With `num_parallel_reads`, that many
 files are open at the same time. A thread reads each open file, and the dataset yields one record of each in turn. Iterating raises
-NotFoundError for a file that does not exist. `buffer_size` is accepted and ignored, because the operating system reads ahead.
+NotFoundError for a file that does not exist, and ParquetDataset raises it at once. `buffer_size` is accepted and ignored, because the
+operating system reads ahead.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def ParquetDataset(
     Raises:
       NotFoundError: a file does not exist.
       DataLossError: a file is not a Parquet file.
-      InvalidArgumentError: a file lacks a column, or, while iterating, a value is missing or cannot be in an array.
+      InvalidArgumentError: a file lacks a column, no file has a row group, or, while iterating, a value is missing or cannot be in an
+        array.
     """
     if batch_size is not None and batch_size < 1:
         raise invalid(f"batch_size must be > 0, not {batch_size}")

@@ -48,8 +48,10 @@ class DatasetResults(Tree):
 
         Raises:
           InvalidArgumentError: the dataset is infinite.
+          ValueError: `compression` or `checkpoint_args` is invalid, or `shard_func` does not return an integer.
           UnimplementedError: `checkpoint_args` were passed, and the pipeline has an operator without a state.
-          FailedPreconditionError: the checkpoint in `directory` belongs to another dataset or path.
+          FailedPreconditionError: the dataset is empty and its spec is unknown. With `checkpoint_args` also: the checkpoint in `directory`
+            belongs to another dataset, path or compression, or the dataset cannot be serialized.
         """
         checkpoints = saving.Checkpoints.of(checkpoint_args)
         saving.save(self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints)

@@ -157,7 +157,7 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a folder with everything in it. Does nothing if the folder does not exist."""
+    """Delete a folder with everything in it. Does nothing if the folder does not exist, and leaves local files that it cannot delete."""
     if "://" not in path:
         shutil.rmtree(path, ignore_errors=True)
         return

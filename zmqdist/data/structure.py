@@ -209,7 +209,7 @@ def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
 
 
 def batched(spec: Any, size: int | None) -> Any:
-    """Return the spec of a batch, which is `size` elements stacked on a new first axis."""
+    """Return the spec of a batch, which is `size` elements stacked on a new first axis. Raises InvalidArgumentError for a Ragged."""
 
     def more(one: Any) -> Any:
         if type(one) in COMPOSITES:

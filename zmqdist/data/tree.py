@@ -78,12 +78,13 @@ class Tree:
     def element_spec(self) -> Any:
         """The spec of the elements: their structure, with a TensorSpec for each leaf, or a DatasetSpec for a leaf that is a dataset.
 
-        The spec is known without computing elements, unless the pipeline has a function without `output_signature`. Then the first use of
-        this property computes the first element, once, and assumes that all elements have the shapes of the first. The function runs in
-        this process for that, even if the pipeline is meant to run elsewhere.
+        The spec is known without computing elements, unless the elements come from a function or source without `output_signature`. Then
+        the first use of this property computes the first element, once, and assumes that all elements have the shapes of the first. The
+        function runs in this process for that, even if the pipeline is meant to run elsewhere.
 
         Raises:
-          FailedPreconditionError: the dataset is empty, and so has no first element.
+          FailedPreconditionError: the dataset is empty, and so has no first element; or it is from `from_dataset_id`, and the service does
+            not know its spec.
         """
         if self._spec is None:
             known = self.op.element_spec(tuple(each.element_spec for each in self.inputs))

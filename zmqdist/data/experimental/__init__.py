@@ -1,4 +1,6 @@
-"""Names of tf.data.experimental that belong to the data service. They are the same objects as in `zmqdist.data`."""
+"""The data service and the constants under their names in tf.data.experimental. They are the same objects as in `zmqdist.data.service` and
+`zmqdist.data.constants`.
+"""
 
 from __future__ import annotations
 

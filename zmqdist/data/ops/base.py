@@ -7,7 +7,7 @@ Rules
 
     `describe` returns the arguments as JSON types. Plain arguments are unchanged, arrays and specs are encoded by the safe codec, and a
     function or any other object becomes an opaque pickle. A dispatcher reads such a description without unpickling anything, because a
-    function is unpickled only when it is first called.
+    function is unpickled only when `PickledFunction.value` is first read.
 
     State that must outlive an iterator, such as a cache in memory, is in the Dataset's `memory`, not in the operator.
 """

@@ -6,12 +6,13 @@ Rules
 
     The record in memory belongs to the Dataset object. All pipelines that name the same file share the record in the file (chunks.py). An
     iterator writes the record as `<filename>.data.part`, and renames it at the end of the pass. If `<filename>.data.part` exists already,
-    another iterator is writing it, and the second iterator raises AlreadyExistsError.
+    another iterator is writing it or a crashed program has left it, and the second iterator raises AlreadyExistsError.
 
     A state contains the elements that were recorded so far, or the whole record if it is in memory, so that another process can continue.
 
-    Recorded elements are yielded read-only, also in the pass that records them. Otherwise a reader that changed an element would find the
-    change in the next pass.
+    Elements of a record in memory are yielded read-only, also in the pass that records them. Otherwise a reader that changed an element
+    would find the change in the next pass. The pass that records a file yields read-only elements too. Elements that are read from the
+    file belong to their reader.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`distribute`, `register_dataset` and `from_dataset_id`, with which this program reads a pipeline that runs on the workers of a data
 service.
 
-Each function checks its arguments at once. The transformation that `distribute` returns registers a dataset when `Dataset.apply` applies
-the transformation. This program requests elements only after it has created an iterator. Error texts that programs may depend on are the
-same as in tf.data service.
+Each function checks its arguments at once, but `distribute` does not check `service`. The transformation that `distribute` returns checks
+`service` and registers a dataset when `Dataset.apply` applies the transformation. This program requests elements only after it has created
+an iterator. Error texts that programs may depend on are the same as in tf.data service.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def distribute(
     Args:
       processing_mode: a ShardingPolicy, "parallel_epochs" (OFF) or "distributed_epoch" (DYNAMIC).
       service: the dispatcher, as "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
-      delivery: with "at_most_once", the elements that a worker holds when it dies are lost. With "exactly_once", other workers compute
-        these elements again, and the iterator has a state.
+      delivery: with "at_most_once" and DYNAMIC, the elements that a worker holds when it dies are lost. Under the other policies, a
+        restarted worker sends its elements again from the beginning. With "exactly_once", other workers compute the elements of a dead
+        worker again, each element is delivered once, and the iterator has a state.
       ordered: if True, the elements are delivered exactly once, in the pipeline's own order. This and "exactly_once" require
         "distributed_epoch" (docs/delivery.md).
 
@@ -74,6 +75,9 @@ def distribute(
       ValueError, InvalidArgumentError: an argument is invalid, or two arguments exclude each other.
     Raises (when the transformation is applied):
       TypeError: the argument of `apply` is not a Dataset.
+      ValueError, NotFoundError: `service` is not an address, or names an unknown protocol.
+      FailedPreconditionError: as for `register_dataset`.
+      DeadlineExceededError: no dispatcher replied within an hour.
       UnimplementedError: "exactly_once" or `ordered` was requested, and the pipeline cannot be cut into portions.
     """
     read = _checked(
@@ -121,9 +125,12 @@ def register_dataset(
         by this dataset, or raise an "error".
 
     Raises:
+      TypeError: `dataset` is not a Dataset.
+      ValueError, NotFoundError: an argument is invalid.
       InvalidArgumentError: a dataset of another structure, compression or length has this id.
       AlreadyExistsError: another pipeline has this id, and `on_conflict` is "error".
       FailedPreconditionError: the dataset cannot be serialized, or it depends on external state and its options forbid that.
+      DeadlineExceededError: no dispatcher replied within an hour.
     """
     _check_compression(compression)
     if on_conflict not in ON_CONFLICT:
@@ -167,11 +174,13 @@ def from_dataset_id(
     Args:
       dataset_id: the id that `register_dataset` returned or was given.
       element_spec: the spec of the elements. None means the spec with which the dataset was registered. Iterators compare the elements with
-        this spec.
+        this spec. If the dataset was registered before its spec was known, they compare nothing, and the property `element_spec` of the
+        returned dataset raises FailedPreconditionError.
 
     Raises:
       ValueError: no dataset with this id is registered, and `element_spec` is None.
       NotFoundError: no dataset with this id is registered, and `element_spec` is passed.
+      DeadlineExceededError: no dispatcher replied within an hour.
     """
     read = _checked(
         processing_mode,

@@ -15,6 +15,7 @@ class ShardingPolicy(IntEnum):
     come, first served. All other policies are static: they give each worker a fixed shard, by the worker's index in the dispatcher's
     `worker_addresses`. FILE takes a shard of the files, and DATA a shard of the elements. FILE_OR_DATA takes a shard of the files if the
     pipeline reads files, otherwise of the elements. HINT takes the shard at the place of `shard(SHARD_HINT, SHARD_HINT)` in the pipeline.
+    Without such a place, each worker computes the whole dataset.
     """
 
     OFF = 0

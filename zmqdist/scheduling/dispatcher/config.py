@@ -150,8 +150,8 @@ class WorkerConfig:
         with `processes`. None means the bound address, with "localhost" in place of 127.0.0.1.
       data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`, because each task then has its own port.
       worker_tags: a worker with the tag "COLOCATED" serves only the readers in its own process and those that accept any worker.
-      cross_trainer_cache_size_bytes: size of the window of elements that trainers share, on each worker; default 10 GiB.
-      snapshot_max_chunk_size_bytes: the approximate size of a file of a snapshot; default 6 GB.
+      cross_trainer_cache_size_bytes: size of the window of elements that trainers share, for each data task with one; default 10 GiB.
+      snapshot_max_chunk_size_bytes: the number of bytes, before compression, at which a file of a snapshot ends; default 6 GB.
       shutdown_quiet_period_ms: how long, at most, a worker that has left its dispatcher goes on replying to requests that readers sent
         before it left. It refuses later requests with CANCELLED, and the readers continue with other workers.
       host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to the

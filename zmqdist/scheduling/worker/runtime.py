@@ -88,6 +88,8 @@ class WorkerServer:
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
       AlreadyExistsError: another worker is registered under this job and index.
+      FailedPreconditionError: the minor version of Python or zmqdist is not the dispatcher's, or the dispatcher's `worker_addresses` have
+        no free entry for this worker.
       UnavailableError: no dispatcher accepted the worker within `orphan_limit_s`.
       UnknownError: the worker's own port could not be bound.
       ResourceExhaustedError: the slots need more descriptors than this process may have.

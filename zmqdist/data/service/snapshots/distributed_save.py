@@ -21,19 +21,23 @@ def distributed_save(
     """Have the workers of a data service write a dataset into a folder, for `Dataset.load`. Blocks until the dispatcher has begun the
     snapshot.
 
-    Use this for a pipeline that is expensive and read often. Each element is computed by one worker only. All workers and the dispatcher
-    must reach the folder by the same path. The service continues to write after this program has ended, and after restarts of the
-    dispatcher and of workers. This function does not wait until the elements are written. To wait, call `SnapshotHandle.wait`.
+    Use this for a pipeline that is expensive and read often. Each element is computed by one worker, and again only if that worker ends
+    before it has committed the element. All workers and the dispatcher must reach the folder by the same path. The service continues to
+    write after this program has ended, and after restarts of the dispatcher and of workers. This function does not wait until the
+    elements are written. To wait, call `SnapshotHandle.wait`. If the spec of the dataset is unknown, this program computes the first
+    element.
 
     Args:
       path: a folder that does not exist yet, on a shared file system or as a URL (which needs the extra `zmqdist[fsspec]`).
-      data_service_address: the dispatcher's address, "host:port".
+      data_service_address: the dispatcher, as "host:port" or in another form that `distribute` accepts.
       compression: "AUTO" (the same as "SNAPPY"), "GZIP", "SNAPPY" (quick), "ZLIB" (small) or None.
 
     Raises:
       ValueError: the address or the compression is invalid. InvalidArgumentError: the dataset is infinite, or the dispatcher has no
         journal.
-      AlreadyExistsError: the path exists. FailedPreconditionError: its file system has no atomic rename.
+      AlreadyExistsError: the path exists.
+      FailedPreconditionError: the file system of the path has no atomic rename, the dataset cannot be serialized, or it is empty, so that
+        its spec is unknown.
       UnimplementedError: a source of the dataset cannot be split, or its elements cannot be written.
       DeadlineExceededError: no dispatcher replied within an hour.
     """
@@ -71,7 +75,8 @@ class SnapshotHandle:
         Raises:
           DeadlineExceededError: the snapshot was not complete after `timeout`.
           CancelledError: a program has cancelled the snapshot.
-          OpError: the error of the pipeline on a worker.
+          NotFoundError: the dispatcher does not know the snapshot, because it was restarted without its journal.
+          OpError: the error of the pipeline on a worker, or of writing the folder.
         """
         code, message = _ask(self.path, self._service, "snapshot_wait", self.path, timeout_s=timeout)
         if code:
@@ -80,8 +85,9 @@ class SnapshotHandle:
     def progress(self) -> dict[str, Any]:
         """Return the progress of the snapshot. Blocks until the dispatcher has read the folder and replied.
 
-        The keys are `state` ("active", "winding down", "done" or "error"), `error`, `streams`, `streams_done`, the numbers of committed
-        `chunks` and `elements`, the number of `positions` of all sources (-1 if they have no end), and how many of these are `handed_out`.
+        The keys are `state` ("active", "winding down", "done" or "error"), `error` (None, or a dict of `code` and `message`), `streams`,
+        `streams_done`, the numbers of committed `chunks` and `elements`, the number of `positions` of all sources (-1 if they have no end),
+        and how many of these are `handed_out`.
         """
         return dict(_ask(self.path, self._service, "snapshot_progress", self.path))
 
