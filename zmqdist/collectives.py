@@ -60,8 +60,9 @@ class CommunicationOptions:
 
     Attributes:
       bytes_per_pack: neighbouring arrays of a structure are reduced together up to about this number of bytes. 0 means the default. Results
-        do not depend on this number.
-      timeout_seconds: the time limit of each collective. None means the default, limits.COLLECTIVE_TIMEOUT_S.
+        do not depend on this number, except that sums and products of floats may be rounded differently.
+      timeout_seconds: how long a collective waits for the other members, and again for each piece of a large value. None means the default,
+        limits.COLLECTIVE_TIMEOUT_S.
       implementation: TensorFlow's choice of an implementation. It has no effect.
     """
 
@@ -126,7 +127,7 @@ class CrossDeviceOps:
     """TensorFlow's cross-device operations. Each combines the values that the replicas have, one value per replica, over a group of tasks.
 
     Every method is a collective, so all members of the group must call the methods in the same order. A method blocks until this task has
-    the result, at most for the `timeout_seconds` of its options.
+    the result. `timeout_seconds` of its options limits the wait for the other members, and for each piece of a large value.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class CrossDeviceOps:
         """Reduce the values of all replicas, and return the result at every member.
 
         Raises:
-          ValueError: the value or the destinations are missing, or `reduce_op` is unknown.
+          ValueError: the value is a list that does not have one item, the destinations are missing, or `reduce_op` is unknown.
         """
         if destinations is None or (isinstance(destinations, Sequence) and not destinations):
             raise ValueError("destinations is missing: every member gets the result, so pass any value")
@@ -160,7 +161,7 @@ class CrossDeviceOps:
     ) -> list[Any]:
         """Reduce several values in one collective, and return the results in order.
 
-        Raises ValueError if the argument is not a list of pairs (value, destinations).
+        Raises ValueError if the argument is not a list of pairs (value, destinations), or `reduce_op` is unknown.
         """
         pairs = list(value_destination_pairs)
         if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):

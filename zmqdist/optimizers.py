@@ -32,7 +32,8 @@ __all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Optimizer"]
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The base class of all optimizers. A subclass is a frozen dataclass that defines `_step`, and `slot_values` if it needs slots.
+    """The base class of all optimizers. A subclass is a frozen dataclass that defines `_step`, and `slot_values` if it needs slots. A ps
+    applies the subclasses of this module only.
 
     Attributes:
       learning_rate: a number of 0 or more.

@@ -22,7 +22,9 @@ SHARD_BYTES_MIN = 256 << 10
 
 
 class Partitioner:
-    """The base class of all partitioners. A strategy calls its partitioner for each variable that is created in the strategy's scope."""
+    """The base class of all partitioners. A strategy calls its partitioner for each variable that is created in the strategy's scope,
+    except scalars, per-worker variables and variables that are colocated with another variable.
+    """
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Return the number of shards along each axis.
@@ -61,7 +63,7 @@ class MinSizePartitioner(Partitioner):
 
         Args:
           min_shard_bytes: the bytes of one shard.
-          max_shards: the most shards of one variable. This is usually the number of parameter servers.
+          max_shards: the most shards of one variable. This is usually the number of parameter servers. With the default no variable is cut.
           bytes_per_string: the bytes to assume for an element whose dtype has no size.
 
         Raises:

@@ -70,7 +70,8 @@ class CoordinationClient:
 
         Args:
           address: "host:port" of the keeper, which is the leader of a cluster or a dispatcher.
-          task: the task that this process is. None means that it is not a task, so that only keys and `task_states` can be used.
+          task: the task that this process is. None means that it is not a task, so that only keys, `task_states` and `check_alive` can be
+            used.
           incarnation: the incarnation of this process; 0 draws a number.
           credentials: the places of the keys and the token; None means the default places.
           keeper: the name of the keeper in error texts.
@@ -89,14 +90,17 @@ class CoordinationClient:
         If a use of the barrier (a round) fails, all waiting tasks get the same error, and tasks that call later get this error at once.
 
         Args:
+          name: any text that does not begin with "zmqdist.", of up to KEY_CHARS_MAX characters.
           timeout: seconds. The first time-out that a caller passes in a round holds for all callers. With None the wait has no limit, and
             the log reports at intervals which tasks are missing.
-          tasks: the tasks that must call, all with the same list. None means all tasks of the cluster.
+          tasks: the tasks that must call, all with the same list. None means all tasks of the cluster except evaluators and dispatchers.
+            Where the keeper is a dispatcher, the list is required.
 
         Raises:
           DeadlineExceededError: some tasks did not call in time; the text names them.
           InternalError: a task of the barrier is in error, was lost, has left, or was restarted and counts rounds from 0 again.
-          InvalidArgumentError: the callers pass different lists of tasks, or a caller is not in the list.
+          InvalidArgumentError: the callers pass different lists of tasks, a caller is not in the list, or the list is required.
+          FailedPreconditionError: this process is no task, or its job takes no part in barriers.
           CancelledError: a task cancelled the round, or this task has called the barrier again from another thread.
         """
         identity, due, members = self._identity(), _due(timeout), _tasks_of(tasks)
@@ -142,13 +146,18 @@ class CoordinationClient:
 
         This is a collective operation: each of `tasks` that is alive must call this method, with the same set of tasks. All callers get the
         same result, as soon as the last task that is alive has called.
+
+        Raises:
+          InvalidArgumentError: a task is not in the cluster, or this task is not among `tasks`.
         """
         return [task_name(task) for task in self._request("alive", self._identity(), _tasks_of(tasks))]
 
     # -- states of tasks -------------------------------------------------------------------------------------------------------
 
     def task_states(self, jobs: Iterable[str] | None = None) -> dict[str, TaskState]:
-        """Return the state of every task, or of the tasks of some jobs, by name and in the order of the cluster."""
+        """Return the state of every task, or of the tasks of some jobs, by name and in the order of the cluster. In a cluster
+        of servers, evaluators and dispatchers are left out.
+        """
         rows = self._request("states", None if jobs is None else list(jobs))
         return {task_name((job, index)): TaskState(*rest) for job, index, *rest in rows}
 
@@ -156,7 +165,7 @@ class CoordinationClient:
         """Return whether a task is registered, and is neither lost nor in error.
 
         Raises:
-          InvalidArgumentError: the task is not in the cluster.
+          InvalidArgumentError: `task_states` does not have the task.
         """
         states = self.task_states()
         name = task_name(task_of(task))
@@ -223,6 +232,7 @@ class CoordinationClient:
 
         Raises:
           DeadlineExceededError: some tasks did not shut down in time. This task has left nevertheless.
+          InternalError: a task was lost, or left without waiting. This task has left nevertheless.
         """
         self._link.shutdown()
 
@@ -263,7 +273,8 @@ class CoordinationClient:
 
 
 class KeyValues:
-    """A key-value store that all tasks share. A key is a str; with slashes it is a path. A value may be any value that RPC can send.
+    """A key-value store that all tasks share. A key is a str of up to KEY_CHARS_MAX characters; with slashes it is a path. A value may be
+    any value that RPC can send.
 
     The values are in the keeper's memory, and are lost when the keeper ends. A read returns a copy. Only `get` waits for another task.
     """

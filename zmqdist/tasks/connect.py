@@ -91,6 +91,8 @@ def connect_to_host(
 
     Args:
       remote_host: "host:port", or a list of addresses; a leading "zmq://" is accepted.
+      job_name: the job whose tasks these servers are, numbered from 0.
+      keys_dir, token_file: as for `Server`.
 
     The result and the errors are those of `connect_to_cluster`. Also raises ValueError if there is no address, or an address is malformed.
     """

@@ -71,7 +71,7 @@ class Server:
           server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for ClusterSpec. The task, protocol and
             config of a ServerDef are used for arguments that are left out.
           job_name, task_index: the task that this server is. Both may be left out if the cluster has only one task. Port 0 in the task's
-            address binds a free port, which only `target` shows.
+            address binds a free port, which `target` and `address` show.
           protocol: "zmq", the default.
           config: the default options of sessions with this server, merged over those of a ServerDef. "slots" and "worker_processes" are for
             a coordinator that recruits this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
@@ -258,7 +258,7 @@ class Server:
         return self._coordination.client.kv
 
     def task_states(self) -> dict[str, TaskState]:
-        """Return the state of every task, by name. `CoordinationClient.task_states` documents it."""
+        """Return the states of the tasks, by name. `CoordinationClient.task_states` documents it."""
         return self._coordination.client.task_states()
 
     # -- start and stop --------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Server:
                 self._node.serve()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until this server has stopped, because of `stop`, `Session.stop_task` or `Session.shutdown`.
+        """Wait until this server has stopped, for instance because of `stop`, `Session.stop_task` or `Session.shutdown`.
 
         As in TensorFlow, joining a server that was never started stops it.
 
@@ -315,7 +315,7 @@ class Server:
           value: numbers, texts, arrays, and lists, tuples and dicts of them. The caller may change the value afterwards, because a snapshot
             of it is sent.
           dst: "worker:1" or ("worker", 1). The task need not have started yet.
-          tag: any text without semicolons. The receiver passes the same text to `recv`.
+          tag: any text without semicolons, but not "". The receiver passes the same text to `recv`.
           timeout: seconds for which the message waits for the task to appear; `None` means without a limit.
 
         Returns:
@@ -382,7 +382,8 @@ class Server:
         Args:
           x: an array, a number, IndexedSlices, or a structure of them, with the same shapes and dtypes at all members. IndexedSlices may
             differ in the number of rows, and the result has the rows of all members.
-          op: "sum", "mean", "min", "max", "prod", or a ReduceOp. The mean of whole numbers is a float64.
+          op: "sum", "mean", "min", "max", "prod", or a ReduceOp. The mean of whole numbers is a float64. IndexedSlices
+            allow only sum and mean.
           group: tasks by rank, or the result of `group`; `None` means all tasks of this task's job.
           timeout: seconds to wait for the other members, and again for each piece of a large value. `None` means
             limits.COLLECTIVE_TIMEOUT_S, and math.inf means without a limit.
@@ -393,7 +394,7 @@ class Server:
 
         Raises:
           InvalidArgumentError: the members' values or operations differ. All members raise this error, and the next collective works.
-          DeadlineExceededError: members were absent; the text names them.
+          DeadlineExceededError: members were absent; the text names them. An absent member raises this error at its next call.
           UnavailableError: a member has ended; the text names it.
           CancelledError: a member has cancelled its part, or this server was stopped.
           TypeError: `x` has values that are neither numbers nor bools.
@@ -409,7 +410,8 @@ class Server:
     ) -> NDArray[Any]:
         """Reduce the arrays of all members, and return this rank's part of the result: a range of rows of the first axis.
 
-        If the rows cannot be divided evenly, each of the first ranks gets one row more. Arguments and errors are those of `all_reduce`.
+        If the rows cannot be divided evenly, each of the first ranks gets one row more. `x` is one array. A scalar raises ValueError. The
+        other arguments, and the errors, are those of `all_reduce`.
         """
         return self._operations.reduce_scatter(x, op, group, timeout)
 
@@ -422,6 +424,7 @@ class Server:
 
         Raises:
           ValueError: `x` is a scalar, or has no such axis.
+          TypeError: `x` has Python objects, or `axis` is not an integer.
           NotImplementedError: `x` has IndexedSlices.
           OpError: any error of `all_reduce`.
         """
@@ -435,7 +438,8 @@ class Server:
         """Return the value of the member of rank `root` at every member.
 
         Args:
-          x: at the root an array, or any structure that `send` takes. The other members' values are ignored.
+          x: at the root an array, or any structure that `send` takes. The root's result may share memory with `x`. The other members'
+            values are ignored, but must be of these types, too.
 
         Raises:
           InvalidArgumentError: `root` is not a rank of the group.

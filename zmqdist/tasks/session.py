@@ -134,7 +134,8 @@ class Session:
           target: "zmq://host:port" of any task, as in `Server.target`, or the Server itself.
           config: a dict of options. With `isolate_session_state` the session has variables of its own, which are freed with the session.
             `operation_timeout_in_ms` is the default time-out of each operation; 0 means no time-out. Both options override the config of
-            the server. TensorFlow's options for graphs, threads and devices have no effect and cause a warning.
+            the server, whose time-out does not hold for the first operation. TensorFlow's options for graphs, threads and devices have no
+            effect and cause a warning.
           keys_dir, token_file: as for `zmqdist.Server`.
 
         Raises:
@@ -173,6 +174,7 @@ class Session:
           DeadlineExceededError: the time-out has passed; if a task was missing, the text names that task. The function may continue to run.
           UnavailableError: the task has ended meanwhile; the function may have run.
           CancelledError: this session was closed meanwhile.
+          FailedPreconditionError: this session was closed before.
           AbortedError: the target was reset, the task was restarted, or the session had no connection to the task for a minute.
         """
         with self._pickling:
@@ -218,7 +220,9 @@ class Session:
         return dict(found)
 
     def list_tasks(self, timeout_in_ms: float = 0) -> list[TaskInfo]:
-        """Return every task of the cluster with its state. This waits only for the target."""
+        """Return every task of the cluster with its state. This waits for the target only. A task that does not reply within TASK_PROBE_S
+        is reported as missing.
+        """
         cluster = self._get_cluster(self._due(timeout_in_ms), "list_tasks")
         up = listening(cluster.addresses)
         due = time.monotonic() + TASK_PROBE_S
@@ -238,7 +242,11 @@ class Session:
         self._wait(connection, "stop_task", due, "server.stop", grace_s(grace))
 
     def shutdown(self, grace: float | None = None, *, timeout_in_ms: float = 0) -> list[str]:
-        """Stop all tasks of the cluster that are up, and return the names of those that have received the request."""
+        """Stop all tasks of the cluster that are up, and return their names.
+
+        Raises:
+          UnavailableError: a task that is up did not receive the request. The target stops nevertheless, with the tasks that received it.
+        """
         connection = self._reach(None, due := self._due(timeout_in_ms), "shutdown")
         stopped = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
         return list(stopped)
@@ -253,7 +261,7 @@ class Session:
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Clear containers on all tasks of the target's cluster that are up, and end every session with this target.
+        """Clear containers on all tasks that are up and that the target sees, and end every session with this target.
 
         Args:
           containers: names of the containers; None or an empty list means all containers.
@@ -261,6 +269,7 @@ class Session:
 
         Raises:
           NotFoundError: `target` is not the target of a task.
+          InvalidArgumentError, FailedPreconditionError: as for the constructor.
           DeadlineExceededError: the target did not reply within the time-out.
           UnavailableError: a task could not be reached; the text names it.
         """

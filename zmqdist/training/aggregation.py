@@ -75,7 +75,7 @@ def _member(cls: type[Mode], kind: str, value: Any, default: Mode) -> Mode:
 def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:
     """Return one value that combines the values of all replicas. Raises ValueError if `how` is NONE.
 
-    The IndexedSlices of all replicas are concatenated. For a mean their values are also divided by the number of replicas.
+    For a sum, the IndexedSlices of all replicas are concatenated. For a mean their values are also divided by the number of replicas.
     """
     if how is VariableAggregation.NONE:
         raise ValueError(

@@ -67,7 +67,8 @@ class ArrayLike(NDArrayOperatorsMixin):
           indices: row numbers, from 0 on, in an array of any shape. In the result, this shape replaces the first axis of the variable.
 
         Raises:
-          InvalidArgumentError: an index is out of range.
+          InvalidArgumentError: an index is out of range, or is not an integer.
+          TypeError: the variable is a scalar.
         """
         numbers = checked_numbers(self.label, indices, len(self))
         rows: NDArray[Any] = self.start_rows(numbers.reshape(-1)).get_value()
@@ -81,7 +82,7 @@ class ArrayLike(NDArrayOperatorsMixin):
             the variable.
 
         Raises:
-          InvalidArgumentError: a position is out of range.
+          InvalidArgumentError: a position is out of range, is not of integers, or has more numbers than the variable has axes.
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
@@ -96,7 +97,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Return the value as an array. NumPy calls this method to convert a variable.
 
         Raises:
-          ValueError: the value cannot be cast to `dtype` safely, such as floats to integers.
+          ValueError: the value cannot be cast to `dtype` by NumPy's "same_kind" rule, such as floats to integers.
         """
         wanted = self.dtype if dtype is None else np.dtype(dtype)
         if not np.can_cast(self.dtype, wanted, "same_kind"):
@@ -123,7 +124,8 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Return the part of the value that `key` selects, as from an array. Only the rows that the key selects are transferred.
 
         Raises:
-          IndexError, TypeError, ValueError: as for an array. TypeError is also raised when a variable is used as an index.
+          IndexError, TypeError, ValueError: as for an array. TypeError is also raised when a variable is used as an index, and IndexError
+            for True and False.
         """
         if not self.shape:
             return self.numpy()[key]
@@ -136,7 +138,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Set whole rows in one scatter update. If the key names a row twice, the last value is set.
 
         Raises:
-          TypeError: the key selects parts of rows.
+          TypeError: the key selects parts of rows, or the variable is a scalar.
           IndexError, TypeError, ValueError: as for an array.
         """
         if not self.shape:

@@ -56,7 +56,8 @@ class ReplicaContext:
     def merge_call(self, merge_fn: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Any:
         """Call `merge_fn(strategy, *args, **kwargs)` once for all replicas. Blocks until all of them have called this method.
 
-        `merge_fn` runs in the cross-replica context. Each of its arguments is a PerReplica of the arguments that the replicas have passed.
+        `merge_fn` runs in the cross-replica context. With several replicas, each leaf of its arguments is a PerReplica of the leaves that
+        the replicas have passed. A single replica's arguments are passed unchanged.
 
         Returns:
           The part for this replica of the result of `merge_fn`.

@@ -1,7 +1,7 @@
 """Lookups of rows in a table, for models with embeddings. A lookup returns single rows, or combines several rows into one row.
 
 Rules
-    A table is a Variable, a ShardedVariable, or a list of variables. In a list, row numbers continue from one variable to the next.
+    A table is a Variable, a ShardedVariable, or a list of them. In a list, row numbers continue from one variable to the next.
     Only the requested rows are transferred. A lookup that combines rows transfers each row once, however often its id occurs.
     A lookup that combines rows takes ids in *bags*, and returns one row for each bag. Bags are Sparse (each vector along the last axis is a
     bag), Ragged, or a list of lists.
@@ -50,7 +50,7 @@ def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> ND
       An array with the shape of `ids` followed by the shape of a row. The caller owns the array.
 
     Raises:
-      InvalidArgumentError: an id is out of range.
+      InvalidArgumentError: an id is out of range, or is not an integer.
       TypeError, ValueError: `params` is not a table.
     """
     variables, offsets = _table(params)
@@ -74,12 +74,12 @@ def embedding_lookup_sparse(
 
     Returns:
       An array with the shape of the bags followed by the shape of a row. The row of an empty bag is zeros. For a table of integers the
-      array is float64.
+      array is float64, or float32 if they have at most 16 bits.
 
     Raises:
-      InvalidArgumentError: an id is out of range.
+      InvalidArgumentError: an id is out of range, or is not an integer.
       TypeError: `params` is not a table, or the ids are not in bags.
-      ValueError: the weights have another form than the ids, or `combiner` is unknown.
+      ValueError: the weights have another form than the ids, `combiner` is unknown, or the variables of a list have different rows.
     """
     return _combined(params, _bags(sp_ids, sp_weights), combiner or "mean", max_norm)
 
@@ -96,7 +96,7 @@ def safe_embedding_lookup_sparse(
     not "sum", an id whose weight is not above 0 is invalid too.
 
     Args:
-      default_id: the id that is put into each bag without valid ids. None means that the row of such a bag is zeros.
+      default_id: the id that is put, with weight 1, into each bag without valid ids. None means that the row of such a bag is zeros.
     """
     bags = _bags(sparse_ids, sparse_weights)
     valid = bags.ids >= 0

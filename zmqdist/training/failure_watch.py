@@ -1,4 +1,4 @@
-"""Detects the loss of a parameter server at once, even if no code uses its variables.
+"""Detects the loss of a parameter server, even if no code uses its variables.
 
 Each server gets a request that it answers only when the session is closed. If the connection to the server is lost, the request ends
 early. A thread then repeats the request by the rules for all requests to parameter servers (variables/client.py). If all repetitions fail,

@@ -2,12 +2,12 @@
 apply to these rows when they have arrived.
 
 Rules
-    `value[key]` equals `value[rows][rest]` for every key that NumPy accepts. `rows` is an ascending range, or an array of row numbers.
+    `value[key]` equals `value[rows][rest]`. `rows` is an ascending range, or an array of row numbers.
     For a slice, `rows` is a range of its rows in ascending order. If the slice has a negative step, `rest` reverses the rows.
     For a number, `rows` is a range of one row. For a mask, or for an array or list of numbers, `rows` has the row numbers in the order of
     the mask or array.
-    If NumPy refuses a key, `select` raises the same class of error, before a row is transferred. `select` also refuses a variable as an
-    index, because the variable's value would have to be read first.
+    If NumPy refuses a key, `select` raises the same class of error, before a row is transferred. `select` also refuses True and False, and
+    a variable as an index, because the variable's value would have to be read first.
 
 Not here: which shard has which row (row_gather.py).
 """

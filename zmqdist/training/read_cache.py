@@ -2,7 +2,8 @@
 
 Rules
     Inside the scope every read of a whole variable returns the value that the first read returned, even after an assignment. Another scope
-    reads the variable again. Single rows (`sparse_read`, `gather_nd`) are not cached.
+    reads the variable again. Single rows (`sparse_read`, `gather_nd`), `strategy.read`, `read_versioned` and variables of this process are
+    not cached.
     The scope belongs to the thread that entered it, and to the threads of the replicas that this thread starts. A function that is
     scheduled inside the scope runs inside a new scope on the worker.
 """

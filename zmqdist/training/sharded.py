@@ -1,11 +1,11 @@
 """A variable that is cut along its first axis into shards, each a variable of its own.
 
 Rules
-    A ShardedVariable can be used wherever a Variable can be used. It has the methods, values and errors of a Variable, whatever the number
-    of shards.
-    All checks are made before the first message is sent, so that a refused update has changed no shard.
-    An operation sends a request to each shard whose rows it reads or changes, and to no other shard. The requests are in flight at the
-    same time, and transfer only the rows that the operation needs.
+    A ShardedVariable has the methods, values and errors of a Variable, whatever the number of shards, with few exceptions: only its shards
+    have `device`, `task`, `is_same` and `read_versioned`, `version` is a tuple, and `compare_and_set` raises UnimplementedError.
+    All checks are made before the first message is sent, so that a refused update has changed no shard. `scatter_div` is an exception.
+    An operation sends a request to each shard whose rows it reads or changes, and to no other shard; only `apply` sends one to each shard.
+    The requests are in flight at the same time, and transfer only the rows that the operation needs.
     An operation is atomic on each shard. There is no order between shards, so a reader may see an update on some shards only.
     In a structure a ShardedVariable is one leaf. Iterating over it yields its shards.
 
@@ -169,6 +169,7 @@ class ShardedVariable(ArrayLike):
 
         Raises:
           InvalidArgumentError: the shape or the dtype does not fit. No shard was changed.
+          ValueError: there are several replicas, and the variable has no aggregation.
           PSUnavailableError: a shard is lost. The other shards have the new value.
         """
         return self._update("assign", value)
@@ -212,7 +213,9 @@ class ShardedVariable(ArrayLike):
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> ShardedVariable:
-        """Divide rows. Everything else is as for `scatter_add`."""
+        """Divide rows. A division of integers by 0 raises InvalidArgumentError, and shards without a 0 have been updated. Everything else
+        is as for `scatter_add`.
+        """
         return self._scatter("div", sparse_delta)
 
     def scatter_min(
@@ -252,6 +255,7 @@ class ShardedVariable(ArrayLike):
           InvalidArgumentError: the shape or dtype of the gradient does not fit. No shard was changed.
           PSUnavailableError: a shard is lost. The other shards have been updated.
           UnknownError: `fn` has raised an error at a shard. That shard is unchanged.
+          ValueError, ResourceExhaustedError: as for `Variable.apply`.
         """
         self.start_apply(fn, grad, step).get_value()
 

@@ -3,7 +3,7 @@
 Rules
     Variables that are created inside `scope()` are placed on the parameter servers (shard_placement.py). The partitioner decides whether a
     variable is cut into shards.
-    A strategy has one ClusterCoordinator, made by the user or by the first `scope()`.
+    A strategy has one ClusterCoordinator, made by the user, by the first `scope()` or by the first access to `coordinator`.
     A strategy pickles as a stub, which functions on workers use. The stub has `run`, `reduce`, `gather` and the other methods of OnWorkers,
     but makes no variables.
     Several strategies may use one cluster at the same time. Each strategy has its own variables, counters and coordinator.
@@ -68,10 +68,11 @@ class OnWorkers:
 
         Returns:
           With one replica, the result of `fn`. With several replicas, a structure of the form of the results, with a PerReplica at each
-          leaf.
+          leaf. A leaf that is None in all replicas stays None.
 
         Raises:
           InvalidArgumentError: `options` is not None.
+          TypeError, ValueError: the replicas' results differ in form.
           Exception: the error that `fn` has raised.
         """
         _refuse_options("run", options)
@@ -88,7 +89,8 @@ class OnWorkers:
             have different numbers of elements. None combines across replicas only.
 
         Raises:
-          ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
+          ValueError: `reduce_op` is unknown, or there are several replicas and the sum is requested of a value other than 0 that is the
+            same in all of them.
         """
         self._used("reduce")
         return per_replica.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)
@@ -162,7 +164,7 @@ class Extended:
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """One device name for each worker."""
+        """One device name for each worker that the cluster had when the strategy was made."""
         return tuple(device_of("worker", index) for index in range(self._num_workers))
 
     @property
@@ -201,19 +203,22 @@ class ParameterServerStrategy(OnWorkers):
       connect_timeout_s: how long to wait for the tasks, in seconds.
       aggregate: with "async", the ps apply each gradient of `apply` on arrival. With "sync", the ps average the gradients of a step, and
         apply the mean once. If a worker is lost after it has sent a gradient, its function runs again and sends another gradient. Then both
-        gradients count with "async", and only one of them counts with "sync".
+        gradients count with "async", and only one of them counts with "sync", or with `schedule(once=True)`.
       workers_per_step: number of gradients in a synchronous step. If it is below the number of workers, a step does not wait for the
         slowest workers. None means the number of workers.
       recovery_s: how long, in seconds, an access to a variable waits after its ps was lost, so that `zmqdist.checkpoint.Recovery` can
-        restore the variable. With 0 the access fails at once.
+        restore the variable. With 0 the access fails at once, or after PS_PATIENCE_S without a connection if the ps is silent.
 
     Attributes:
       cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the holder of the
         only coordinator. Only zmqdist itself uses these attributes.
+      recoveries: list with a `zmqdist.checkpoint.Recovered` for each recovery of a ps.
 
     Raises:
       ValueError: the cluster lacks workers or ps, or an argument is out of range.
       UnavailableError: tasks did not answer within `connect_timeout_s`. The error text names them.
+      AlreadyExistsError: a worker works for another program.
+      OpError: keys are missing, a secret is refused, a ps is another task, or the dispatcher's port cannot be bound.
     """
 
     def __init__(
@@ -311,7 +316,7 @@ class ParameterServerStrategy(OnWorkers):
 
         Args:
           shutdown_cluster: also stop the servers of workers and ps, wherever they run, so that their `Server.join` returns. A
-            `local_cluster` is closed.
+            `local_cluster` is closed. The launcher of `zmqdist launch` stops the workers when this program ends.
         """
         with self.coordinator_slot.lock:
             coordinator = self.coordinator_slot.coordinator
@@ -334,7 +339,8 @@ class ParameterServerStrategy(OnWorkers):
         of different strategies do not.
 
         Raises:
-          RuntimeError: inside another strategy's scope.
+          RuntimeError: inside another strategy's scope or `run`.
+          FailedPreconditionError: the strategy was closed.
         """
         context.check_not_in_another(self)
         self.coordinator  # noqa: B018  makes the coordinator
@@ -350,13 +356,14 @@ class ParameterServerStrategy(OnWorkers):
             None is skipped.
           step: in synchronous mode, the number of the step that the gradients belong to.
 
-        Raises: as `Variable.apply`. A server applies all of its updates or none.
+        Raises: as `Variable.apply`; TypeError if a pair has no variable; InvalidArgumentError if a variable occurs twice. A server applies
+          all of its updates or none.
         """
         apply_all(optimizer, grads_and_vars, step)
 
     def read(self, variables: Any) -> Any:
-        """Return the structure with each variable replaced by its value. This sends one message to each parameter server. Raises as
-        `Variable.numpy`.
+        """Return the structure with each variable replaced by its value. This sends one message to each parameter server that has some of
+        the variables. Raises as `Variable.numpy`.
         """
         return read_all(variables)
 

@@ -2,8 +2,8 @@
 
 `ClusterCoordinator(strategy)` returns a StrategyCoordinator. It schedules as any other ClusterCoordinator
 (scheduling/coordinator/coordinator.py), with these additional rules.
-    A strategy has one coordinator. Every `ClusterCoordinator(strategy)` returns this object. A call with other options than those with
-    which the coordinator was created raises an error.
+    A strategy has one coordinator. Every `ClusterCoordinator(strategy)` returns this object, until it is closed. A call with other options
+    than those with which the coordinator was created raises an error.
     Inside another strategy's scope no function can be scheduled.
     A function that is scheduled inside `cache_variable_reads()` runs inside such a scope on the worker.
     Workers are added and removed by the strategy's connection (cluster_connection.py), which invites, starts or dismisses them.
@@ -132,7 +132,7 @@ class StrategyCoordinator(ClusterCoordinator):
         Args:
           once: if True, each update of the function takes effect once, even if the function runs again after a worker's crash or because of
             `retries`. If the n-th update of a variable in the function was made in an earlier run, the parameter server skips the update
-            and repeats its earlier reply. The servers remember the last 65,536 updates of a strategy. Reads return current values in each
+            and repeats its earlier reply. Each server remembers the last 65,536 of these updates. Reads return current values in each
             run. None means True in synchronous mode, where a gradient that arrived twice would take the place of another worker's gradient;
             otherwise it means False.
         """

@@ -52,9 +52,9 @@ class Variable(ArrayLike):
 
     Args:
       initial_value: an array, a value that NumPy can convert to an array, or a function that returns such a value. If `shape` and `dtype`
-        are given, the parameter server calls the function. A function with the parameters `partition_shape` and `partition_offset`, or
-        `shard_info`, is called for each shard and makes that shard only.
-      trainable: a flag for optimizers and user code; by default True for floats.
+        are given and the variable is not a scalar, the parameter server calls the function. A function with the parameters
+        `partition_shape` and `partition_offset`, or `shard_info`, is called for each shard and makes that shard only.
+      trainable: a flag for optimizers and user code; by default True for floats and complex numbers.
       name: the variable's name, by default "Variable". A strategy appends a number to a name that it has used already.
       dtype, shape: dtype and shape of the value; by default those of `initial_value`.
       aggregation: how the assignments of several replicas are combined into one assignment: "none", "sum", "mean" or "only_first_replica".
@@ -65,10 +65,11 @@ class Variable(ArrayLike):
     Under a strategy with a `variable_partitioner` the result may be a ShardedVariable.
 
     Raises:
-      ValueError: `initial_value` is missing, is not an array of numbers or text, or has another shape than `shape`, or `aggregation` is
-        unknown.
+      ValueError: `initial_value` is missing, is not an array of numbers or text, or has another shape than `shape`; `aggregation` or
+        `synchronization` is unknown; `per_worker_variable` is used outside a scope or with `trainable`; or a dataset function is running.
       RuntimeError: the constructor was called in a scheduled function, where variables cannot be made.
-      UnavailableError: the parameter server is lost.
+      UnknownError: `initial_value` is a function that has failed, or returned a wrong shape, at the parameter server.
+      PSUnavailableError: the parameter server is lost.
 
     Attributes:
       name, shape, dtype: never change. `shape` is a tuple.
@@ -131,7 +132,7 @@ class Variable(ArrayLike):
         server.
 
         Raises:
-          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable.
+          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable, or the strategy was closed.
         """
         return self.start_read().get_value()
 
@@ -158,9 +159,9 @@ class Variable(ArrayLike):
         them.
 
         Raises:
-          InvalidArgumentError: `value` has another shape, or a dtype of another kind.
+          InvalidArgumentError: `value` has another shape, or cannot be cast to the dtype. Integers may become floats, but not the reverse.
           ValueError: there are several replicas, and the variable has no aggregation.
-          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable.
+          PSUnavailableError: its parameter server is lost, or was restarted and no longer has the variable, or the strategy was closed.
         """
         self.start_update("assign", value).get_value()
         return self
@@ -194,8 +195,8 @@ class Variable(ArrayLike):
         return applied
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both are added. Raises the errors of `assign`, and
-        InvalidArgumentError if an index is out of range.
+        """Add the rows of `sparse_delta` to rows of the value. If a row is named twice, both are added. Raises the errors of `assign`,
+        InvalidArgumentError if an index is out of range, and TypeError if `sparse_delta` is not IndexedSlices.
         """
         return self._scatter("add", sparse_delta)
 
@@ -208,7 +209,7 @@ class Variable(ArrayLike):
         return self._scatter("mul", sparse_delta)
 
     def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
-        """Divide rows of the value. Everything else is as for `scatter_add`."""
+        """Divide rows of the value. Integers cannot be divided by 0. Everything else is as for `scatter_add`."""
         return self._scatter("div", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
@@ -235,15 +236,19 @@ class Variable(ArrayLike):
           fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
             the new value. The function may put arrays into the dict `slots`, and finds them there in its next invocation. It runs at the
             parameter server, on copies of `value` and `slots`. The server finds slots by the function's module and qualified name, so two
-            lambdas in one function share their slots.
+            lambdas in one function share their slots. The function is pickled at its first use, with the values that it captures.
           grad: an array of the variable's shape, or IndexedSlices.
           step: in synchronous mode, the number of the step that the gradient belongs to. The server averages `workers_per_step` gradients
-            and applies the mean once. `apply` blocks until the mean is applied.
+            and applies the mean once. `apply` blocks until the mean is applied. A gradient that comes later has no effect.
 
         Raises:
-          InvalidArgumentError: the shape or dtype of the gradient does not fit.
+          InvalidArgumentError: the shape or dtype of the gradient does not fit, `fn` is neither an optimizer nor a function, or `fn` is an
+            optimizer and the variable has no floats.
           UnknownError: the function has raised an error. The variable is unchanged.
-          ValueError: the strategy is synchronous, and `step` is missing.
+          ValueError: the strategy is synchronous, and `step` is missing; `fn` is an optimizer of another class than those of
+            `zmqdist.optimizers`; or there are several replicas, and the variable has no aggregation.
+          ResourceExhaustedError: PS_STEPS_OPEN_MAX steps of the variable wait for gradients already.
+          PSUnavailableError: the parameter server is lost, or was restarted and no longer has the variable, or the strategy was closed.
         """
         self.start_apply(fn, grad, step).get_value()
 

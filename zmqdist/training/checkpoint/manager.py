@@ -114,7 +114,7 @@ class CheckpointManager:
 
     def maybe_save(self, step: SupportsIndex) -> str | None:
         """Record the current step. Save if at least `every_steps` steps have passed since the last save, or if `step` is below the last
-        saved step. Return the path of the checkpoint, or None if none was saved.
+        saved step. A save without a step does not count. Return the path of the checkpoint, or None if none was saved.
 
         Raises:
           As `save`.

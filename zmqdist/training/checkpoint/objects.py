@@ -63,7 +63,9 @@ class Checkpoint(Container):
         return self
 
     def assert_existing_objects_matched(self) -> Checkpoint:
-        """Raise AssertionError if an attribute was not restored because the checkpoint does not hold it. Return this object."""
+        """Raise AssertionError if an attribute was not restored because the checkpoint does not hold it, or if there was no checkpoint.
+        Return this object.
+        """
         source = self._restored_from()
         missing = [name for name in leaves(self) if source.prefix + name not in source.used]
         if missing:

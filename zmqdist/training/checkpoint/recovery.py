@@ -52,7 +52,7 @@ class Recovered:
       began_anew: names of the variables and shards that got their first values again.
       lost: names of the variables and shards that were not recreated, because the newest usable checkpoint lacks them.
       path: path of the checkpoint; None if no checkpoint was used.
-      age_s: seconds from the save of that checkpoint to the recovery.
+      age_s: seconds from the save of the newest usable checkpoint to the recovery; 0 if there is none.
       updates_lost: lower bound of the number of updates that are lost. Updates between the last check and the crash are not counted.
     """
 
@@ -104,7 +104,8 @@ class Recovery:
         Args:
           strategy: the strategy. Make it with `recovery_s`, so that accesses to lost variables wait for the recovery.
           manager: its directory holds the checkpoints, and its `checkpoint` names the variables.
-          from_initial: whether a variable that the newest usable checkpoint lacks gets its first value again.
+          from_initial: whether a variable that the newest usable checkpoint lacks gets its first value again. This needs a strategy with
+            `recovery_s`, because other strategies do not keep first values.
         """
         self._session = strategy.ps_session
         self._manager = manager

@@ -86,8 +86,9 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
       strict: if True, `variables` and the checkpoint must have the same names. If False, the names that are in both are restored.
 
     Raises:
-      ValueError: names, a shape or a dtype of the checkpoint differ from those of `variables`, or no name is in both.
-      TypeError: `variables` is a number or text, or has one in a tuple, where it cannot be replaced.
+      ValueError: names, a shape or a dtype of the checkpoint differ from those of `variables`, no name is in both, or an array is
+        read-only.
+      TypeError: `variables` is an array, number or text, or has a number or text in a tuple, where it cannot be replaced.
       NotFoundError: there is no such checkpoint, or it was deleted during the restore.
       DataLossError: the checkpoint is damaged. The error text names file, variable and shard.
       FailedPreconditionError: a newer zmqdist wrote the checkpoint.
