@@ -136,7 +136,10 @@ def _call(
     if info.streaming and output is not None:
         raise click.UsageError(f"{info.name} is a streaming method, and --output saves a single answer")
     args, named = values.arguments(words)
-    for name in CLIENTS_OWN & named.keys():
+    own = (
+        CLIENTS_OWN - {"out"} if info.streaming else CLIENTS_OWN
+    )  # a stream has no `out`, so a generator may have a parameter `out`
+    for name in own & named.keys():
         raise click.UsageError(f"{name}= would go to the client: pass the argument {name} of {info.name} by position")
     specs = info.input_signature or ()
     places = {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))

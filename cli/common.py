@@ -154,12 +154,15 @@ def target_options(command: F) -> F:
     return timeout(secret_options(command))
 
 
-def place(target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool) -> tuple[str, Credentials]:
+def place(
+    target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool, *, name: str = "TARGET"
+) -> tuple[str, Credentials]:
     """Return the "host:port" of a dispatcher and the credentials for it.
 
     Args:
       target: the TARGET of the command line. This is an address, or the file of a cluster that `zmqdist launch` runs on this host. None
         means the cluster in ZMQDIST_CONFIG.
+      name: how the command calls the target.
 
     Raises:
       click.UsageError: neither TARGET nor ZMQDIST_CONFIG names a dispatcher, or TARGET is not an address.
@@ -177,7 +180,7 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
     if target is None or target.endswith((".yaml", ".yml")):
         config = ClusterConfig.from_environment() if target is None else _running_cluster(target)
         if config is None or config.runtime is None:
-            raise click.UsageError(f"which TARGET? (host:port of a dispatcher; {CONFIG_ENV} names no running cluster)")
+            raise click.UsageError(f"which {name}? (host:port of a dispatcher; {CONFIG_ENV} names no running cluster)")
         target = config.runtime.dispatcher
         if given == Credentials():
             given = Credentials(config.runtime.token_file, config.runtime.keys_dir)

@@ -196,7 +196,7 @@ def worker(
         use_ports_of(cluster)
         target = target or _dispatcher_address(cluster, file)
         keys_dir = keys_dir or cluster.security.keys
-    address, credentials = place(target, token_file, keys_dir, insecure)
+    address, credentials = place(target, token_file, keys_dir, insecure, name="--dispatcher")
     advertise = advertise or section.advertise
     config = WorkerConfig(
         address,

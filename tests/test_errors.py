@@ -154,7 +154,7 @@ def test_closer_classes_have_the_code_of_their_base(
         (
             errors.WorkerLost("module.work", STARTS),
             (
-                "module.work was started 2 times, and each time its process died: worker:0 (killed by SIGSEGV), "
+                "module.work was started 2 times, and its process or worker was lost: worker:0 (killed by SIGSEGV), "
                 "worker:1 (exit code unknown)\nlast lines of the last process that wrote any:\nlast words"
             ),
         ),

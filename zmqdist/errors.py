@@ -344,7 +344,8 @@ class WorkerLost(UnavailableError, _FromData):
         super().__init__("")
         self.function = function
         self.starts = tuple(LostStart(*start) for start in starts)
-        text = f"{function} was started {len(self.starts)} times, and each time its process died: " + ", ".join(
+        count = "once" if len(self.starts) == 1 else f"{len(self.starts)} times"
+        text = f"{function} was started {count}, and its process or worker was lost: " + ", ".join(
             map(str, self.starts)
         )
         if any(start.exit_code == -9 for start in self.starts):

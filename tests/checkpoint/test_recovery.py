@@ -288,6 +288,12 @@ def test_a_variable_that_no_checkpoint_holds_is_lost_unless_it_may_begin_anew(
     )
 
 
+def test_first_values_need_a_strategy_that_keeps_them(make: Make, tmp_path: Path) -> None:
+    strategy = make(recovery_s=0.0)
+    with pytest.raises(ValueError, match="from_initial=True needs a strategy with recovery_s"):
+        Recovery(strategy, CheckpointManager({"n": 1}, str(tmp_path)), from_initial=True)
+
+
 def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(
     cluster: zd.local_cluster, make: Make, tmp_path: Path
 ) -> None:

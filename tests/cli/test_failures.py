@@ -90,7 +90,7 @@ USAGE: list[tuple[str, str]] = [
     ("dispatcher --config disk.yaml", "fault tolerant mode without configuring a work dir"),
     ("dispatcher --fault-tolerant", "fault tolerant mode without configuring a work dir"),
     ("dispatcher --config nofile.yaml", "nofile.yaml:1: (file): cannot be read"),
-    ("worker", "zmqdist worker: which TARGET?"),
+    ("worker", "zmqdist worker: which --dispatcher?"),
     ("worker --dispatcher 127.0.0.1:1 --slots 0", "zmqdist worker: Invalid value for '--slots'"),
     ("worker --dispatcher 127.0.0.1:1 --slots many", "zmqdist worker: Invalid value for '--slots'"),
     ("worker --dispatcher 127.0.0.1:1 --index -1", "zmqdist worker: Invalid value for '--index'"),

@@ -52,6 +52,8 @@ def test_records_of_one_length(tmp_path: Path) -> None:
         list(FixedLengthRecordDataset(names, 4, 1, 2))
     with pytest.raises(InvalidArgumentError, match="record_bytes"):
         FixedLengthRecordDataset(names, 0)
+    with pytest.raises(InvalidArgumentError, match="footer_bytes must be >= 0, not -1"):
+        FixedLengthRecordDataset(names, 2, 1, -1)
 
 
 def test_without_google_crc32c_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,21 @@ def test_a_padding_value_of_a_bucket_is_whole() -> None:
     assert [batch.tolist() for batch in batches] == [[["ab", "<pad>"], ["ab", "c"]]]
 
 
+@pytest.mark.parametrize(
+    ("dataset", "shapes"),
+    [
+        (Dataset.from_tensor_slices({"a": [[1], [2]]}), {"b": [2]}),
+        (Dataset.from_tensor_slices({"a": [[1], [2]]}), [2]),
+        (Dataset.from_tensor_slices(([[1], [2]], [[1], [2]])), 3),
+        (Dataset.from_tensor_slices(([[1], [2]], [[1], [2]])), ([2],)),
+    ],
+    ids=["another key", "no dict", "no tuple", "too few parts"],
+)
+def test_padded_shapes_of_another_structure_are_refused(dataset: Dataset, shapes: Any) -> None:
+    with pytest.raises(ValueError, match="has another structure than the elements"):
+        dataset.padded_batch(2, padded_shapes=shapes)
+
+
 @pytest.mark.parametrize("build", [sparse, ragged])
 def test_ragged_and_sparse_elements_have_no_end_to_be_filled_up_at(build: Callable[[], Dataset]) -> None:
     dataset = build()

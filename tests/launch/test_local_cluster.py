@@ -199,7 +199,8 @@ def test_a_worker_that_dies_at_its_start_is_an_error_that_names_it(monkeypatch: 
 def test_a_closed_cluster_refuses_each_call_with_that_reason() -> None:
     with zd.local_cluster(workers=0, ps=1, processes=False) as cluster:
         pass
-    for use in (ClusterCoordinator, zd.ParameterServerStrategy, lambda cluster: cluster.kill_ps(0)):
+    uses = (ClusterCoordinator, zd.ParameterServerStrategy, lambda one: one.kill_ps(0), lambda one: one.add_worker())
+    for use in uses:
         with pytest.raises(errors.FailedPreconditionError, match="this local_cluster has been closed"):
             use(cluster)
 

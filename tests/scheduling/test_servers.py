@@ -492,6 +492,18 @@ def test_an_invalid_duration_of_a_coordinator_is_refused(
         ClusterCoordinator(dispatcher, **{name: seconds})
 
 
+def test_a_server_as_target_gives_its_coordinators_its_cancel_grace() -> None:
+    with zd.local_cluster(workers=0, processes=False, cancel_grace_s=0.25) as cluster:
+        assert resolve(cluster).cancel_grace_s == resolve(cluster.dispatcher).cancel_grace_s == 0.25
+        assert resolve(cluster.target).cancel_grace_s == limits.CANCEL_GRACE_S
+
+
+def test_a_dispatcher_of_protocol_tcp_has_a_target_that_a_worker_accepts() -> None:
+    with zd.DispatchServer(DispatcherConfig(protocol="tcp")) as server:
+        assert server.target.startswith("zmq://")
+        assert WorkerConfig(dispatcher_address=server.target).dispatcher_address == server.target
+
+
 def test_a_target_argument_overrides_the_environment(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

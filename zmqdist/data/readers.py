@@ -60,13 +60,16 @@ def FixedLengthRecordDataset(
     """Return a dataset of records of `record_bytes` bytes each, as bytes. The header and footer of each file are skipped.
 
     Raises:
-      InvalidArgumentError: `record_bytes` is not positive, or, while iterating, a file does not consist of whole records.
+      InvalidArgumentError: `record_bytes` is not positive, another size is negative, or, while iterating, a file does not consist of whole
+        records.
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
     common = _common_args(compression_type, num_parallel_reads)
     counts = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
     sizes: dict[str, Any] = {argument: checked_int(size, argument) for argument, size in counts.items()}
+    if negative := [argument for argument, size in sizes.items() if size < 0]:
+        raise invalid(f"{negative[0]} must be >= 0, not {sizes[negative[0]]}")
     return Dataset(readers.FixedLengthRecords(**common, **sizes), (_file_names(filenames),))
 
 

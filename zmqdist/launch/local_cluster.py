@@ -154,6 +154,11 @@ class local_cluster:
         return self.dispatcher.target
 
     @property
+    def cancel_grace_s(self) -> float:
+        """As `DispatchServer.cancel_grace_s`."""
+        return self.dispatcher.cancel_grace_s
+
+    @property
     def spec(self) -> ClusterSpec:
         from zmqdist.cluster.spec import ClusterSpec
 
@@ -218,8 +223,9 @@ class local_cluster:
     def add_worker(self) -> int:
         """Start one more worker process, wait until the worker has registered, and return its index.
 
-        Raises UnavailableError as `restart_worker` does.
+        Raises UnavailableError as `restart_worker` does, and FailedPreconditionError after `close`.
         """
+        self._check_open()
         started = self._start_processes(1)
         self._wait_for(started)
         return self.workers - 1

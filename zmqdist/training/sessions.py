@@ -152,6 +152,10 @@ class StrategySession:
         """
         return next(self._incarnations)
 
+    @property
+    def keeps_initial_values(self) -> bool:
+        return self._recovery_s > 0
+
     def recreate(self, storage: RemoteStorage, version: int) -> None:
         """Make a variable again with its first value, at a server that has lost it. Only strategies with `recovery_s` keep first values."""
         earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")

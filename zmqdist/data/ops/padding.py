@@ -104,11 +104,11 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
     leaves = nest.flatten(spec)
     if shapes is None:
         found: list[Any] = [None] * len(leaves)
-    elif isinstance(spec, dict):
+    elif isinstance(spec, dict) and isinstance(shapes, dict) and shapes.keys() == spec.keys():
         found = [shape for key in sorted(spec) for shape in _shapes(shapes[key], spec[key])]
-    elif isinstance(spec, tuple) and len(spec) == len(shapes):
+    elif isinstance(spec, tuple) and isinstance(shapes, (tuple, list)) and len(spec) == len(shapes):
         found = [shape for one, part in zip(shapes, spec, strict=True) for shape in _shapes(one, part)]
-    elif isinstance(spec, tuple):
+    elif isinstance(spec, (dict, tuple)):
         raise ValueError(f"padded_shapes {shapes!r} has another structure than the elements")
     else:
         found = [_shape(shapes)]

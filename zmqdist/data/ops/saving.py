@@ -121,10 +121,7 @@ class RunWriter:
             "spec": spec_to_json(spec),
             "files": [os.path.basename(self._file(shard)) for shard in sorted(self._shards)],
         }
-        new = os.path.join(self._path, f"{_METADATA}.{self._run}")
-        with open(new, "w") as text:
-            json.dump(metadata, text)
-        os.replace(new, os.path.join(self._path, _METADATA))
+        storage.write(os.path.join(self._path, _METADATA), json.dumps(metadata).encode())
 
     def abort(self) -> None:
         """Delete the run."""

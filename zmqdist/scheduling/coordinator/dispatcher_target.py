@@ -20,7 +20,7 @@ ACCEPTED = (
 
 @dataclass(frozen=True)
 class Target:
-    """A dispatcher, and the settings for its coordinators: those in its cluster file, or the defaults if there is no cluster file."""
+    """A dispatcher, and the settings for its coordinators: those in its cluster file, those of a server object, or the defaults."""
 
     address: str
     credentials: Credentials
@@ -54,7 +54,8 @@ def _resolve(target: Any) -> Target:
         raise ValueError(f"{error}: wanted {ACCEPTED}") from None
     credentials = getattr(target, "credentials", None)
     given = credentials if isinstance(credentials, Credentials) else Credentials()
-    return Target(address, given.vouched_by(address))
+    grace_s = getattr(target, "cancel_grace_s", limits.CANCEL_GRACE_S)
+    return Target(address, given.vouched_by(address), cancel_grace_s=grace_s)
 
 
 def _of_environment() -> Target:

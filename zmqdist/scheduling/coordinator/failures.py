@@ -52,7 +52,7 @@ class Failure:
             case ends.TIMED_OUT:
                 return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
         assert self.kind == messages.CANCELLED, self.kind
-        text = f"{name} was cancelled, by cancel() or because its round ended with another function's error"
+        text = f"{name} was cancelled, by cancel() or close(), or because its round ended with another function's error"
         return errors.CancelledError(text + ": schedule it again")
 
 

@@ -53,7 +53,7 @@ class DispatcherConfig(BrokerSettings):
       advertise: "host" or "host:port" at which other processes reach the dispatcher, for example behind NAT. None means the bound address.
       lease_s: the length of a lease. A worker without contact to the dispatcher ends its functions after at most half of it.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
-      cancel_grace_s: without effect, because each coordinator has a `cancel_grace_s` of its own.
+      cancel_grace_s: the default `cancel_grace_s` of coordinators that get this server, not only its address, as their target.
       attempts_max: the number of lost starts after which a work item fails with WorkerLost.
       token_file, keys_dir: the places of the secrets, if they are not in the default place.
       insecure: whether to use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.

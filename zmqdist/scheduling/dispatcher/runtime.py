@@ -143,7 +143,12 @@ class DispatchServer:
         """ "zmq://host:port", the target for coordinators and workers."""
         advertise = self._runtime.config.advertise
         where = self._address if advertise is None else advertised_address(advertise, split(self.address)[1])
-        return f"{self._runtime.config.protocol or 'zmq'}://{where}"
+        return f"zmq://{where}"
+
+    @property
+    def cancel_grace_s(self) -> float:
+        """The `cancel_grace_s` of the config, which is the default of coordinators that get this server as their target."""
+        return self._runtime.config.cancel_grace_s
 
     @property
     def credentials(self) -> Credentials:

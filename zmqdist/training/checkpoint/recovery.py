@@ -106,8 +106,13 @@ class Recovery:
           manager: its directory holds the checkpoints, and its `checkpoint` names the variables.
           from_initial: whether a variable that the newest usable checkpoint lacks gets its first value again. This needs a strategy with
             `recovery_s`, because other strategies do not keep first values.
+
+        Raises:
+          ValueError: `from_initial` is True, and the strategy was made without `recovery_s`.
         """
         self._session = strategy.ps_session
+        if from_initial and not self._session.keeps_initial_values:
+            raise ValueError("from_initial=True needs a strategy with recovery_s, which keeps the first values")
         self._manager = manager
         self._from_initial = from_initial
         self._recoveries: list[Recovered] = strategy.recoveries
