@@ -55,8 +55,8 @@ def set_cache(cache: Cache | None) -> None:
 
 
 def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array that a reader of the cache gets: a copy of a writable array, or a read-only array itself. Large arrays are
-    read-only.
+    """Return the array that a reader of the cache gets: a copy of a writable array, or a read-only array itself. Large arrays may
+    be read-only.
     """
     return array.copy() if array.flags.writeable else array
 

@@ -8,7 +8,7 @@ Rules
     variable of its worker, the result is the variable's current value.
     When the program that made a variable has no handle of it left, the parameter server drops the variable (sessions.py).
     Each assignment is one message, and is atomic at the server. It is applied once, even if its reply was lost. The array that a read
-    returns does not change with later updates. Large arrays are read-only.
+    returns does not change with later updates. An array of 1 MiB or more may be read-only, because several reads may share it.
     A value of a wrong shape or dtype is refused before a message is sent. The error names the variable, whose value is unchanged.
     In a replica context with several replicas, an assignment waits for the same assignment in the other replicas. The assignment is then
     made once, with the aggregate of the replicas' values.

@@ -369,8 +369,8 @@ class PsClient:
         """Read variables of one session.
 
         Returns:
-          A PsCall whose value is a list with (version, array) of each variable. Large arrays are read-only. A program on the host of the ps
-          gets them in shared memory, without a copy.
+          A PsCall whose value is a list with (version, array) of each variable. An array of 1 MiB or more may be read-only. A program on
+          the host of the ps gets large arrays in shared memory, without a copy.
         """
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_subject(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)

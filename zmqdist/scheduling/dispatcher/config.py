@@ -145,7 +145,7 @@ class WorkerConfig:
       heartbeat_interval_ms: without effect (docs/tensorflow.md), because dispatcher and worker send each other changes at once.
       dispatcher_timeout_ms: how long a data task waits for a dispatcher that does not reply; default 1 hour.
       data_transfer_protocol: with "zmq" or "tcp", readers fetch elements from a second port, so that a firewall or a network can treat
-        elements differently. With None, readers fetch elements from the worker's own port.
+        elements differently. With None, readers fetch elements from the worker's own port, or with `processes` from the port of each task.
       data_transfer_address: the address at which readers reach the second port; "%dts_port%" stands for the bound port, and is required
         with `processes`. None means the bound address, with "localhost" in place of 127.0.0.1.
       data_transfer_port: the second port; 0 chooses a free port. It must be 0 with `processes`, because each task then has its own port.
