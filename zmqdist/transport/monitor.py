@@ -102,7 +102,7 @@ Verdict: TypeAlias = "Up | Down | AttemptFailed | ProbeNeeded | Rejected"
 _MECHANISM_NAMES: Final = {PLAIN: "the user's token (PLAIN)", CURVE: "CURVE keys", NONE: "no security"}
 _MECHANISMS: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
 _ADVICE: Final = {
-    PLAIN: "leave out the keys on this side, or start the server with them",
+    PLAIN: "leave out the keys or insecure=True on this side, or start the server with keys",
     CURVE: "give this side the folder of the server's keys (ZMQDIST_KEYS_DIR)",
     NONE: "start the server with the user's token or with keys; a server without security is reached with insecure=True",
 }
