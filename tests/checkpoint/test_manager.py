@@ -95,6 +95,16 @@ def test_periodic_saving_at_one_step_replaces_its_checkpoint(tmp_path: Path) -> 
         assert manager.maybe_save(8) is None
 
 
+def test_a_periodic_save_after_a_restore_has_not_the_step_of_the_values_that_are_gone(tmp_path: Path) -> None:
+    with CheckpointManager({"n": 1}, str(tmp_path), every_s=0.05) as manager:
+        manager.save(10)
+        manager.maybe_save(20)
+        restored = number(manager.restore_or_initialize() or "")
+        serial = serial_of(tmp_path / "ckpt-20")
+        until(lambda: serial_of(tmp_path / f"ckpt-{restored + 1}"))
+        assert serial_of(tmp_path / "ckpt-20") == serial
+
+
 def serial_of(checkpoint: Path) -> int:
     """Return the serial number of a checkpoint, 0 if it does not exist."""
     return next((one.serial for path, one in checkpoints(checkpoint.parent) if path == str(checkpoint)), 0)

@@ -144,7 +144,8 @@ class CheckpointManager:
                     self._checkpoint.restore(path)
                 else:
                     restore(path, self._checkpoint)
-                self._saved_step = number_of(path)
+                # The program's step is unknown until the next `maybe_save`: the last one belongs to values that are gone now.
+                self._step, self._saved_step = None, number_of(path)
             return path
 
     def finish(self) -> None:
