@@ -25,9 +25,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
     The processes of a DataLoader share the elements of an epoch. If the dataset is distributed, they read it as one job, so that only one
-    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element; random operators
-    without a seed draw the same numbers in all processes. The DataLoader converts arrays to tensors by its own rules. Read-only arrays are
-    copied before the conversion, because programs can write to tensors.
+    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element; the dataset's
+    random operators without a seed draw the same numbers in all processes, but not those in datasets that functions return. The DataLoader
+    converts arrays to tensors by its own rules. Read-only arrays are copied before the conversion, because programs can write to tensors.
 
     Args:
       dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.

@@ -60,6 +60,8 @@ UNREAD_S: Final = 0.5
 SWEEP_S: Final = 0.1
 """Seconds between two searches of one client's queue for expired calls. A search is not cheap, because the queue may have 65,536 calls."""
 
+NAME_WANTED: Final = "wanted identifiers joined by dots (zmqdist.* is reserved)"
+
 
 class _Submitted:
     """The pool's key for work that is not a call, such as a batch."""
@@ -136,7 +138,7 @@ class RpcService:
         if name in self._methods:
             raise InvalidArgumentError(f"{name} is already registered.")
         if not all(map(str.isidentifier, name.split("."))) or name.startswith("zmqdist."):
-            raise InvalidArgumentError(f"{name!r} cannot name a method: wanted a.b (zmqdist.* is reserved)")
+            raise InvalidArgumentError(f"{name!r} cannot name a method: {NAME_WANTED}")
         method = method_for(name, fn, input_signature, output_signature, inline, roles)
         if batch:
             check_options(method, max_batch, max_delay_ms)
