@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import struct
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,7 +21,7 @@ PRIME = 2**61 - 1
 _pack = msgspec.msgpack.encode
 
 
-def minus(count: int, length: int = 14) -> list[tuple[int, ...]]:
+def minus(count: int, length: int = 16) -> list[tuple[int, ...]]:
     """Return different tuples with the same hash, because hash(-1) is hash(-2)."""
     return list(itertools.islice(itertools.product((-1, -2), repeat=length), count))
 
@@ -67,29 +66,21 @@ SAME_HASH = {
     "map of tuples": lambda count: a_map(minus(count)),
     "map of maps of tuples": lambda count: b"\x81\xa1a\x92\x01" + a_map(minus(count)),
     "map that ends early": lambda count: b"\xdf\xff\xff\xff\xff" + a_map(minus(count))[5:],
-    "map in many lists": lambda count: b"\x91" * 400 + a_map(minus(count // 4)),
+    "map in many lists": lambda count: b"\x91" * 100 + a_map(minus(count)),
     "map far inside": lambda count: b"\x81\xa1a" * 8 + a_map(minus(count)),
 }
 
 
-def best_s(body: bytes) -> float:
-    times = []
-    for _ in range(3):
-        began = time.thread_time()
-        try:
-            safe.decode(body, [], "peer")
-        except WireError:
-            pass
-        times.append(time.thread_time() - began)
-    return min(times)
-
-
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", SAME_HASH)
 def test_keys_of_the_same_hash_cost_no_more_than_others(kind: str) -> None:
-    """4,000 such keys take half a second in a dict; without the refusal the time grows with the square of their number."""
-    body = SAME_HASH[kind](4000)
-    fair = _pack([1, *range(max(len(body), 40_000))])
-    assert best_s(body) < 10 * best_s(fair) + 0.005
+    """The decoder takes less than a second. A dict of 60,000 such keys takes minutes, because its time grows with the square of their number."""
+    body = SAME_HASH[kind](60_000)
+    if kind == "floats":  # few of these have the same hash
+        assert len(safe.decode(body, [], "peer")) == 60_000
+    else:
+        with pytest.raises(WireError, match="not a value of the safe codec"):
+            safe.decode(body, [], "peer")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAME_HASH if kind != "floats"])
