@@ -5,6 +5,9 @@ read sources. Such a test may depend on which thread is first, and shows it once
 runs until its minutes are over; the next piece goes on from the log. A failure stays in the log with its last error. When its cause is
 mended, `--forget FILE` drops the file's lines, so that its count begins anew.
 
+Each run of a file has a process of its own, so that the next run begins as soon as one has ended. The process is forked from this one,
+which has imported the packages that pytest and the tests need, but nothing of zmqdist.
+
 The log has one line for each file: its runs, its tests and their seconds, the failures by test with the last error, the first and the last
 commit that ran.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -21,30 +25,43 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
+import click
+import cloudpickle
+import msgspec
+import numpy as np
 import pytest
+import rich
+import yaml
+import zmq
 
 from tests.tiers import runs_in
 
+PRELOADED = (click, cloudpickle, msgspec, np, rich, yaml, zmq)
 ROOT = Path(__file__).resolve().parents[1]
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000):\n        pass"
 BUSY_PROCESSES = 2
-SIDE_BY_SIDE = 6
-FILES_AT_ONCE = 120
+SIDE_BY_SIDE = 16
+SAME_FILE_AT_ONCE = 3
+RUN_S_MAX = 1200.0
 ERROR_CHARS_MAX = 2000
 CRASH_CHARS_MAX = 20_000
-OUTCOMES = "ENDURANCE_OUTCOMES"
+BEGUN = "begun"
 
 
 class Outcomes:
-    """The plugin that writes the outcome of each test to a file: runs in pytest's main process."""
+    """The plugin of pytest that writes each test's start, and the outcome of each of its phases, to a file."""
 
-    def __init__(self, path: str) -> None:
-        self._file = Path(path).open("a", buffering=1)  # noqa: SIM115 - open for as long as pytest runs
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1)
 
-    @pytest.hookimpl
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._file.write(json.dumps([nodeid, BEGUN, "", 0.0]) + "\n")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         is_outcome = report.when == "call" or report.outcome == "failed"
         error = shortened(report.longreprtext) if report.outcome == "failed" else ""
@@ -59,12 +76,6 @@ def shortened(report: str) -> str:
     return f"{lines[-1] if lines else ''} {error[:ERROR_CHARS_MAX]}".strip()
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    path = os.environ.get(OUTCOMES)
-    if path and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Outcomes(path))
-
-
 def waiting_files(tier: str) -> list[str]:
     """The test files of a tier that wait."""
     found = [path for path in (ROOT / "tests").rglob("test_*.py") if not runs_in(path, ROOT, "pure")]
@@ -73,7 +84,7 @@ def waiting_files(tier: str) -> list[str]:
 
 
 Row = tuple[str, str, str, float]
-"""The id of a test, the outcome of its call or else the phase (setup, teardown), the error or "", and the seconds of the phase."""
+"""The id of a test, the outcome of its call or else the phase (begun, setup, teardown), the error or "", and the seconds of the phase."""
 
 
 @dataclass
@@ -144,28 +155,73 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def run(files: list[str], tier: str, side_by_side: int) -> list[Row]:
-    """Run each file once, and return a row for each phase of each test."""
-    with tempfile.NamedTemporaryFile() as outcomes:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.endurance", "--tier", tier, *files]
-        command += [
-            "-n",
-            str(side_by_side),
-            "--dist",
-            "loadfile",
-            "--no-loadscope-reorder",
-            "--max-worker-restart",
-            "0",
-        ]
-        environment = {**os.environ, OUTCOMES: outcomes.name}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-        rows = [json.loads(line) for line in Path(outcomes.name).read_text().splitlines()]
-    if any("crashed while running" in row[2] for row in rows):
-        # The stacks of the process that crashed, or an assertion of ZeroMQ.
-        print(done.stderr[-CRASH_CHARS_MAX:], flush=True)
-    if done.returncode not in (0, 1) or not rows:  # 1: some tests failed, which the rows say
-        raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
-    return rows
+class Run:
+    """A run of one test file in a process of its own, with files for the outcomes and for the output of pytest in `folder`."""
+
+    def __init__(self, file: str, tier: str, folder: Path) -> None:
+        self.file = file
+        self.deadline = time.monotonic() + RUN_S_MAX
+        self._outcomes = folder / "outcomes"
+        self._output = folder / "output"
+        self._outcomes.touch()
+        self.process: ForkProcess = multiprocessing.get_context("fork").Process(target=self._main, args=(tier, folder))
+        self.process.start()
+
+    def _main(self, tier: str, folder: Path) -> None:
+        output = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        arguments = ["-q", "--tier", tier, f"--basetemp={folder / 'tests'}", self.file]
+        sys.exit(pytest.main(arguments, plugins=[Outcomes(self._outcomes)]))
+
+    def rows(self) -> list[Row]:
+        """Return the rows of a run that has ended. If its process has not ended as pytest ends, the test that ran has failed."""
+        rows: list[Row] = [tuple(json.loads(line)) for line in self._outcomes.read_text().splitlines()]
+        if not rows:
+            raise SystemExit(f"no test of {self.file} ran:\n{self._output.read_text()[-CRASH_CHARS_MAX:]}")
+        expected = pytest.ExitCode.TESTS_FAILED if any(row[1] == "failed" for row in rows) else pytest.ExitCode.OK
+        code = self.process.exitcode
+        if code != expected:
+            test = next(row[0] for row in reversed(rows) if row[1] == BEGUN)
+            rows.append((test, "failed", f"the process ended with {code} while this test ran", 0.0))
+            # The stacks of the process that crashed, or an assertion of ZeroMQ.
+            print(self._output.read_text()[-CRASH_CHARS_MAX:], flush=True)
+        return rows
+
+
+def next_file(records: dict[str, Record], files: list[str], running: list[Run], runs: int) -> str | None:
+    """Return the file with the fewest runs, of those the one that takes longest, or None if there is nothing to begin."""
+    counts = {name: sum(run.file == name for run in running) for name in files}
+    wanted = [name for name in files if counts[name] < SAME_FILE_AT_ONCE and records[name].runs + counts[name] < runs]
+    return min(wanted, key=lambda name: (records[name].runs + counts[name], -records[name].seconds), default=None)
+
+
+def run_piece(records: dict[str, Record], files: list[str], arguments: argparse.Namespace) -> None:
+    """Run the files until each has had all its runs, or the minutes are over and what runs has ended. Update the log after each run."""
+    begin_until = time.monotonic() + 60 * arguments.minutes
+    commit = current_commit()
+    running: list[Run] = []
+    with busy(arguments.busy), tempfile.TemporaryDirectory(prefix="endurance-") as temporary:
+        number = 0
+        while True:
+            while len(running) < arguments.side_by_side and time.monotonic() < begin_until:
+                name = next_file(records, files, running, arguments.runs)
+                if name is None:
+                    break
+                number += 1
+                folder = Path(temporary, str(number))
+                folder.mkdir()
+                running.append(Run(name, arguments.tier, folder))
+            if not running:
+                return
+            wait([run.process.sentinel for run in running], timeout=1.0)
+            for run in [run for run in running if time.monotonic() > run.deadline]:
+                run.process.kill()
+            for run in [run for run in running if run.process.exitcode is not None]:
+                running.remove(run)
+                for test, error in records[run.file].add(run.rows(), commit).items():
+                    print(f"{run.file}::{test}: {error}", flush=True)
+                write_log(arguments.log, records)
 
 
 def table(records: dict[str, Record]) -> str:
@@ -184,7 +240,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="begin nothing more after so many minutes")
     parser.add_argument("--log", type=Path, default=ROOT / "tests/endurance.jsonl")
     parser.add_argument("--tier", default="test", choices=("test", "all"))
-    parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE, help="test files that run at a time")
+    parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE, help="test files that run at the same time")
     parser.add_argument("--busy", type=int, default=BUSY_PROCESSES, help="processes beside it that take a core each")
     parser.add_argument(
         "--forget", action="append", default=[], metavar="FILE", help="drop what the log has of this file"
@@ -194,21 +250,9 @@ def main() -> None:
 
     records = {name: record for name, record in read_log(arguments.log).items() if name not in arguments.forget}
     files = arguments.files or waiting_files(arguments.tier)
-    deadline = time.monotonic() + 60 * arguments.minutes
-    commit = current_commit()
-    with busy(0 if arguments.table else arguments.busy):
-        while not arguments.table and time.monotonic() < deadline:
-            records |= {name: Record(name) for name in files if name not in records}
-            wanted = sorted((records[name] for name in files), key=lambda record: record.runs)
-            wanted = [record for record in wanted if record.runs < arguments.runs][:FILES_AT_ONCE]
-            if not wanted:
-                break
-            wanted.sort(key=lambda record: -record.seconds)  # else the longest file may begin last, and run alone
-            outcomes = run([record.file for record in wanted], arguments.tier, arguments.side_by_side)
-            for record in wanted:
-                for test, error in record.add(outcomes, commit).items():
-                    print(f"{record.file}::{test}: {error}", flush=True)
-            write_log(arguments.log, records)
+    records |= {name: Record(name) for name in files if name not in records}
+    if not arguments.table:
+        run_piece(records, files, arguments)
     write_log(arguments.log, records)
     print(table(records))
 
