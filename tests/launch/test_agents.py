@@ -216,7 +216,7 @@ def agent(silence_limit_s: float = 60.0) -> subprocess.Popen[bytes]:
 
 
 def worker(order_id: int) -> StartRole:
-    fields = {"dispatcher_address": "127.0.0.1:1", "index": order_id, "processes": True}
+    fields = {"dispatcher_address": "127.0.0.1:1", "job": "worker", "index": order_id, "processes": True}
     return StartRole(order_id, f"worker:{order_id}", "WorkerConfig", json.dumps(fields), {}, {"keys/secret": "text"})
 
 
