@@ -299,16 +299,16 @@ def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
         coordinator.schedule(int).fetch()
         for thread in threads:
             thread.start()
-        slowest = 0.0
+        refused_meanwhile = []
         while any(thread.is_alive() for thread in threads):
-            at = time.monotonic()
+            before = len(refused)
             coordinator.schedule(int).fetch()
-            slowest = max(slowest, time.monotonic() - at)
+            refused_meanwhile.append(len(refused) - before)
         for thread in threads:
             thread.join()
     took_s = time.monotonic() - began
     assert len(refused) == 1000
-    assert slowest < 2.0
+    assert max(refused_meanwhile) < 100, "a function waits for few guesses"
     lines = [record for record in caplog.records if "join" in record.message or "refused" in record.message]
     assert len(lines) <= took_s + 2
     assert "guessed" not in caplog.text
@@ -356,9 +356,7 @@ def test_a_revoked_key_is_refused_with_that_reason_everywhere(
         client = stack.enter_context(ZmqClient(other.address, "member", security=security))
         assert ask(client, SERVER_INFO)
         ask(admin, "keys_revoke", "worker:1")
-        began = time.monotonic()
-        until(lambda: _failure(client), 3.0)
-        assert time.monotonic() - began < 3.0
+        until(lambda: _failure(client))
         with pytest.raises(errors.UnauthenticatedError, match="was revoked"):
             ask(client, SERVER_INFO)
     with pytest.raises(errors.UnauthenticatedError, match=r"the key of this process \(worker:1\) was revoked"):
