@@ -49,7 +49,7 @@ SIDE_BY_SIDE = 16
 SAME_FILE_AT_ONCE = 3
 RUN_S_MAX = 1200.0
 ERROR_CHARS_MAX = 2000
-CRASH_CHARS_MAX = 20_000
+OUTPUT_CHARS_MAX = 20_000
 BEGUN = "begun"
 
 
@@ -178,14 +178,15 @@ class Run:
         """Return the rows of a run that has ended. If its process has not ended as pytest ends, the test that ran has failed."""
         rows: list[Row] = [tuple(json.loads(line)) for line in self._outcomes.read_text().splitlines()]
         if not rows:
-            raise SystemExit(f"no test of {self.file} ran:\n{self._output.read_text()[-CRASH_CHARS_MAX:]}")
+            raise SystemExit(f"no test of {self.file} ran:\n{self._output.read_text()[-OUTPUT_CHARS_MAX:]}")
         expected = pytest.ExitCode.TESTS_FAILED if any(row[1] == "failed" for row in rows) else pytest.ExitCode.OK
         code = self.process.exitcode
         if code != expected:
             test = next(row[0] for row in reversed(rows) if row[1] == BEGUN)
             rows.append((test, "failed", f"the process ended with {code} while this test ran", 0.0))
-            # The stacks of the process that crashed, or an assertion of ZeroMQ.
-            print(self._output.read_text()[-CRASH_CHARS_MAX:], flush=True)
+        if code != pytest.ExitCode.OK:
+            # What the log has no room for: the tracebacks, the stacks of a process that crashed, or an assertion of ZeroMQ.
+            print(self._output.read_text(errors="replace")[-OUTPUT_CHARS_MAX:], flush=True)
         return rows
 
 
