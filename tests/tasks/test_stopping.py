@@ -131,7 +131,8 @@ def test_a_watch_that_ends_with_the_own_server_says_nothing_of_the_other_task(
         for _ in range(TIMES):
             pair = cluster(made, 2)
             sides = [Side(pair[rank].recv, f"worker:{1 - rank}", "tag") for rank in (0, 1)]
-            until(lambda: state_of(pair[1], "worker:0") == "up")  # noqa: B023
+            # A receive from a task that has not been seen yet would go on waiting for it.
+            until(lambda: [state_of(pair[rank], f"worker:{1 - rank}") for rank in (0, 1)] == ["up", "up"])  # noqa: B023
             pair[1].stop(0.1)
             assert isinstance(sides[1].wait().error, CancelledError)
             error = sides[0].wait().error
