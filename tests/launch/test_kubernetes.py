@@ -417,6 +417,7 @@ BESIDE = """
 """
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.processes("launch")
 def test_processes_in_place_of_the_pods_run_the_program_to_its_end(config: Load, tmp_path: Path) -> None:
     for name, text in (("train.py", PROGRAM), ("beside.py", BESIDE)):
@@ -427,7 +428,7 @@ def test_processes_in_place_of_the_pods_run_the_program_to_its_end(config: Load,
     (tmp_path / "pods").mkdir()
     with Pods(render(config(TOP + JOBS + IMAGE)), secret, tmp_path / "pods", tmp_path) as cluster:
         program = cluster.pods["train-program"]
-        assert program.ended(40.0) == 0, cluster.text()
+        assert program.ended(90.0) == 0, cluster.text()
         cluster.wait_until_alive("train-dispatcher-0", "train-ps-0", "train-ps-1")
         shape, places = json.loads(program.output.read_text())
         assert shape == 3

@@ -74,7 +74,7 @@ SAME_HASH = {
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("kind", SAME_HASH)
 def test_keys_of_the_same_hash_cost_no_more_than_others(kind: str) -> None:
-    """The decoder takes less than a second. A dict of 60,000 such keys takes minutes, because its time grows with the square of their number."""
+    """The decoder takes about a second. A dict of 60,000 such keys takes minutes, because its time grows with their square."""
     body = SAME_HASH[kind](60_000)
     if kind == "floats":  # few of these have the same hash
         assert len(safe.decode(body, [], "peer")) == 60_000
