@@ -43,6 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_collection_finish() -> None:
+    """Keep the collected items, of which a process of pytest-xdist has thousands, out of each garbage collection of a test."""
+    gc.collect()
+    gc.freeze()
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode(errors="replace").replace("\0", " ")
