@@ -43,7 +43,8 @@ AHEAD_SPLITS_MAX = 64
 process has taken is unavailable to other processes, and is lost if the process crashes."""
 
 SHORT_S = 0.001
-"""Seconds. A run of elements that takes less time than this is too short to wake a thread for."""
+"""Seconds. If less time than this passes from one run (`ReadAheadLimit`) to the next, threads are woken too often, so that more elements
+are read ahead from then on."""
 
 FORKED = "this iterator belongs to the parent of this forked process: create another iterator here"
 
@@ -51,15 +52,15 @@ _END = object()
 
 
 class ReadAheadLimit:
-    """The number of elements that are read ahead, adapted to the time that they take to compute.
+    """The number of elements that are read ahead, adapted to the time in which they are computed and taken.
 
-    Waking a thread takes as much time as computing twenty cheap elements, so the threads pass elements in runs. A run shorter than SHORT_S
-    doubles the limit, and a run longer than ten times SHORT_S halves it. In this way some milliseconds of work are read ahead, and never
-    fewer than `least` elements.
+    Waking a thread takes as much time as computing twenty cheap elements, so the threads pass elements in runs. If less than SHORT_S passes
+    from one run to the next, the limit is doubled. If more than ten times SHORT_S passes, the limit is halved. In this way some
+    milliseconds of work are read ahead, and never fewer than `least` elements.
 
     Attributes:
       size: the current limit.
-      low: the number of remaining elements at which the next run starts. Then a quarter of the limit is free, but at least one place.
+      low: the next run starts when at most this number of elements is left. It leaves a quarter of the limit free, but at least one place.
     """
 
     __slots__ = ("_least", "_most", "_since", "low", "size")
@@ -71,7 +72,7 @@ class ReadAheadLimit:
         self._since = time.perf_counter()
 
     def run_finished(self) -> None:
-        """Record that a run has finished, and adapt the limit to the time that the run took."""
+        """Record that a run has finished, and adapt the limit to the time since the previous call."""
         now = time.perf_counter()
         took, self._since = now - self._since, now
         if took < SHORT_S:
@@ -88,11 +89,12 @@ class ReadAhead:
     """Takes the place of a node, and reads that node in a thread: `least` elements ahead, or up to `most` elements if they are computed
     quickly.
 
-    The thread starts with the first read, or with `begin`. It reads in runs, and holds `_run_lock` during a run. A run ends when the limit
-    is reached, when the reader waits for an element (`wake_requested`), or when another thread waits to save the state (`_state_pending`).
+    The reading thread starts with the first read, or with `begin`. It reads in runs, and holds `_run_lock` during a run. A run ends when
+    the limit is reached, when another thread waits for an element or to save the state (`wake_requested`), or when `halt` is called. No run
+    begins while a state is saved (`_state_pending`).
 
-    No wake-up is lost, because a waiting thread sets its flag before it checks whether it has to wait, and the reading thread appends an
-    element before it checks the flag.
+    No wake-up is lost, because the other thread sets `wake_requested` before it checks whether it has to wait, and the reading thread
+    appends an element before it checks `wake_requested`.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class ReadAhead:
             raise FailedPreconditionError(FORKED)
 
     def _wait(self) -> bool:
-        """Wait for an element. Return False if no further element will come."""
+        """Wait for an element. Return False if no further element will come, because the node has ended or `halt` was called."""
         self.begin_checked()
         with self.changed:
             while not (self._buffer or self._ended or self._stop):
@@ -169,7 +171,7 @@ class ReadAhead:
         return bool(self._buffer)
 
     def _pause(self) -> None:
-        """Wait until the buffer has room for another run. Called in the reading thread."""
+        """Wait until the buffer has room for another run, and no state is being saved. Called in the reading thread."""
         with self.changed:
             self._full = True
             while (self._state_pending or len(self._buffer) > self._limit.low) and not self._stop:
@@ -183,7 +185,7 @@ class ReadAhead:
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # under the lock, so that `halt` in another thread joins no thread that has not started
+        with self.changed:  # under the lock, so that `halt` in another thread cannot join an unstarted thread
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
@@ -197,7 +199,7 @@ class ReadAhead:
             with self._run_lock:
                 try:
                     self._run()
-                except BaseException as error:  # whatever the error is, the waiting reader has to get it
+                except BaseException as error:  # pass on every error, because another thread may wait for the element
                     self._node.restart()
                     self._buffer.append(BufferedError(error))
             if self.wake_requested:
@@ -212,7 +214,7 @@ class ReadAhead:
         self._ended = True
 
     def restart(self) -> None:
-        """Do nothing, because the thread itself restarts the node."""
+        """Do nothing, because the reading thread itself restarts the node after an error."""
 
     def halt(self) -> None:
         """Stop the thread, and keep the elements that it has read."""
@@ -301,7 +303,7 @@ def threads_for(parallel: int, context: Context) -> int:
 
 
 def ahead_max(context: Context) -> int:
-    """Return how many elements may be read ahead if the user has set no number."""
+    """Return the largest number of elements that an operator may read ahead if the user has set no number."""
     return AHEAD_SPLITS_MAX if context.has_splits else AHEAD_MAX
 
 

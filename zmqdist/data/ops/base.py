@@ -33,8 +33,8 @@ _UNSET: Any = object()
 
 
 class PickledFunction:
-    """A user function, or another object that only pickle can encode. It is pickled when `blob` is read, and unpickled when `value` is
-    read.
+    """A user function, or another object that only pickle can encode. It is pickled when `blob` is first read, and unpickled when `value`
+    is first read.
     """
 
     __slots__ = ("_blob", "_value")
@@ -95,7 +95,7 @@ class Op:
       node: the class that runs the operator.
       in_background: whether the operator reads its inputs in a thread.
       is_reader: whether the operator reads the files that its input names. FILE sharding looks for such operators.
-      instead: the end of the error text for an operator that cannot run on portions: what the user can do instead.
+      instead: if the operator cannot run on portions, the end of the error text, which says what else the user can do.
     """
 
     name: ClassVar[str]
@@ -137,7 +137,7 @@ class Op:
 
     @property
     def repetitions(self) -> int:
-        """How often the operator opens its inputs."""
+        """How often the operator opens its inputs; INFINITE_CARDINALITY if it opens them again and again without end."""
         return 1
 
     def split_count(self) -> int:
@@ -145,8 +145,8 @@ class Op:
         raise UnimplementedError(f"Splitting is not implemented for {self.one_line()}: it has no positions")
 
     def per_split(self) -> Fraction | None:
-        """Return how many elements the operator yields for one input element, or a source for one position. Return None if this number
-        varies.
+        """Return how many elements the operator yields for each input element or, if it is a source, for each position. Return None if this
+        number varies.
 
         Raises:
           UnimplementedError: the operator does not look at one element at a time, so the portions of the input would yield other elements
@@ -164,7 +164,7 @@ class Op:
         return False
 
     def describe(self) -> dict[str, Any]:
-        """Return the arguments as JSON types."""
+        """Return the operator's arguments as JSON types, by name."""
         return {field.name: _described(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod

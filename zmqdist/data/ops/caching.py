@@ -6,7 +6,7 @@ Rules
 
     The record in memory belongs to the Dataset object. All pipelines that name the same file share the record in the file (chunks.py). An
     iterator writes the record as `<filename>.data.part`, and renames it at the end of the pass. If `<filename>.data.part` exists already,
-    another iterator is writing it or a crashed program has left it, and the second iterator raises AlreadyExistsError.
+    because another iterator is writing it or a crashed program has left it, the iterator raises AlreadyExistsError.
 
     A state contains the elements that were recorded so far, or the whole record if it is in memory, so that another process can continue.
 
@@ -69,7 +69,7 @@ class _CacheNode(OperatorNode):
             self.dataset.memory.values["cache"] = self.recorded
 
     def _record(self, x: Any) -> Any:
-        """Record an element. Return the element in the form that the reader gets."""
+        """Record an element. Return the element as the node yields it: read-only, with dicts of its own."""
         stored = read_only(x)
         self.recorded.append(stored)
         output = read_only(stored)
@@ -150,7 +150,7 @@ class _FileCacheNode(OperatorNode):
         self._give_up()
 
     def _give_up(self) -> None:
-        """Delete the file that this iterator is writing."""
+        """Delete the unfinished file, if this node is writing one."""
         if self.part is not None:
             self.part.abort()
             self.part = None

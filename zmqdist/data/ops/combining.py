@@ -28,7 +28,7 @@ from zmqdist.random import is_seeded
 
 
 class _ZipNode(OperatorNode):
-    """Runs `zip`. `ended` is set when an input has ended and the other inputs have been read up to the same row."""
+    """Runs `zip`. `ended` is whether an input has ended. Then the node reads no further row, also after a load."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
@@ -65,7 +65,7 @@ class _ZipNode(OperatorNode):
 
     def _skip_row(self, failed: int) -> None:
         """Read one element from each input after number `failed`, which has ended or raised an error. All inputs are then at the next row,
-        so that its elements match.
+        so that the elements of a later row belong together.
         """
         for child in self.children[failed + 1 :]:
             try:
@@ -204,7 +204,7 @@ class Repeat(Op):
 
 
 def returned_dataset(value: Any, operator_name: str) -> DatasetLike:
-    """Return `value`, the result of a user function. Raises TypeError if it is not a dataset."""
+    """Return `value`, the result of a user function of the operator. Raises TypeError if `value` is not a dataset."""
     if not is_dataset(value):
         raise TypeError(f"the function of {operator_name} must return a Dataset, not {type(value).__name__}")
     return value  # type: ignore[no-any-return]
@@ -214,9 +214,9 @@ class InterleaveNode(OperatorNode):
     """Runs `interleave`, `flat_map`, and readers of several files at once. A slot is the place of one open dataset in the cycle.
 
     Without threads, a slot whose dataset has ended gets the dataset of the next input element when it is the slot's turn again. With
-    threads, the slot is filled at once, so that a thread can read the dataset ahead. The order of elements is the same with and without
-    threads, because slots become free in the order of their next turns. If the input raised an error, (BufferedError, None) is in the slot
-    until the slot's turn.
+    threads, the slot is filled at once, so that a thread can read the dataset ahead. If the input raises an error at this moment,
+    (BufferedError, None) is in the slot until the slot's turn. The order of elements is the same with and without threads, because slots
+    become free in the order of their next turns.
 
     Attributes:
       slots: for each slot (input element, node of its dataset), or None if the slot is empty.
@@ -400,7 +400,7 @@ def _itself(dataset: DatasetLike) -> DatasetLike:
 
 
 def default_cycle_length(parallel: int | None) -> int:
-    """Return how many datasets interleave has open by default."""
+    """Return how many datasets `interleave` has open by default, if it makes `parallel` calls at the same time."""
     cpus = os.cpu_count() or 1
     if parallel is None:
         return cpus
@@ -513,7 +513,9 @@ class _Selecting(Op):
 @operator("choose_from_datasets", _ChooseNode)
 @dataclass(frozen=True)
 class Choose(_Selecting):
-    """Takes each element from the input that the first input chooses: its elements are indices, and 0 is the second input."""
+    """Takes each element from one of the inputs after the first. The first input yields the indices of these inputs, and 0 means the second
+    input.
+    """
 
 
 class _SelectorNode(OperatorNode):

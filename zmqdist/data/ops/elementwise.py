@@ -69,7 +69,7 @@ class _ScanNode(OperatorNode):
             carried = element(result[0])
             check_state(carried, self.spec, "scan")
             out = element(result[1])
-            # Assign the state only after all calls that may raise, so that an error leaves it unchanged.
+            # Assign the state only after all calls that may raise, so that an error leaves the state unchanged.
             self.carried = carried
             yield out if type(out) in READY else read_only(out)
 

@@ -63,8 +63,8 @@ class _TakeNode(_CountingNode):
     """Runs `take`.
 
     Attributes:
-      end_checked: whether the node has requested one more element from its input after the last element that it yields. It does so because
-        a cache in the input is complete only after the cache has reached the end of its own input.
+      end_checked: whether the node has yielded its last element, and then looked for the end of its input. It looks if the input has no
+        more than `count` elements, because a cache in the input is complete only after the cache has reached the end of its own input.
     """
 
     end_checked = False
@@ -149,7 +149,7 @@ class _ShardNode(_CountingNode):
 
 class _FullShardNode(_ShardNode):
     """Reads the first element of every shard before it yields the elements of its own shard, so that each shard notices if the input has
-    too few elements.
+    elements, but fewer than there are shards.
 
     Attributes:
       first: the shard's own first element, until it is yielded.
@@ -193,8 +193,8 @@ class _FullShardNode(_ShardNode):
 @operator("shard", _ShardNode)
 @dataclass(frozen=True)
 class ShardOp(Op):
-    """Keeps every `count`-th element, beginning at position `index`. With `full`, which the sharding policies FILE and HINT set, an input
-    with too few elements for all shards raises an error.
+    """Keeps every `count`-th element, beginning at position `index`. With `full`, which the sharding policies FILE and HINT set, iterating
+    raises an error if the input has elements, but too few for all shards.
     """
 
     count: int

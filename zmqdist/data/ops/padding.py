@@ -67,7 +67,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
 
 
 class _LeafColumn:
-    """The leaves of several elements at one place in their structure, treated as one leaf."""
+    """The leaves of several elements at one place in their structure, in one object, so that `nest.flatten` takes them for one leaf."""
 
     __slots__ = ("leaves",)
 
@@ -128,7 +128,7 @@ def _shape(shape: Any) -> Any:
 
 def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
     """Return a padding value for each leaf. None in `values` stands for the default. Raises TypeError if a value has another type than its
-    leaf.
+    leaf, and ValueError if there is another number of values than of leaves.
     """
     found = nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
     if len(found) != len(leaves):
@@ -225,7 +225,7 @@ class Bucket:
 
 
 class BucketSize:
-    """A picklable function that returns the batch size of a bucket."""
+    """A picklable function that returns the batch size for the number of a bucket."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = list(sizes)
@@ -238,8 +238,8 @@ class BucketBatch:
     """A picklable function that returns the batch of a bucket's elements.
 
     Attributes:
-      boundaries: a boundary for each bucket except the last. The batch is padded to the boundary minus 1. If `boundaries` is None, the
-        batch is padded to its longest element.
+      boundaries: a boundary for each bucket except the last. A batch is padded to the boundary of its bucket minus 1, which is the longest
+        length in the bucket. If `boundaries` is None, the batch is padded to its longest element.
     """
 
     def __init__(

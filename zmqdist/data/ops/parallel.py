@@ -29,7 +29,7 @@ _ANY = object()
 
 
 class MapCall:
-    """One call of the function.
+    """One call of the function, which a thread of MapThreads makes.
 
     Attributes:
       x: the input.
@@ -91,11 +91,11 @@ class MapThreads:
                 self._awaited = None
 
     def drop(self) -> None:
-        """Remove the calls that have not begun."""
+        """Remove the calls that have not begun from the queue."""
         self._todo.clear()
 
     def close(self) -> None:
-        """Stop the threads, and wait for the running calls."""
+        """Stop the threads, and wait for the running calls. Calls that have not begun are dropped."""
         self._todo.clear()
         with self._work:
             self._stop = True
@@ -120,7 +120,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # keep the error, which the reading thread raises
+            except BaseException as error:  # keep the error for the reading thread, which raises it in its turn
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:
@@ -145,7 +145,7 @@ class ParallelNode(OperatorNode):
         return self.source()
 
     def function(self) -> Callable[[Any], Any]:
-        """Return the function."""
+        """Return the function that the threads call with each input."""
         raise NotImplementedError
 
     def run(self) -> Iterator[Any]:

@@ -112,7 +112,7 @@ class RunWriter:
             file.close()
 
     def finish(self, spec: Any) -> None:
-        """Make this the newest run of the folder."""
+        """Complete the run, and make it the newest run of the folder."""
         self._close()
         metadata = {
             "run": self._run,
@@ -279,7 +279,7 @@ def _load_run(path: str, metadata: Any, spec: Any, compression: str, reader_func
 
 
 def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
-    """Return the name and the content of the file that describes the run or snapshot in the folder."""
+    """Return the name and the content of the file that describes the run or snapshot in the folder. With `wait`, wait for the file."""
     delay = WAIT_S / 100
     while True:
         for name in (_METADATA, snapshot_layout.METADATA):
@@ -301,7 +301,8 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
 class _SnapshotNode(OperatorNode):
     """Reads the run that is in `folder` when the node is opened. If `folder` has no run, the node writes a run while its input is read.
 
-    A node that continues from the state of a writing pass writes no run, because that pass deleted its part of the run when it was closed.
+    A node that continues from the state of a pass that wrote a run writes no run itself. It lacks the elements before the state, because
+    the earlier pass deletes its incomplete run when it is closed.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -329,7 +330,7 @@ class _SnapshotNode(OperatorNode):
                 function = self.op.shard_func
                 self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
             self.writer.write(x)
-            yield read_only(x)  # yield read-only arrays, because they are written later, with their block
+            yield read_only(x)  # read-only, because the file gets these arrays only later, with their block
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)
             self.writer, self.writes = None, False

@@ -2,7 +2,7 @@
 
 Rules
     An `Indexed` source returns the element at any position, so that it can be split by positions. `random` can be split too. It has
-    positions without end, and a position is the number of a draw. A generator cannot be split.
+    positions without end, and each process makes its own next draw for a position that it gets. A generator cannot be split.
 
     `from_tensors`, `from_tensor_slices` and `from_source` do not copy arrays, and yield read-only views of the caller's memory. The items
     of a user's generator are yielded as they are, and can be written to.
@@ -52,7 +52,7 @@ class Indexed(Op):
         raise NotImplementedError
 
     def chunk(self, start: int) -> Sequence[Any]:
-        """Return the elements from position `start` on, as many as are cheap to create at once. This is at least one, unless `start` is the
+        """Return some elements, from position `start` on: as many as are cheap to create at once, but at least one, unless `start` is the
         end.
         """
         return (self.at(start),)
@@ -439,8 +439,8 @@ def files_matching(patterns: Any) -> list[str]:
 
 
 def spec_from(types: Any, shapes: Any) -> Any:
-    """Return the spec for `output_types` and `output_shapes`. These are dtypes, and shapes in the same structure. A shape of None is
-    unknown.
+    """Return the spec for the arguments `output_types` and `output_shapes` of `from_generator`: a structure of dtypes, and shapes in the
+    same structure. A shape of None is unknown.
     """
     dtypes = nest.flatten(types)
     if isinstance(types, (tuple, dict)) and shapes is not None:

@@ -222,7 +222,7 @@ class GroupByWindow(Op):
             try:
                 return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
             except NoElements:
-                # The spec is unknown if the function returns an empty dataset for a window of one element.
+                # The function returns an empty dataset for a window of one element, so run the operator with its real windows.
                 return super().infer(dataset)
         return UNKNOWN_SPEC
 
