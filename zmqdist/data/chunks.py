@@ -46,14 +46,14 @@ ROWS_MAX = 1024
 small, because each block has a line of JSON and array headers."""
 
 BLOCK_BYTES_MAX = 2**20
-"""The number of bytes at which a block is written. It is small because an array of one row keeps the arrays of the whole block in
-memory."""
+"""A block is written as soon as it has so many bytes. The number is small because an element that was read shares memory with its block, so
+that the whole block stays in memory as long as the element does."""
 
 # -- structures as JSON ---------------------------------------------------------------------------------------------
 
 
 def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Return a structure as JSON types. `leaf` converts each leaf, and must not return a list.
+    """Return a structure as JSON types. `leaf` converts each leaf, and must not return a list, because a list stands for a structure.
 
     Raises:
       InvalidArgumentError: a dict has keys that are neither text nor numbers.
@@ -211,7 +211,7 @@ def _dtype_to_json(dtype: np.dtype[Any]) -> Any:
 
 
 def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
-    """Append to `arrays` the arrays for one leaf of all rows. Return the leaf's kind."""
+    """Append to `arrays` the arrays that hold one leaf of all rows of a block. Return the leaf's kind, such as "str"."""
     if isinstance(first, (str, bytes)):
         parts = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf for leaf in leaves]
         arrays.append(np.frombuffer(b"".join(parts), np.uint8))
@@ -295,7 +295,7 @@ _MAGIC = b"\x93NUMPY"
 
 
 def _read_array(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> Any:
-    """Read an array in NumPy's file format, skipping its header."""
+    """Read an array in NumPy's file format. Its header is skipped, because the block's line of JSON has the same `dtype` and `shape`."""
     start = file.read(8)
     if len(start) < 8 or start[:6] != _MAGIC:
         raise ValueError("an array is missing")

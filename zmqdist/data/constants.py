@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 AUTOTUNE: Final = -1
-"""Stands for a number of parallel calls, of datasets that `interleave` has open, or of elements to prefetch, that the operator chooses."""
+"""If it is passed as a number of parallel calls, of datasets that `interleave` has open, or of elements to prefetch, the operator chooses
+the number."""
 
 INFINITE_CARDINALITY: Final = -1
 """`Dataset.cardinality` of a dataset without end."""

@@ -142,7 +142,7 @@ class DatasetConstructors(Tree):
         cls: type[D], seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> D:
         """Return a dataset of random int64 numbers in [0, 2**32), without end. Each iterator yields the same numbers, unless
-        `rerandomize_each_iteration`.
+        `rerandomize_each_iteration` is True.
         """
         return cls(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
 

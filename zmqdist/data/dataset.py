@@ -289,8 +289,8 @@ class Dataset(DatasetConstructors, DatasetResults):
           element_length_func: a function that returns the length of an element.
           bucket_batch_sizes: a batch size for each bucket. There is one more bucket than boundaries.
           pad_to_bucket_boundary: whether to pad to the longest length that the bucket takes. An element whose length reaches the last
-            boundary then raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length,
-            otherwise each axis that is None in `padded_shapes`.
+            boundary then raises InvalidArgumentError. Without `padded_shapes`, the first axis of every leaf is padded to that length.
+            With `padded_shapes`, each axis that is None there is padded to that length.
           no_padding: whether to batch without padding. Then `pad_to_bucket_boundary` has no effect.
 
         Raises:
@@ -438,9 +438,10 @@ class Dataset(DatasetConstructors, DatasetResults):
 
         Args:
           cycle_length: None or AUTOTUNE means the number of processors, or `num_parallel_calls` if that is less. If
-            `num_parallel_calls` is AUTOTUNE, it means a third of the processors, rounded up.
-          num_parallel_calls: the number of open datasets that are read at the same time. Each of them is read by a thread, which also calls
-            `map_func`, unless a global seed is set. The elements have the same order as without threads.
+            `num_parallel_calls` is AUTOTUNE, the cycle length is a third of the number of processors, rounded up.
+          num_parallel_calls: the number of open datasets that are read at the same time. A thread reads each of them, and calls `map_func`
+            for it. With a global seed and a deterministic order, the thread that reads the result calls `map_func`. The elements have the
+            same order as without threads.
           deterministic: False yields the next element of any open dataset as soon as it is ready. With None, the options decide.
 
         Raises:

@@ -187,11 +187,11 @@ class Context:
         return nodes
 
     def next_source(self) -> int:
-        """Return the number that the next opened source will get."""
+        """Return the number that the next opened source will get, by which `splits` knows the source."""
         return self._sources
 
     def reopen(self, dataset: DatasetLike, first_source: int) -> OperatorNode:
-        """Open a dataset again, for its next repetition. Its first source gets the number `first_source`."""
+        """Open a dataset again, for its next repetition. Its sources are numbered from `first_source` on, so that each keeps its number."""
         before, self._sources = self._sources, first_source
         try:
             return self.open(dataset)
@@ -199,7 +199,7 @@ class Context:
             self._sources = before
 
     def inner(self) -> Context:
-        """Return a context for datasets that a user function returns. Their sources read all of their positions."""
+        """Return a context for datasets whose sources read all of their positions, such as a dataset that a user function returns."""
         context = Context(self.options, self.probing)
         context.interrupts = self.interrupts
         context.timers = None  # the time of these datasets counts for the operator whose function returned them
@@ -376,7 +376,7 @@ class _IteratorCore:
         try:
             self._close_generator()
         except ValueError:
-            pass  # another thread runs the generator, and `abandon` has interrupted that thread
+            pass  # another thread runs the generator, so it cannot be closed here; `abandon` has interrupted that thread
         self._needs_generator = False
         self.node.close()
 

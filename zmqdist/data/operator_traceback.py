@@ -22,5 +22,5 @@ def failing_operator(error: BaseException) -> str:
         return ""
     try:
         return str(found.op.one_line())
-    except Exception:  # the operator's `==` or `repr` of a user's argument may raise any error
+    except Exception:  # the `repr` of a user's object among the operator's arguments may raise any error
         return str(found.op.name)

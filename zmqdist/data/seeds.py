@@ -65,14 +65,14 @@ class Draws:
         return self._stream.__next__
 
     def state(self) -> dict[str, Any]:
-        """Return the state, as JSON types, for `load`."""
+        """Return the position in the sequence, as JSON types, for `load`."""
         left = length_hint(self._left)
         if not left:
             return {"bits": self._bits.state, "used": 0}
         return {"bits": self._start, "used": _DRAWS - left}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Continue the sequence from a position that `state` returned."""
         self._bits.state = state["bits"]
         self._left = iter([])
         self._stream = self._draw()

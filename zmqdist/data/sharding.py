@@ -43,7 +43,7 @@ _OF_NAMES = frozenset({"shuffle", "repeat", "prefetch", "options"})
 
 
 class Unshardable(NotFoundError):
-    """The pipeline has no reader whose files could be divided."""
+    """A branch of the pipeline has no reader whose files the policy FILE could divide."""
 
 
 def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, seed: int = 0) -> Tree:
@@ -57,8 +57,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
     Raises:
       ValueError: there is no such policy.
       NotFoundError: the policy is FILE, and a branch of the pipeline has no reader.
-      InvalidArgumentError: `index` is not in [0, num_workers), or, while iterating under FILE or HINT, there are fewer files or elements to
-        shard than workers.
+      InvalidArgumentError: `index` is not in [0, num_workers), or, while iterating under FILE or HINT, the input of the shard has files or
+        elements, but fewer than there are workers.
       Exception: any error of a function of flat_map or interleave.
     """
 
@@ -71,7 +71,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         except Unshardable:
             if policy == "FILE":
                 raise
-    # With DATA a shard may be empty. With FILE and HINT, the operator `shard` raises an error if the input is too short for all shards.
+    # With DATA a shard may be empty. With FILE and HINT, the operator `shard` raises an error if it has elements for some shards only.
     if policy in ("DATA", "FILE_OR_DATA"):
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
@@ -109,7 +109,7 @@ def _by_element(dataset: Tree, put: Put) -> Tree:
 
 
 def _by_file(dataset: Tree, put: Put) -> Tree:
-    """Return the dataset with a shard before one reader of each branch, the reader that is nearest to the end."""
+    """Return the dataset with a shard in each branch, before the reader of this branch that is nearest to the end of the pipeline."""
     done: dict[int, Tree] = {}
 
     def visit(one: Tree) -> Tree:

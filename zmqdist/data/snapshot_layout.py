@@ -9,7 +9,7 @@
     owner_worker                                the address of the worker that writes the stream
     DONE | ERROR
     splits/source_<s>/repetition_<r>/split_<local>_<global>
-    uncommitted_chunks/<incarnation>/           chunks in work; each incarnation of a writer has a folder of its own
+    uncommitted_chunks/<incarnation>/           chunks that a writer has not committed; each incarnation of a writer has its own folder
     checkpoints/checkpoint_<index>_<elements>   where the writer resumes: before chunk <index>
 
 A split file stands for a run of positions that the stream got in one reply. These are the positions <global>, <global> + 1, ... of the

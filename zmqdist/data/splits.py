@@ -1,7 +1,7 @@
 """Splits: the sources of a pipeline, and the positions of these sources that a process reads.
 
 Theory
-    A split is the number of one position of one source. The process that gives out splits, such as a dispatcher, has a `SplitProvider` for
+    A split is one position of one source. The process that gives out splits, such as a dispatcher, has a `SplitProvider` for
     each source, and needs only the description of the tree. A process that runs the pipeline opens it by `open_split`, and each source
     requests its positions.
 
@@ -45,7 +45,8 @@ class SplitProvider:
 
     Attributes:
       count: the number of positions; INFINITE_CARDINALITY if there is no end.
-      repetitions: the largest number of repetitions, which is the product of the repeats above the source.
+      repetitions: the number of repetitions, which is the product of the counts of all `repeat` operators above the source;
+        INFINITE_CARDINALITY if there is no end.
       repetition, position: the repetition and position to give out next.
     """
 

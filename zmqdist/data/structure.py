@@ -162,7 +162,7 @@ def _array(value: Any) -> Any:
 
 
 def _check_text(items: Any, kind: str) -> None:
-    """Raise InvalidArgumentError if an item does not have NumPy's `kind` ("U" or "S"), because NumPy would convert the item to text."""
+    """Raise InvalidArgumentError if an item ends in NUL, or does not have NumPy's `kind` ("U" or "S") and would be converted to text."""
     for item in items:
         if isinstance(item, (list, tuple)):
             _check_text(item, kind)
@@ -362,8 +362,8 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
 
 
 def _stack_checked(arrays: list[Any], leaves: Sequence[Any]) -> Any:
-    """Stack strings of different lengths, or scalars mixed with arrays of rank 0, for which the fast paths do not work. Refuse all other
-    leaves.
+    """Stack leaves for which the fast paths do not work, such as strings, or scalars mixed with arrays of rank 0. Raises
+    InvalidArgumentError if the shapes or dtypes differ, or if a string ends in NUL.
     """
     first = arrays[0]
     for array, leaf in zip(arrays, leaves, strict=True):
@@ -397,7 +397,7 @@ def from_json(parts: Sequence[str]) -> Any:
 
 
 def read_only(value: Any) -> Any:
-    """Return a copy of an element with read-only arrays, which share memory with the arrays of `value`, and with copies of its dicts.
+    """Return a copy of an element in which arrays are read-only and dicts are copies. The arrays share memory with those of `value`.
 
     Returns `value` itself if it has only read-only leaves and no dicts.
     """

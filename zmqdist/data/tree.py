@@ -33,7 +33,7 @@ class Tree:
 
     Attributes:
       op: the operator.
-      inputs: the datasets that it reads.
+      inputs: the datasets that the operator reads.
       memory: the state that the iterators of this object share (interfaces.py).
     """
 

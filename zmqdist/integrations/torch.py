@@ -25,9 +25,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
     The processes of a DataLoader share the elements of an epoch. If the dataset is distributed, they read it as one job, so that only one
-    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element; the dataset's
-    random operators without a seed draw the same numbers in all processes, but not those in datasets that functions return. The DataLoader
-    converts arrays to tensors by its own rules. Read-only arrays are copied before the conversion, because programs can write to tensors.
+    of the processes reads each element. If not, each of n processes computes all elements and yields every n-th element. The dataset's
+    random operators then draw the same numbers in all processes, except operators without a seed in datasets that functions return. The
+    DataLoader converts arrays to tensors by its own rules. Read-only arrays are copied before, because programs can write to tensors.
 
     Args:
       dataset: a dataset of batches. Pass `batch_size=None` to the DataLoader, so that it does not copy the batches again.
@@ -37,7 +37,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         self.dataset = dataset
         self._entropy = secrets.randbits(63)
         self._epochs = 0
-        """The epochs that this process of a DataLoader has begun."""
+        """The number of epochs that this process of a DataLoader has begun."""
 
     def __iter__(self) -> Iterator[Any]:
         return map(_writable, self._elements())
@@ -47,7 +47,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         if info is None:
             return iter(self.dataset)
         # PyTorch adds `id` to a number that all processes of a DataLoader share. New processes of the next epoch get another number, but
-        # processes that stay (`persistent_workers=True`) keep theirs, so that they have to count the epochs.
+        # processes that stay (`persistent_workers=True`) keep their number, so they have to count the epochs.
         epoch = info.seed - info.id + self._epochs
         self._epochs += 1
         if any(each.op.name == "distribute" for each in self.dataset.walk()):
