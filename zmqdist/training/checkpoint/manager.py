@@ -144,7 +144,7 @@ class CheckpointManager:
                     self._checkpoint.restore(path)
                 else:
                     restore(path, self._checkpoint)
-                # The program's step is unknown until the next `maybe_save`: the last one belongs to values that are gone now.
+                # Forget the program's step until the next `maybe_save`, because it belongs to values that the restore has replaced.
                 self._step, self._saved_step = None, number_of(path)
             return path
 
@@ -158,7 +158,7 @@ class CheckpointManager:
         self._tidied = False  # have a later save remove the FINISHED mark again
 
     def close(self) -> None:
-        """Stop periodic saving, and wait until a save in progress has ended. A second call does nothing.
+        """Stop periodic saving, and wait until a periodic save in progress has ended. A second call does nothing.
 
         Raises:
           The error of a periodic save that no call has raised yet.

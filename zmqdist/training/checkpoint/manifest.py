@@ -214,7 +214,7 @@ def _read_piece(fields: dict[str, Any]) -> StoredPiece:
     slots = {
         str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in fields["slots"].items()
     }
-    session, number = map(int, fields.get("source", (0, 0)))  # early checkpoints have no "source"
+    session, number = map(int, fields.get("source", (0, 0)))  # checkpoints of early versions have no "source"
     size, crc32, version = (int(fields[name]) for name in ("size", "crc32", "version"))
     return StoredPiece(start, stop, file, size, crc32, version, (session, number), slots)
 

@@ -3,8 +3,8 @@
 Rules
     A checkpoint appears under its name only when all of it is on disk: its files are written into another folder, which is then renamed. If
     a checkpoint of that name exists already, the new files are written beside the old files, the manifest is replaced atomically, and then
-    the old files are deleted. A crash before the replacement leaves the old checkpoint. Files in the folder that belong to no checkpoint
-    stay.
+    the old files are deleted. At a URL the files are written into the folder itself, too. A crash before the manifest is replaced leaves
+    the old checkpoint. Files in the folder that belong to no checkpoint stay.
 
     After an error the unfinished files are deleted, and the earlier checkpoint stays. The text of a disk error names the file.
 """
@@ -155,8 +155,8 @@ def _storable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Counted(io.RawIOBase):
-    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so each byte is
-    written only once.
+    """A file object that writes to another file, and computes the number and the checksum of the bytes. It cannot seek, so that `np.savez`
+    does not go back to change bytes that the checksum contains already.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
