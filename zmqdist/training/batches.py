@@ -29,7 +29,7 @@ Destination: TypeAlias = tuple[client.PsClient, int]
 
 
 def read_all(variables: Any) -> Any:
-    """Return the structure with each variable replaced by its value. Does not use the caches of `cache_variable_reads`."""
+    """Return the structure `variables` with each variable replaced by its value. Does not use the caches of `cache_variable_reads`."""
     leaves = nest.flatten(variables)
     parts = {part.storage.key: part for leaf in leaves for part in _parts(leaf)}
     by_session: dict[Destination, list[Variable]] = {}
@@ -78,7 +78,7 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
 
 
 def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
-    """Apply the gradients. This checks all pairs before it sends the first message."""
+    """Apply each gradient to its variable. All pairs are checked before the first message is sent."""
     by_session: dict[Destination, list[tuple[RemoteStorage, client.Change]]] = {}
     local: list[tuple[LocalStorage, client.Change]] = []
     seen = set()
@@ -102,7 +102,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
 
 
 def _parts(leaf: Any) -> list[Variable]:
-    """Return a list with the variable, or with its shards. Return an empty list if the argument is no variable."""
+    """Return a list of the Variable `leaf`, or of the shards of a ShardedVariable. Return an empty list for any other leaf."""
     if isinstance(leaf, ShardedVariable):
         return leaf.variables
     return [leaf] if isinstance(leaf, Variable) else []

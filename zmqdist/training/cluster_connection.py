@@ -69,7 +69,7 @@ class ClusterConnection:
     """
 
     def __init__(self, target: str, credentials: Credentials, ps: list[str], close: Callable[[bool], object]) -> None:
-        """Connect to a cluster whose dispatcher runs already.
+        """Refer to a cluster whose dispatcher runs already. The first call of the dispatcher connects to it.
 
         Args:
           close: a function that stops the dispatcher and the threads that were started for the connection. Its argument says whether to
@@ -154,7 +154,7 @@ class ClusterConnection:
         the functions that it has not begun.
 
         Args:
-          force: remove the worker although values or work are lost.
+          force: whether to remove the worker even if values or work are lost.
 
         Raises:
           ValueError: there is no such worker.
@@ -185,7 +185,7 @@ class ClusterConnection:
         return reply
 
     def _dismiss(self, index: int) -> None:
-        """Remove a worker from `workers`."""
+        """Remove a worker from `workers`. The worker itself is not contacted."""
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """Release the cluster, so that another program can use the invited workers. A second call does nothing.
@@ -317,8 +317,8 @@ def connect(
       source: where to find the tasks, of a kind that ACCEPTED lists.
       connect_timeout_s: how long to wait, in seconds.
       slots: number of functions that an invited worker runs at a time, unless its server has a number of its own.
-      credentials: where the secrets are. None means the secrets of the cluster if the cluster has its own, otherwise the secrets of the
-        environment.
+      credentials: where the secrets are, for a ClusterSpec or its resolver; None means the secrets of the environment. A `local_cluster`
+        and the cluster of `zmqdist launch` have secrets of their own.
 
     Raises:
       ValueError: `source` is not of an accepted kind, or describes a cluster that cannot be used (checks.py).

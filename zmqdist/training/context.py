@@ -26,7 +26,7 @@ Creator = Callable[..., Any]
 
 
 class Strategy(Protocol):
-    """The part of a strategy that this module uses: the session number. A strategy and its stubs on workers have one session number."""
+    """The part of a strategy that this module uses: the session number. A strategy and its stubs on workers have the same number."""
 
     @property
     def session(self) -> int: ...

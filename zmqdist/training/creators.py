@@ -4,8 +4,8 @@ Rules
     `Variable(...)` calls the innermost creator, and each creator calls the next creator outwards. A strategy's scope adds a creator, which
     chooses the device and cuts a variable into shards. Creators outside the scope therefore see the strategy's choices, and may change
     these choices.
-    On a worker, only functions that build per-worker resources can make variables, and these stay in the process that builds them. A
-    scheduled function cannot make variables, because it would make another variable in each run.
+    On a worker, only functions that build per-worker resources can make variables, which stay in the process that makes them. A scheduled
+    function cannot make variables, because it would make another variable in each run.
 
 Not here: where the strategy places variables (strategy.py, shard_placement.py).
 """
@@ -63,7 +63,7 @@ def make(
     per_worker_variable: bool = False,
     device: str | None = None,
 ) -> Any:
-    """Make the storage of a variable on `device`, by default in this process. Return the Variable that `handle` makes from it."""
+    """Make the storage of a variable on `device`, by default in this process. Return the Variable that `handle` makes from the storage."""
     if per_worker_variable:
         raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
     name = name or "Variable"

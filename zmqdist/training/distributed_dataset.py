@@ -4,8 +4,8 @@ Rules
     A strategy makes these datasets. The program passes them to `create_per_worker_dataset`, and only workers iterate over them.
     `experimental_distribute_dataset` splits each batch into one part for each replica. The parts are as equal as possible. A scalar cannot
     be split, and raises ValueError.
-    `distribute_datasets_from_function` gives each replica an element of its own. If the last elements are too few, the other replicas get
-    arrays without rows, and 0 in place of a scalar. With one replica, both return the elements of the dataset itself.
+    `distribute_datasets_from_function` gives each replica an element of its own. If fewer elements than replicas are left at the end, the
+    other replicas get arrays without rows, and 0 in place of a scalar. With one replica, both yield the elements of the dataset itself.
     Every worker iterates over the whole dataset, so `InputContext` reports one pipeline, whatever the number of workers.
 
 Not here: how a dataset is sent to the workers (scheduling/coordinator/per_worker.py).

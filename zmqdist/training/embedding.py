@@ -74,7 +74,7 @@ def embedding_lookup_sparse(
 
     Returns:
       An array with the shape of the bags followed by the shape of a row. The row of an empty bag is zeros. For a table of integers the
-      array is float64, or float32 if they have at most 16 bits.
+      array is float64, or float32 if the integers have at most 16 bits.
 
     Raises:
       InvalidArgumentError: an id is out of range, or is not an integer.
@@ -111,7 +111,7 @@ def safe_embedding_lookup_sparse(
 
 
 def _table(params: Any) -> tuple[Sequence[Any], Sequence[int]]:
-    """Return the variables of a table, and the offsets of their rows."""
+    """Return the variables of a table, with shards as variables, and the offsets of their rows: variable i begins at row offsets[i]."""
     if isinstance(params, ArrayLike):
         variables = getattr(params, "variables", None) or [params]
     elif isinstance(params, list | tuple) and params and all(isinstance(one, ArrayLike) for one in params):
@@ -187,7 +187,7 @@ def _combined(params: Any, bags: Bags, combiner: str, max_norm: float | None) ->
         raise ValueError(f"combiner must be one of {', '.join(COMBINERS)}, not {combiner!r}")
     ids, places = np.unique(bags.ids, return_inverse=True)
     rows = embedding_lookup(params, ids, max_norm)
-    exact = np.result_type(rows.dtype, np.float32)  # sum float16 as float32
+    exact = np.result_type(rows.dtype, np.float32)  # sum float16 values as float32, which is more exact
     weights = np.ones(len(bags.ids), exact) if bags.weights is None else bags.weights.astype(exact)
     along_rows = (-1, *[1] * (rows.ndim - 1))
     weighted = rows[places].astype(exact, copy=False) * weights.reshape(along_rows)

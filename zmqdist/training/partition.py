@@ -6,8 +6,8 @@ Rules
     If the initial value is an array, the program cuts the array and sends each shard its rows. If the initial value is a function, and
     shape and dtype are given, the function runs at the server of each shard.
     If this function has parameters for the part to make, the server calls it for the shard's part only, so that no process needs memory for
-    the whole value. Otherwise it makes the whole value at each server, and the shard keeps only its own rows. If shape or dtype is missing,
-    the program calls the function, and cuts its array.
+    the whole value. Otherwise the function makes the whole value for each shard, and the shard keeps only its own rows. If shape or dtype
+    is missing, the program calls the function, and cuts the result.
 
 Not here: which parameter server holds a shard (shard_placement.py), how many shards a variable should have (partitioners.py).
 """

@@ -66,10 +66,10 @@ def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None
 
     Args:
       replicas: number of replicas. If there are several replicas, the sum of a value that is not a PerReplica is refused, because such a
-        value is the same in all replicas.
+        value is the same in all replicas. Only the sum of 0 is not refused.
 
     Raises:
-      ValueError: `reduce_op` is unknown, or the sum is requested of a value that is the same in all replicas.
+      ValueError: `reduce_op` is unknown, or the sum is refused.
     """
     op = ReduceOp.of(reduce_op)
     axes = tuple(axis) if isinstance(axis, Sequence) else axis

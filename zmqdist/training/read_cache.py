@@ -55,8 +55,8 @@ def set_cache(cache: Cache | None) -> None:
 
 
 def for_reader(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array that a reader of the cache gets: a copy of a writable array, or a read-only array itself. Large arrays may
-    be read-only.
+    """Return the array that a read returns for a cached array: a copy if the cached array is writable, otherwise the cached array itself.
+    Large arrays may be read-only.
     """
     return array.copy() if array.flags.writeable else array
 
@@ -69,7 +69,7 @@ def with_caching(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Cached:
-    """A function that runs `fn` inside a scope. It has the module and the name of `fn`. Two such functions for one `fn` have equal
+    """A callable that runs `fn` inside a scope. It has the module and the name of `fn`. Two of these callables for one `fn` have equal
     pickles."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:

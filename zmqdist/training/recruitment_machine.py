@@ -6,7 +6,8 @@ Theory of operation
     reports which workers are present. A worker works for the program once it has accepted an invitation and is present. The machine invites
     every other wanted worker at once, and again AGAIN_S after an invitation has ended. It also invites a worker that is present but has not
     accepted, because an earlier program with the same dispatcher address may have invited that worker.
-    An invitation has no time limit. If the server never appears, the invitation's one connection is tried again and again, with back-off.
+    An invitation has no time limit. While the server does not appear, the client of the invitation tries to connect again and again, with
+    back-off.
 
 Promises, checked by tests/sim/simulations/recruitment.py
     R1  Each wanted worker has at most one invitation in flight. A worker that is no longer wanted has no invitation in flight.
@@ -82,7 +83,7 @@ class _Wanted:
       retry_at: no invitation is sent before this time.
       code, message: how the last invitation ended. The code is OK after a success.
       failing_since: when the invitations began to end with `code`.
-      accepted: whether the worker has accepted the last invitation. The dispatcher may list the worker a little later.
+      accepted: whether the worker has accepted the last invitation. It may register with the dispatcher a little later.
     """
 
     address: str
@@ -96,7 +97,7 @@ class _Wanted:
 
 
 class Recruitment:
-    """The wanted workers of one program. The docstring of the module has the rules. Each method with `now` is one event."""
+    """The wanted workers of one program. The docstring of the module has the rules. Each method that returns effects is one event."""
 
     def __init__(self) -> None:
         self._wanted: dict[int, _Wanted] = {}
@@ -141,7 +142,7 @@ class Recruitment:
         return effects + self.ticked(now)
 
     def drop(self, index: int) -> list[RecruitmentEffect]:
-        """Stop wanting the worker of this index."""
+        """Stop wanting the worker of this index, and drop its invitation if one is in flight."""
         task = self._wanted.pop(index, None)
         if task is None or not task.invitation:
             return []

@@ -57,9 +57,7 @@ def run_replicas(
     for replica, thread in enumerate(threads):
         try:
             thread.start()
-        except (
-            RuntimeError
-        ) as error:  # no thread can be started, and without this note the other replicas would wait for ever
+        except RuntimeError as error:  # no thread can be started, so let the other replicas stop waiting
             rendezvous.failed(replica, error)
             break
         running.append(thread)
@@ -69,7 +67,7 @@ def run_replicas(
 
 
 class _Abandoned(RuntimeError):
-    """Raised in a replica that waits in `merge_call` or in an assignment, if another replica has ended without doing the same."""
+    """Raised in a replica that waits in `merge_call` or in an assignment, if another replica has ended without reaching that point."""
 
 
 class _Rendezvous:

@@ -37,7 +37,7 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     Args:
       variables: the variables of the table. They have one dtype, and one shape except for axis 0.
       offsets: variable i has the rows from offsets[i] up to offsets[i + 1].
-      rows: must be in bounds.
+      rows: the numbers of the rows, which must be in bounds.
     """
     like = variables[0]
     if isinstance(rows, range):

@@ -3,8 +3,9 @@ which is the same at each server.
 
 Rules
     A server keeps a session while the program is connected, until the program closes the session. The program closes it when the strategy
-    is closed, or when the program refers neither to the strategy nor to any of its variables. A restarted program draws other numbers. When
-    a program opens a session, the server drops the sessions of all programs that have been disconnected for PS_PROGRAM_GONE_S.
+    is closed, or when the program refers neither to the strategy nor to any of its variables. The sessions of a restarted program have
+    other numbers. When a program opens a session, the server drops the sessions of all programs that have been disconnected for
+    PS_PROGRAM_GONE_S.
     A server drops a variable when no handle of the variable is left in the program, in unfinished work of the strategy's coordinator, or in
     a per-worker value. If a handle was pickled for any other purpose, the variable stays as long as the session.
     A forked child may use the variables of its parent, but cannot drop variables or close the session.

@@ -46,7 +46,7 @@ class ShardPlacement:
     """
 
     def __init__(self, rule: str | Rule, servers: int) -> None:
-        """Raise ValueError for an unknown rule."""
+        """Begin with no variables on the parameter servers. Raises ValueError for an unknown rule."""
         if not callable(rule) and rule not in ("round_robin", "least_bytes"):
             raise ValueError(f'placement is "round_robin", "least_bytes" or a callable, not {rule!r}')
         self._rule = rule

@@ -4,7 +4,7 @@ Rules
     A ShardedVariable has the methods, values and errors of a Variable, whatever the number of shards, with few exceptions: only its shards
     have `device`, `task`, `is_same` and `read_versioned`, `version` is a tuple, and `compare_and_set` raises UnimplementedError.
     All checks are made before the first message is sent, so that a refused update has changed no shard. `scatter_div` is an exception.
-    An operation sends a request to each shard whose rows it reads or changes, and to no other shard; only `apply` sends one to each shard.
+    An operation sends a request to each shard whose rows it reads or changes, and to no other shard. Only `apply` always sends one to each.
     The requests are in flight at the same time, and transfer only the rows that the operation needs.
     An operation is atomic on each shard. There is no order between shards, so a reader may see an update on some shards only.
     In a structure a ShardedVariable is one leaf. Iterating over it yields its shards.

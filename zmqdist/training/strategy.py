@@ -140,7 +140,7 @@ class OnWorkers:
         raise NotImplementedError
 
     def _used(self, method: str) -> None:
-        """Take note of a call of `method`: the program's strategy logs a warning outside scheduled functions, a stub does nothing."""
+        """Take note of a call of `method`. The program's strategy logs a warning outside scheduled functions. A stub does nothing."""
 
 
 def _refuse_options(method: str, options: Any) -> None:
@@ -291,12 +291,12 @@ class ParameterServerStrategy(OnWorkers):
 
     @property
     def credentials(self) -> Credentials:
-        """The places where processes of the cluster find its secrets."""
+        """The places where the processes of the cluster find the cluster's secrets."""
         return self.cluster.credentials
 
     @property
     def extended(self) -> Extended:
-        """`colocate_vars_with`, `worker_devices` and the like."""
+        """The object with `colocate_vars_with`, `worker_devices` and `parameter_devices`, as in TensorFlow."""
         return self._extended
 
     @property
@@ -362,13 +362,15 @@ class ParameterServerStrategy(OnWorkers):
         apply_all(optimizer, grads_and_vars, step)
 
     def read(self, variables: Any) -> Any:
-        """Return the structure with each variable replaced by its value. This sends one message to each parameter server that has some of
-        the variables. Raises as `Variable.numpy`.
+        """Return the structure `variables` with each variable replaced by its value. This sends one message to each parameter server that
+        has some of the variables. Raises as `Variable.numpy`.
         """
         return read_all(variables)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """Choose the parameter server of a new variable, and cut the variable into shards. `scope` enters this creator."""
+        """Choose the parameter server of a new variable, and cut the variable into shards if the partitioner returns more than one.
+        `scope` enters this method as a creator.
+        """
         name = self._unique(kwargs.get("name") or "Variable")
         if kwargs.pop("per_worker_variable", False):
             return per_worker_variable.create(self.coordinator, name, kwargs)

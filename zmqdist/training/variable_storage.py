@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 
 class RemoteStorage:
-    """A value at a parameter server. A RemoteStorage pickles as its Ref. Unpickled in another process, it uses that process's client.
+    """The storage of a value at a parameter server. It pickles as its Ref, and its copy in another process uses that process's client.
 
     Attributes:
       ref: name, shape and dtype of the variable, and the server's address. Error texts name the variable by `ref`.
@@ -119,7 +119,7 @@ def _only(replies: list[Any] | None) -> Any:
 
 
 class LocalStorage:
-    """A value in this process. It cannot be pickled."""
+    """The storage of a value in this process. It cannot be pickled."""
 
     session = 0
     task: str | None = None

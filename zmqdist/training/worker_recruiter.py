@@ -2,7 +2,8 @@
 
 The program names the wanted workers, by index and address, with `want` and `drop`. `recruitment_machine.py` decides which wanted workers
 are invited, and when. The thread here sends the invitations, which are calls to the tasks (tasks/worker_role.py), and reports the end of
-each invitation to the machine. A restarted task is invited again at once. No task waits for another task.
+each invitation to the machine. A restarted task is invited again at once. The invitation of a task does not wait for
+another task.
 
 Not here: which tasks must be present before a program begins (cluster_connection.py).
 """
@@ -129,7 +130,7 @@ class WorkerRecruiter:
             self._thread.join(5.0)
 
     def _members(self, present: frozenset[tuple[str, int]]) -> None:
-        """Tell the machine which workers are present. The dispatcher's loop calls this."""
+        """Tell the machine which workers are registered with the dispatcher. The dispatcher's loop thread calls this."""
         indices = frozenset(index for job, index in present if job == "worker")
         with self._changed:
             self._effects += self._machine.members_changed(indices, time.monotonic())

@@ -43,8 +43,8 @@ AHEAD_SPLITS_MAX = 64
 process has taken is unavailable to other processes, and is lost if the process crashes."""
 
 SHORT_S = 0.001
-"""Seconds. If less time than this passes from one run (`ReadAheadLimit`) to the next, threads are woken too often, so that more elements
-are read ahead from then on."""
+"""Seconds. If less time than this passes from one run (`ReadAheadLimit`) to the next, threads are woken too often, and the limit is
+doubled."""
 
 FORKED = "this iterator belongs to the parent of this forked process: create another iterator here"
 

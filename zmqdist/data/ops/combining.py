@@ -28,7 +28,7 @@ from zmqdist.random import is_seeded
 
 
 class _ZipNode(OperatorNode):
-    """Runs `zip`. `ended` is whether an input has ended. Then the node reads no further row, also after a load."""
+    """Runs `zip`. `ended` says whether an input has ended. If so, the node reads no further row, not even after a load."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
