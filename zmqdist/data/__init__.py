@@ -1,6 +1,6 @@
 """Pipelines of elements (`Dataset`) and the service that runs them in other processes (`service`).
 
-Each name is imported on first use, so that a program without the service does not load the modules for sockets.
+Each class and module is imported on first use, so that a program without the service does not load the modules for sockets.
 """
 
 from __future__ import annotations

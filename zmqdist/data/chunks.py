@@ -156,8 +156,8 @@ class BlockWriter:
         self.nbytes = 0
 
     def write(self, x: Any) -> None:
-        """Append an element, without a copy of its arrays. The caller must not change the arrays until the block is written. `flush` writes
-        it, and so does a `write` that makes it 1,024 elements or a mebibyte long, or whose element has another layout.
+        """Append an element, without a copy of its arrays. The caller must not change the arrays until the block is written. The block is
+        written by `flush`, by a `write` that makes it 1,024 elements or a mebibyte long, or by a `write` of an element of another layout.
 
         Raises:
           UnimplementedError: the element holds a dataset.

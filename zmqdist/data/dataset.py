@@ -294,7 +294,7 @@ class Dataset(DatasetConstructors, DatasetResults):
           no_padding: whether to batch without padding. Then `pad_to_bucket_boundary` has no effect.
 
         Raises:
-          ValueError: the number of batch sizes is wrong, or as for `padded_batch`.
+          ValueError: the number of batch sizes is wrong; also as for `padded_batch`.
           TypeError: as for `padded_batch`.
         """
         boundaries = [checked_int(one, "bucket_boundaries") for one in bucket_boundaries]

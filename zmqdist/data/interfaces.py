@@ -4,8 +4,8 @@ below it.
 Rules
     Iterators and operators see datasets only as `DatasetLike`. To create a dataset, for example for a window or from a saved state, they
     call `make` or `deserialize`. These two functions look up classes that are defined in modules above: the classes of operators by name,
-    which `@operator` registers, and the class `Dataset`, which `@dataset_class` registers. All are registered before the first dataset
-    exists, because importing `Dataset` imports every operator.
+    which `@operator` registers, and the class `Dataset`, which `@dataset_class` registers. They are registered before the first
+    dataset exists, because importing `Dataset` imports every operator except those in OPERATOR_MODULES, which `operator_of` imports.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def dataset_class(cls: C) -> C:
 
 
 def make(op: Any, inputs: Sequence[DatasetLike] = ()) -> DatasetLike:
-    """Return a dataset of the class that `dataset_class` has registered, `Dataset`."""
+    """Return a dataset of the class that `dataset_class` has registered, which is `Dataset`."""
     made: DatasetLike = _classes["dataset"](op, inputs)
     return made
 

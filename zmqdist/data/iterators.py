@@ -133,8 +133,8 @@ class Context:
 
     Attributes:
       options: the options of the whole pipeline.
-      probing: whether the iterator reads only the first element, without side effects: it draws no seeds, writes no caches and starts no
-        threads.
+      probing: whether the iterator only reads elements to learn the spec. It then changes no random numbers of later iterators, writes no
+        caches and starts no threads.
       timers: a timer for each dataset, by its id; None unless `options.stats` is set.
       resumable: whether `splits` honours its argument `taken`, so that a source can save its position.
       interrupts: the blocking calls of the whole iterator, including those in datasets that user functions return.

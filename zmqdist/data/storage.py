@@ -1,10 +1,10 @@
 """Files and folders of snapshots and checkpoints. They are on local disks, or at URLs for which fsspec has a driver.
 
 Rules
-    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`. Any other path is local. No other module distinguishes URLs
-    from local paths.
+    A path that contains "://" is a URL and needs the extra `zmqdist[fsspec]`. Any other path is local. Of the other modules,
+    only the writer of checkpoints distinguishes URLs from local paths, because at many URLs a rename copies the file.
 
-    A file that other processes read appears as a whole, by a rename. `write` renames the file itself, and other code calls `rename`. On a
+    A file that other processes read appears as a whole, by a rename. `write` also renames the file, and other code calls `rename`. On a
     local disk the file is durable when the call returns, because the file and its folder are synchronised by fsync. A name that ends in
     `.tmp` is an unfinished file, and `list_names` leaves it out.
 """

@@ -106,7 +106,7 @@ class Tree:
         return spec
 
     def probe(self) -> Iterator[Any]:
-        """Return an iterator without side effects. It draws no seeds, writes no caches and starts no threads."""
+        """Yield the elements without side effects: change no random numbers of later iterators, write no caches and start no threads."""
         with DatasetIterator(self, Context(self.options(), probing=True)) as iterator:
             yield from iterator
 

@@ -160,8 +160,8 @@ class _RepeatNode(OperatorNode):
             self.empty = True
 
     def _stays_empty(self) -> bool:
-        """Return whether to end after an empty pass, because every later pass would be empty, or because empty passes might follow without
-        end.
+        """Return whether the node must end after an empty pass. It must if every later pass would be empty, or if empty passes might follow
+        without end.
 
         If other processes take elements too, they may have taken all elements of this pass, and a later pass may have elements.
         """

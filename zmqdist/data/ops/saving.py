@@ -124,7 +124,7 @@ class RunWriter:
         storage.write(os.path.join(self._path, _METADATA), json.dumps(metadata).encode())
 
     def abort(self) -> None:
-        """Delete the run."""
+        """Close the files of the run, and delete them."""
         for file in self._files.values():
             file.abort()
         shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
