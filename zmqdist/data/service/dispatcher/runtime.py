@@ -2,8 +2,9 @@
 machine's effects.
 
 Rules
-    Everything except the writing of files runs in the loop thread. No thread waits until a reply can be sent, because the machine keeps a
-    token for each pending call. Callers need the role `worker` or `submit`.
+    The writer thread stores datasets and reads their definitions for `definition`, and the journal's thread writes the journal. Everything
+    else runs in the loop thread. No thread waits until a reply can be sent, because the machine keeps a token for each pending call.
+    Callers need the role `worker` or `submit`.
 
 Methods. Each name has the prefix "zmqdist.data.". The argument `state` is the number of the dispatcher's state. Where "or None" stands, a
 reply of None asks the caller to send the request again.

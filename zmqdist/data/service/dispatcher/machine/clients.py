@@ -1,8 +1,9 @@
 """Clients are the readers of iterations. This part of the machine replies to their watch requests, releases silent clients, and ends
 iterations that no client reads.
 
-The dispatcher replies to a watch request when the client's list of tasks has changed. It releases a client that has sent no request for
-`client_timeout_s`, and ends an iteration that has had no client for `gc_timeout_s`. It keeps DYNAMIC iterations unless `gc_dynamic` is set.
+The dispatcher replies to a watch request when the client's news has changed, and at the latest after `watch_s` seconds. It releases a
+client that has had no watch request pending and has acknowledged nothing for `client_timeout_s`. It ends an iteration that has had no
+client for `gc_timeout_s`, but keeps DYNAMIC iterations unless `gc_dynamic` is set.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def is_pending(task: r.TaskEntry) -> bool:
 
 
 def is_runnable(tables: DispatcherTables, task: r.TaskEntry) -> bool:
-    """Return whether a task can run: it has not ended, and its worker is in the incarnation to which the task is bound, if any."""
+    """Return whether a task can run: it has not ended and, if it is bound to an incarnation, its worker is in that incarnation."""
     worker = tables.state.workers.get(task.worker)
     return not task.finished and (
         not task.incarnation or (worker is not None and worker.incarnation == task.incarnation)

@@ -88,7 +88,7 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True)
 class SavedRequest:
-    """The saved position of a reader of portions.
+    """The saved position of a reader of portions. A client sends it in an OpenRequest, to continue from this position.
 
     Attributes:
       state: the random number of the durable state of the dispatcher that served the reader.
@@ -96,7 +96,7 @@ class SavedRequest:
       cut: (positions, repetitions, length of a portion) of the iteration.
       lanes: the number of lanes of the iteration. The machine refuses a reader whose iteration has another `cut` or `lanes`.
       done: the finished portions of the client's lane, as runs of steps (range_math.py).
-      open: (number of the portion, elements received) of each unfinished portion.
+      open: (number of the portion, number of elements received) of each unfinished portion.
     """
 
     state: int
@@ -114,7 +114,7 @@ class OpenRequest:
     and its tasks.
 
     -> (client, iteration, random number of the dispatcher's durable state, cut). If the job is read in portions, `cut` is (positions,
-    repetitions, length of a portion, lowest unfinished portion); otherwise `cut` is None.
+    repetitions, length of a portion, lowest unfinished portion of the client's lane); otherwise `cut` is None.
 
     Attributes:
       request: the number of the request. The client sends the same number again after a lost reply.
@@ -143,9 +143,9 @@ class WatchRequest:
     or after `watch_s` seconds (clients.py).
 
     -> (version, tasks, finished, hold, ended, failed). A task is (id, worker's address, address that serves the task, incarnation, tags,
-    starting round). `failed` is the reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads
-    only (rounds.py): `hold` tells the consumer to stop at its next round, and `ended` maps a task to the first round in which the task
-    takes no part.
+    starting round). `finished` tells whether the iteration, or for a reader of portions the client's lane, has ended. `failed` is the
+    reason why the iteration cannot continue, or empty. `hold` and `ended` are set in coordinated reads only (rounds.py): `hold` tells the
+    consumer to stop at its next round, and `ended` maps a task to the first round in which the task takes no part.
 
     Attributes:
       version: the version of the news that the client received last.
@@ -331,8 +331,8 @@ Event: TypeAlias = Request | WorkerJoined | WorkerGone | CallerGone | JournalCom
 
 @dataclass(frozen=True, slots=True)
 class ReplyToRequest:
-    """Reply to a request. `news` tells whether the request waited for news. If the journal fails before such a reply is sent, the caller
-    has to send its request again.
+    """Reply to a request. `news` is True for the reply to a WatchRequest or WorkRequest. If the journal fails before such a reply is
+    sent, the caller has to send its request again.
     """
 
     token: Token

@@ -239,7 +239,7 @@ class DataDispatcherMachine:
         self._tables.reply(call.token, (name, False))
 
     def _conflict(self, known: r.DatasetEntry, call: ev.RegisterRequest) -> bool:
-        """Apply `on_conflict` to an id that is registered already. Return whether the id still belongs to the other pipeline."""
+        """Apply `on_conflict` to an id that is registered already. Return True if the id keeps another pipeline than that of `call`."""
         if not _fit(known.metadata, call.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,

@@ -49,7 +49,7 @@ from zmqdist.data.service.dispatcher.machine.tables import DispatcherTables, Ref
 from zmqdist.data.service.dispatcher.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
-"""The number of deaths charged to one portion at which the pipeline itself counts as their cause."""
+"""When this many deaths are charged to one portion, the machine takes the pipeline for their cause, and ends the iteration (promise E7)."""
 
 WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
@@ -67,8 +67,8 @@ class PortionAssignment:
     # -- clients ------------------------------------------------------------------------------------------------------------
 
     def adopt(self, call: ev.OpenRequest, client: r.ClientEntry) -> None:
-        """Give a new client the portions of its saved state or, without a saved state, the portions of the client that read its lane
-        before.
+        """Give a new client the portions of its saved state. Without a saved state, and if each lane has only one reader at a time, give it
+        the portions of the client that read its lane before.
         """
         iteration, portions = self._of(client)
         if call.saved is not None:
@@ -99,7 +99,7 @@ class PortionAssignment:
         """Return the iteration of a saved state, or None if this dispatcher does not have that iteration.
 
         Raises:
-          Refusal: the client cannot continue in that iteration without losing elements.
+          Refusal: the saved state does not fit that iteration, or the client cannot continue in it without losing elements.
         """
         iteration = self._tables.state.iterations.get(saved.iteration)
         if saved.state != self._tables.state.number or iteration is None or iteration.collected:
@@ -298,8 +298,8 @@ class PortionAssignment:
         return task, worker
 
     def crashed(self, call: ev.CrashReport) -> None:
-        """Free the portions that a dead process of a live worker was computing. A repeated report changes nothing, because the worker
-        starts the next process only after the reply.
+        """Free the portions that a dead process of a live worker was computing. A repeated report finds no portion to free, because the
+        worker starts the next process only after the reply.
         """
         task, worker = self._task_of(call)
         iteration = self._tables.state.iterations[task.iteration]
@@ -382,7 +382,8 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        # While this worker computes a charged portion, it gets a further portion only if the reader has to acknowledge that portion first.
+        # While this worker computes a charged portion, it gets another portion only if the reader has to acknowledge the other portion
+        # before the charged one.
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)

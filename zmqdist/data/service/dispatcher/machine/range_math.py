@@ -107,7 +107,7 @@ def give(portions: r.PortionsEntry, client: int, incarnation: int, request: int,
 
 
 def _advance(portions: r.PortionsEntry, lane: int) -> None:
-    """Move the next step of a lane past the steps that an earlier iteration has delivered."""
+    """Move the next step of a lane past the steps in `skip`, which are not given out as new portions."""
     while (end := sets.end_of(portions.skip[lane], portions.next[lane])) is not None:
         portions.next[lane] = end
 
@@ -129,8 +129,8 @@ def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
 
 
 def lose(portions: r.PortionsEntry, incarnation: int, client: int, died: str, crashed: bool) -> None:
-    """Free the portions that an incarnation of a worker was computing. `died` describes the death of the process that computed them, which
-    is charged to each of these portions. It is "" if no process died.
+    """Free the portions that an incarnation of a worker was computing. `died` names the worker or process whose death is charged to each of
+    these portions. It is "" if no death is charged.
 
     A reader may report a lost reply before the dispatcher learns that the worker has died. The portions of that reply are then already free
     when the dispatcher learns of the death, and are charged as well.

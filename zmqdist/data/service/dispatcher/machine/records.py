@@ -47,7 +47,7 @@ class Record(msgspec.Struct, array_like=True):
 
 
 class DatasetEntry(Row):
-    """A registered pipeline. `metadata` is JSON for the pipeline's readers. The description of the pipeline is in a file (store.py)."""
+    """A registered pipeline. `metadata` is JSON for the pipeline's readers. The description of the pipeline is in the store (store.py)."""
 
     id: str
     fingerprint: str
@@ -118,7 +118,8 @@ class Portion(Row):
       acked: the number of elements of the portion that the client has acknowledged.
       request: the number of the request for portions whose reply contained this portion.
       deaths: the names of processes that died while they computed the portion, although their workers stayed alive.
-      missed: the incarnation that computed the portion before, if its reply was lost. The portion is charged if that incarnation dies.
+      missed: the incarnation that computed the portion before, if the portion was freed without a charge, for example because a reply was
+        lost. The portion is charged if that incarnation dies.
       lost: maps each incarnation that was lost while it computed the portion to the worker's name. An incarnation that registers again has
         not died, and is removed.
     """
@@ -144,9 +145,10 @@ class PortionsEntry(Row):
       positions, repetitions: the number of positions of the source, and the number of its repetitions; INFINITE if there is no end.
       length: the length of a portion, in positions.
       next: for each lane, the first step that was not given out yet.
-      skip: for each lane, runs of later steps that are never given out, because an earlier iteration has delivered them.
+      skip: for each lane, runs of steps that `next` passes over: steps that an earlier iteration has delivered, and steps whose portions
+        were put into `open` from a saved state of an earlier iteration.
       open: the portions that were given out and are not done, by number.
-      done: maps each client, released clients too, to runs of the steps of its lane that it has acknowledged as done.
+      done: maps each client, also a released client, to runs of the steps of its lane that it has acknowledged as done.
       left: maps each released client to (number, acknowledged elements) of its unfinished portions.
       failed: the reason why the iteration cannot continue; empty if it can.
     """
@@ -332,7 +334,7 @@ class LosePortions(Record, tag=32):
 
     Attributes:
       client: only the portions of this client; 0 means the portions of all clients.
-      died: the name of the dead process, with whose death the portions are charged; empty if they are not charged.
+      died: the name of the dead worker or process, with whose death the portions are charged; empty if they are not charged.
       crashed: a process of the worker has died, and the worker itself is alive.
     """
 

@@ -98,7 +98,7 @@ class DurableState(msgspec.Struct):
         self._forget(iteration)
 
     def _forget(self, iteration: r.Iteration) -> None:
-        """Forget an ended iteration that no client reads or can join, because over months a service ends millions of them."""
+        """Forget the iteration if it has ended and no client reads it or can join it. Over months a service ends millions of iterations."""
         over = iteration.finished or iteration.collected
         if over and not iteration.clients and self.jobs[iteration.job].anonymous:
             del self.iterations[iteration.id]

@@ -52,14 +52,14 @@ class DispatcherTables:
       work_requests: the pending request for work of each incarnation of a worker.
       watches: the pending watch request of each client, and the time since which it waits.
       portion_requests: maps (client, incarnation of a worker) to the pending request for portions.
-      iterations_to_serve: the iterations read in portions that the current event has changed. At the end of the event the machine may serve
-        their requests or end them.
+      iterations_to_serve: the iterations read in portions that the current event has changed. At the end of the event the machine gives
+        portions to the waiting requests of these iterations, and ends those iterations that are complete.
       leaving: incarnations of workers that leave for good once their tasks have ended.
-      worker_numbers: maps an incarnation to the number of its worker.
+      worker_numbers: maps an incarnation to the number of its place (`WorkerEntry.number`).
       confirmed_gone: the missing workers that are known to be lost. A worker that has not registered since a restart of the dispatcher is
         added at `return_deadline`.
       return_deadline: the time from which every worker that is still missing after a restart of the dispatcher counts as gone.
-      missing: the workers without a connection, and the time since which they are missing.
+      missing: maps each worker that has a place and no connection to the time since which it is missing.
       now: the time of the current event.
       last_heard: the time of each client's last sign of life. A client whose watch request is pending counts as alive.
       unread_since: maps each iteration without clients to the time since which it counts as unread.
@@ -143,7 +143,7 @@ class DispatcherTables:
         self.commits.effect(ev.ReplyToRequest(token, value))
 
     def reply_news(self, token: ev.Token, value: Any) -> None:
-        """Reply to a request that waited for news."""
+        """Reply to a WatchRequest or WorkRequest, once all changes so far are durable."""
         self.commits.effect(ev.ReplyToRequest(token, value, news=True))
 
     def refuse_pending(self) -> list[ev.Effect]:

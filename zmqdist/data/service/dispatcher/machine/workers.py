@@ -65,9 +65,9 @@ class WorkerTable:
         """Return the place for a worker: the place of its incarnation, else of its address, else of a missing worker with its name, else a
         new place.
 
-        After a restart of the dispatcher, workers register in any order. The dispatcher may therefore assign the name of a live worker that
-        has not registered yet and must keep its place. So a worker whose name a dispatcher assigned takes over a place by name only if the
-        worker of that place is confirmed as gone.
+        After a restart of the dispatcher, workers register in any order. The dispatcher may therefore give a new worker the name of a live
+        worker that has not registered again yet, and that must keep its place. So a worker whose name a dispatcher assigned takes over a
+        place by name only if the worker of that place is confirmed as gone.
         """
         workers = self._tables.state.workers
         same = [number for number, worker in workers.items() if worker.incarnation == event.incarnation]
@@ -177,7 +177,7 @@ class WorkerTable:
         terms = self._tables.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
             if any(task.worker not in self._tables.confirmed_gone for task in open_):
-                return  # promise D4: a worker that has not registered since the dispatcher's restart may still have positions
+                return  # promise D4: wait for workers that are alive, or that may register again after the dispatcher's restart
             ended = any(task.finished and not task.interrupted for task in tasks)
             if not ended or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
