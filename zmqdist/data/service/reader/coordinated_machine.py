@@ -60,7 +60,8 @@ class RoundsSource:
     Attributes:
       start, end: the task takes part in rounds `start` to `end` - 1.
       next: the first round that the consumer has not received from the task.
-      received: (round, element) for each element that was received and is not delivered yet. Rounds without an element here were skipped.
+      received: (round, element) for each element that was received and is not delivered yet. If a round before `next` has no element here,
+        all consumers skipped this round of the task, or the element is already delivered.
       common: the last round that all consumers are known to have received.
       incarnation: the incarnation of the task's worker when the worker was last alive.
       worker_alive: whether the dispatcher reports that the worker is alive.
@@ -165,7 +166,7 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                # End the pause: if the next request fails too, the machine can report the task as lost.
+                # End the pause, so that the next request is sent now. If that request fails too, the machine reports the task as lost.
                 source.paused_until = -inf
             if source.worker_alive and location:
                 source.lost = False

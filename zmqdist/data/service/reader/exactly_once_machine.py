@@ -3,8 +3,8 @@ so that another reader continues from it.
 
 Theory
     An element is identified by (portion, offset). The machine drops an element that it has already received. If a run of elements begins
-    beyond the next offset of its portion, a reply was lost before. The machine drops this run as well. It reports the lost reply to the
-    dispatcher (`missed`), so that the elements are computed again.
+    beyond the next offset of its portion, a reply was lost before, and the machine drops this run as well. When a request has failed, the
+    machine reports to the dispatcher that the reply was lost (`missed`), so that the elements are computed again.
 
     The machine acknowledges an element only after the consumer has asked for the next element. An element is therefore not lost if the
     reader crashes before its consumer has finished the element. When the reader is closed, the runtime acknowledges all elements that the
@@ -97,9 +97,10 @@ class PortionBatch:
 
 @dataclass(eq=False, slots=True)
 class PortionPiece:
-    """Consecutive elements of one portion, which are the elements `start` to `stop` of a batch, or one error in place of an element.
+    """Consecutive elements of one portion, which are the elements `start` to `stop` - 1 of a batch, or one error in place of an element.
 
     Attributes:
+      number: the number of the portion.
       first: the offset, in the portion, of the element at `start`.
       done: whether the portion ends with this piece.
       last: whether this is the last piece of its batch. Taking it frees the batch's place in the window.
@@ -116,8 +117,8 @@ class PortionPiece:
 
 
 class Consumption:
-    """The elements that a consumer has finished. The consumer and the delivery machine share this object. `lock` guards the fields that
-    both of them change.
+    """Which elements a consumer has received, and which of these it has finished. The consumer and the delivery machine share this object.
+    `lock` guards the fields that both of them change.
 
     Attributes:
       waits: whether the consumer waits at an empty queue.
@@ -138,7 +139,7 @@ class Consumption:
         self._marks: dict[int, tuple[int, bool]] = {}
         """Maps a portion to (finished elements, whether the portion is done), until these elements are acknowledged."""
         self._partial = (-1, 0)
-        """The (portion, elements) that were acknowledged last within an unfinished piece."""
+        """The last (portion, finished elements) that `marks` returned for an unfinished piece, so that it does not return them again."""
 
     @property
     def in_hand(self) -> bool:

@@ -106,7 +106,7 @@ class SavedReader(msgspec.Struct, frozen=True):
 
     Attributes:
       dispatcher: the random number of the dispatcher's durable state.
-      cut: how the positions are cut into portions.
+      cut: (positions, repetitions, length of a portion) of the iteration.
       done, open: the elements that the consumer has received, in the form of `Consumed`.
     """
 
@@ -257,7 +257,7 @@ class ServiceReader:
         return PlainDelivery(client, request.trainer, request.max_outstanding)
 
     def _deployment_mode(self) -> str:
-        """Ask the dispatcher for its deployment mode. Return "" without asking if this job reads from the same workers in every mode."""
+        """Ask the dispatcher for its deployment mode. Return "" without asking if the mode has no influence on `target_of`."""
         if self._request.terms.target_workers != "AUTO" or ShardingPolicy(self._request.terms.mode) not in STATIC:
             return ""
         config = call_until_answered(
@@ -374,7 +374,7 @@ class ServiceReader:
             self._dispatcher.close()
 
     def interrupt(self) -> None:
-        """Drop the queue, and end the iteration, so that a waiting consumer returns."""
+        """Drop the queue, and end the reading, so that a waiting consumer returns."""
         with self._ready:
             self._queue.clear()
             self._over = True
@@ -501,7 +501,7 @@ class ServiceReader:
         try:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
-            return  # closed
+            return  # the client is closed
         call.add_done_callback(partial(self._run_in_loop, then))
 
     def _watch(self) -> None:
@@ -554,7 +554,8 @@ class ServiceReader:
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
                     self._links[task, incarnation] = TaskLink(location, incarnation, client)
-        # Drop the links to a worker's earlier incarnations, but not while the worker is away and its incarnation therefore negative.
+        # Drop the links to earlier incarnations of a task's worker. Keep them while the worker is away, so that its incarnation here is
+        # negative, or while the task is not listed, because CoordinatedDelivery still sends requests to the incarnation that it knows.
         incarnations = {place.task: place.incarnation for place in places}
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:
