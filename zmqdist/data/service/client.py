@@ -174,8 +174,8 @@ def from_dataset_id(
     Args:
       dataset_id: the id that `register_dataset` returned or was given.
       element_spec: the spec of the elements. None means the spec with which the dataset was registered. Iterators compare the elements with
-        this spec. If the dataset was registered before its spec was known, they compare nothing, and the property `element_spec` of the
-        returned dataset raises FailedPreconditionError.
+        this spec. If it is None and the dataset was registered before its spec was known, iterators compare nothing, and the property
+        `element_spec` of the returned dataset raises FailedPreconditionError.
 
     Raises:
       ValueError: no dataset with this id is registered, and `element_spec` is None.
@@ -231,7 +231,9 @@ def _checked(
     delivery: str,
     ordered: bool,
 ) -> dict[str, Any]:
-    """Return the fields of the operator `Distributed`. Raises ValueError or InvalidArgumentError if an argument is invalid."""
+    """Return the fields of the operator `Distributed` that these arguments determine. Raises ValueError or InvalidArgumentError if an
+    argument is invalid.
+    """
     mode = policy_of(processing_mode)
     if job_name is not None and not isinstance(job_name, str):
         raise ValueError(f"`job_name` must be a string, but `job_name` was of type {type(job_name)}.")
@@ -281,7 +283,7 @@ def _checked(
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return `value` as an int, also if it is an integer of NumPy, or None if it is None. Raises ValueError for other values."""
+    """Return an int or an integer of NumPy as an int, and None as None. Raises ValueError for other values."""
     try:
         return value if value is None else operator.index(value)
     except TypeError:

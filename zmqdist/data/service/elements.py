@@ -1,14 +1,14 @@
 """Pack many elements of a pipeline, column by column, into one value for an RPC reply, and unpack the elements again.
 
 Form
-    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list, which tells it apart from the
-    structure, because the structure of an element never contains a list:
+    The value is a structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list. The structure of an element never
+    contains a list, so `unpack` recognizes the columns. A column is one of:
         [SCALARS, array]         NumPy scalars of one type, as one array of rank 1
         [ROWS, array]            arrays of one dtype and shape, of at most ROW_BYTES_MAX each, stacked on a new axis 0
         [TEXTS, kind, ...]       str (kind 1) or bytes (kind 0) of which some are large, as arrays of bytes
         [EACH, one, two, ...]    everything else, unchanged: large arrays, str, bytes, and entries that differ in dtype, shape or structure
-    Each column has an entry for each element. Where the structures of elements differ, a single EACH column has the differing parts, or
-    the whole elements if these differ. Without elements the value is an empty column.
+    Each column has an entry for each element. Where the structures of elements differ in a part, a single EACH column has this part of
+    every element. If they differ at the root, that column has the whole elements. Without elements the value is an empty column.
 
 Rules
     Elements arrive with the types with which they were sent. NumPy scalars stay scalars, arrays of rank 0 stay arrays, and dtypes keep
@@ -268,7 +268,7 @@ def fits(elements: Iterable[Any], bytes_max: int) -> int:
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether `value` is a NumPy scalar of a plain type. A batch may have any number of these."""
+    """Return whether `value` is a NumPy scalar of a plain type. A batch of such elements needs no bound on its bytes."""
     return type(value) in _SCALAR_TYPES
 
 

@@ -17,8 +17,8 @@ class Service:
 
     Attributes:
       address: "host:port".
-      token_file, keys_dir, insecure: as in Credentials. They are paths and never secrets, because a pipeline contains them and is sent to
-        other hosts.
+      token_file, keys_dir, insecure: as in Credentials. The first two are paths and never secrets, because a pipeline contains these
+        fields and is sent to other hosts.
     """
 
     address: str

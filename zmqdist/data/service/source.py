@@ -106,7 +106,9 @@ def read_request_of(op: Distributed, repetition: int) -> ReadRequest:
 @operator("distribute", _ReadingNode)
 @dataclass(frozen=True)
 class Distributed(Op):
-    """The operator for a registered dataset whose elements the workers of a service compute. The fields are those of `distribute`."""
+    """The operator for a registered dataset whose elements the workers of a service compute. Most fields are arguments of `distribute`;
+    `dataset` is the dataset's id, and `count` its cardinality.
+    """
 
     service: str
     dataset: str

@@ -28,7 +28,7 @@ PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096
 QUICK_S: Final = 0.02
-"""Seconds. If a run of positions is used up in less time, the next run is twice as long, up to RUN_MAX."""
+"""Seconds. If a run of positions is used up in less time, the next run is twice as long, up to RUN_MAX; otherwise it is half as long."""
 
 
 def call_until_answered(
@@ -86,10 +86,10 @@ class WorkerDrained(CancelledError):
 
 
 class SplitClient:
-    """Requests positions for one task. Any thread of the pipeline may call `ask`.
+    """Requests positions, portions and the definition of the pipeline for one task. Any thread of the pipeline may call `ask`.
 
     Attributes:
-      stopped: an event that is set when the task has ended. It ends pending requests.
+      stopped: an event that is set when the task has ended. It ends pending requests with CancelledError.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SplitClient:
         except (
             NotFoundError,
             UnavailableError,
-        ) as error:  # the dispatcher is away, or another worker has the task
+        ) as error:  # the dispatcher is away, the task has ended, or another worker has the task
             raise PositionsUnavailable(error.message) from error
         return int(start), int(length)
 
@@ -173,7 +173,7 @@ class SplitClient:
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
         """Return the next portions for a reader. Blocks until the dispatcher has a portion. Return an empty list if no more portions will
-        come or the reader has gone.
+        come, if the dispatcher no longer knows the reader or the task, or after `close`.
         """
         try:
             return [tuple(each) for each in self._call("portions", *self._task, client, secrets.randbits(62), count)]
@@ -196,7 +196,9 @@ class SplitClient:
 
 
 class _Run:
-    """The positions of one source that the task has received and not used, from `next` to `stop` - 1."""
+    """The positions of one source that the task has received and not used, from `next` to `stop` - 1. `size` is the number of positions in
+    the last request. `drained_in` is the repetition that has ended early because the worker leaves; -1 if there is none.
+    """
 
     def __init__(self) -> None:
         self.repetition = -1

@@ -20,8 +20,8 @@ PROTOCOLS: Final = ("zmq", "tcp")
 
 
 def target_of(terms: Terms, deployment_mode: str) -> str:
-    """Return which workers a reader reads from: "ANY", "LOCAL" (only those of this process) or "AUTO". If the sharding is static, and
-    workers and readers share processes, the target "AUTO" becomes "LOCAL". If the result is "AUTO", `reads_from` decides for each worker.
+    """Return from which workers a reader reads: "ANY", "LOCAL" (only those of this process) or "AUTO". The target "AUTO" becomes "LOCAL" if
+    the sharding is static and the deployment mode is COLOCATED. If the result is "AUTO", `reads_from` decides for each worker.
 
     Raises:
       InvalidArgumentError: the target is "LOCAL", but a coordinated read has to read from all workers.
@@ -37,11 +37,11 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
 
 
 def check_local(terms: Terms, dispatcher: str, state: int) -> None:
-    """Raise InvalidArgumentError if this process has no worker of the dispatcher. Reads from local workers need such a worker.
+    """Raise InvalidArgumentError if this process has no worker of the dispatcher. A reader with the target "LOCAL" needs such a worker.
 
     Args:
-      state: the random number of the dispatcher's durable state. A worker of this state is found even if it knows the dispatcher by
-        another address.
+      state: the random number of the dispatcher's durable state. A worker whose tasks belong to this state is found even if the worker
+        knows the dispatcher by another address.
     """
     policy = ShardingPolicy(terms.mode)
     if local_workers.has_worker_of(dispatcher, state):
@@ -57,7 +57,9 @@ def check_local(terms: Terms, dispatcher: str, state: int) -> None:
 
 
 def reads_from(target: str, coordinated: bool, incarnation: int, tags: Sequence[str]) -> bool:
-    """Return whether a reader with this target reads from the worker with this incarnation and these tags."""
+    """Return whether a reader reads from the worker with this incarnation and these tags. With the target "AUTO" it reads from each worker
+    of its process, and from each worker of another process unless the tags contain COLOCATED.
+    """
     if target == "ANY" or coordinated:
         return True
     here = local_workers.find(incarnation) is not None
