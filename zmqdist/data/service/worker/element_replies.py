@@ -56,7 +56,7 @@ class ElementReply(Protocol):
         """Return whether the reader still waits for the reply."""
 
     def soon(self, fn: Callable[[], None]) -> bool:
-        """Call `fn` a little later in the loop that sends this reply, so that the reply can contain elements that are computed meanwhile.
+        """Have the loop that sends this reply call `fn` a little later, so that the reply can contain elements that are computed meanwhile.
         Return False if that loop has ended and will not call `fn`.
         """
 

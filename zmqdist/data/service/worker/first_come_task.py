@@ -161,14 +161,16 @@ class FirstComeRunner:
 
     def _end_if_finished(self) -> None:
         with self._lock:
-            # While another thread sends replies, the last elements may not have been sent yet. That thread calls this method afterwards.
+            # If another thread is sending replies, the last elements may not have been sent yet. That thread calls this method afterwards.
             finished = not self._requests.is_serving and self._machine.has_finished()
         if finished:
             self._finished()
 
 
 def fitting(elements: Iterable[Any], bytes_max: int) -> int:
-    """Return how many of these elements fit into a reply of `bytes_max` bytes. The result is at least 1."""
+    """Return how many of these elements fit into a reply of `bytes_max` bytes, at least 1. If the first element is a scalar, return the
+    largest possible number without looking at the others, because scalars are small.
+    """
     iterator = iter(elements)
     first = next(iterator)
     return BUFFER_ELEMENTS_MAX if is_scalar(first) else fits(chain((first,), iterator), bytes_max)

@@ -13,8 +13,8 @@ Promises
     K6  When an error has ended the pipeline, the task first serves the groups that are ready. After that, every waiting and later request
         gets the error.
 
-When this machine starts, some consumers may have received a round that the other consumers have not. When all consumers have sent a
-request, the consumers that are behind get a group for that round, unless the request of a consumer ahead says that the round was skipped.
+When this machine starts, some consumers may have received a round that the others have not. As soon as all consumers have sent a request,
+the consumers that lack this round get a group for it, unless the request of a consumer that is ahead says that the round was skipped.
 
 The tag of a reply is (next round of this consumer, the last round that all consumers have received). The machine computes the second number
 from the requests, because a consumer that requests a round has received all earlier rounds.

@@ -1,10 +1,10 @@
 """The data-service side of a worker. It carries out the dispatcher's assignments, and passes the requests of readers to the tasks.
 
 Rules
-    The machine (tasks_machine.py) decides which tasks the worker has. A task opens its pipeline when the first reader sends a request. In a
-    process of its own, a task may open its pipeline when the first reader connects. Tasks run in threads of the worker's process
-    (`TaskThreads`), or each task runs in a process of its own (task_process.py). With processes, no user code runs in the worker's process.
-    The process of a task has a `TaskThreads` that runs only this task.
+    The machine (tasks_machine.py) decides which tasks the worker has. Tasks run in threads of the worker's process (`TaskThreads`), or each
+    task runs in a process of its own (task_process.py). With processes, no user code runs in the worker's process. The process of a task
+    has a `TaskThreads` that runs only this task. A task opens its pipeline when the first reader sends a request. A task that has a process
+    and serves requests in order of arrival opens its pipeline earlier, when the first reader connects.
 
     Pipelines run in threads of their own. Everything else runs in the loop thread, except for methods that say so.
 
@@ -343,7 +343,7 @@ class DataWorker:
 
 
 class TaskThreads:
-    """Runs tasks in threads of this process, and serves the method that replies to their readers."""
+    """Runs tasks in threads of this process, and serves the method `elements` for their readers. Implements `TaskHost`."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class TaskThreads:
         incarnation: int,
         dispatcher_timeout_s: float,
     ) -> None:
-        """Register the method on `service`, which must not be attached to a server yet."""
+        """Register the method `elements` on `service`, which must not be attached to a server yet."""
         self.state = 0
         self.address = self.read_at = ""
         self.cache_bytes = TRAINER_CACHE_BYTES
@@ -449,8 +449,8 @@ class TaskThreads:
             reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
 
     def _answer_local(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
-        """Reply to a request of a reader in this process. If this fails, the reader has to get the error from here, because there is no RPC
-        call that would carry it.
+        """Reply to a request of a reader in this process. If this raises, pass the error to the reader here, because there is no RPC call
+        that would carry it.
         """
         try:
             self._answer(state, number, wanted, reply)

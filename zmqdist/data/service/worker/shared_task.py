@@ -40,7 +40,7 @@ class SharedRunner:
     """Runs a task that all trainers share.
 
     Attributes:
-      misses: number of requests for which a batch was computed.
+      misses: number of batches that were computed, each for one request.
       nbytes: size of the window.
     """
 
@@ -127,12 +127,12 @@ class SharedRunner:
 
     @property
     def hits(self) -> int:
-        """Number of requests that found their batch in the window."""
+        """Number of requests that got a batch which was computed for another request."""
         return self._replies - self.misses
 
     def _find(self, wanted: Wanted) -> Packed | None:
-        """Return the trainer's next batch and advance the trainer's position; None if the window does not have that batch. Call this with
-        the lock held.
+        """Return the next batch of the trainer that sent the request, and advance the trainer's position. Return None if the window does
+        not have that batch yet. Call this with the lock held.
         """
         position = max(self._first, self._positions.get(wanted.trainer, 0))
         if position == self._first + len(self._window):

@@ -272,7 +272,7 @@ class _TaskProcess:
         return True
 
     def refuse(self) -> None:
-        """Have the process refuse requests, as `TaskHost.refuse` says. If no process runs, no reader has sent a request, and the task only
+        """Have the process refuse requests, as `TaskHost.refuse` says. If no process runs, none has received a request, and the task only
         closes its port.
         """
         if self._pipe is not None:

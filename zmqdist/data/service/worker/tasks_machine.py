@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 from zmqdist.data.service.dispatcher.machine.records import DYNAMIC, Terms
 
 PROGRESS: Final = 3
-"""The number of numbers in the progress of a task (element_replies.py)."""
+"""The length of a task's `progress`, a sequence of numbers (element_replies.py)."""
 
 
 class WorkerTask:
