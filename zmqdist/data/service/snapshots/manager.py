@@ -253,7 +253,7 @@ class _FolderReader:
         """Return all streams in order. Raises InvalidArgumentError or InternalError if a file is invalid."""
         root = storage.join(self._path, "streams")
         indexes = sorted(_number(name, "stream", root) for name in storage.list_names(root))
-        # Leave out a folder without an owner: the dispatcher ended while it created the folder, and no worker knows of the stream.
+        # Leave out a folder without the file of its owner: the dispatcher ended while it created the folder, so no worker has the stream.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
             raise InternalError(f"{root}: a stream is missing: the folder has {[stream.index for stream in found]}")
@@ -395,8 +395,8 @@ class SnapshotManager:
         self.add(SnapshotFolder.recover(path))
 
     def assign(self, worker: str) -> dict[str, int]:
-        """Return the streams that a worker should write, by path. At most one of these streams is new to the worker. It belongs to the
-        snapshot with the fewest workers.
+        """Return the streams that a worker should write, by path. At most one of these streams is new to the worker. The new stream belongs
+        to the snapshot with the fewest workers, among the snapshots that have a stream for this worker.
         """
         with self._assigning:  # if a worker sends two requests at the same time, it gets only one new stream
             return self._assign(worker)

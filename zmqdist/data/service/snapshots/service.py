@@ -79,7 +79,7 @@ class SnapshotService:
         self._addresses: dict[int, str] = {}
         self._pending: dict[int, tuple[PendingCall, dict[str, int]]] = {}
         self._written: dict[int, dict[str, int]] = {}
-        """Incarnation of a worker -> the streams that it should write, by the path of their snapshot."""
+        """Maps the incarnation of a worker to the streams that the worker should write, by the path of their snapshot."""
         self._waiting: dict[str, list[PendingCall]] = {}
         self._version = 0
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
@@ -289,7 +289,7 @@ class SnapshotService:
         self._soon(self._note, _PendingSave(self, call, made), path)
 
     def begin(self, made: SnapshotFolder) -> None:
-        """Let workers get the streams of a snapshot, because the journal has recorded the snapshot."""
+        """Let workers get the streams of a snapshot that the journal has recorded."""
         self._snapshots.add(made)
         self._changed()
 
@@ -351,7 +351,7 @@ class SnapshotService:
 
 
 class _PendingSave:
-    """A pending RPC call of `save`, whose snapshot the journal is recording."""
+    """A pending RPC call of `save`, whose snapshot the journal is recording. It is the token that `SnapshotService` passes to `note`."""
 
     def __init__(self, service: SnapshotService, call: PendingCall, made: SnapshotFolder) -> None:
         self._service = service

@@ -102,8 +102,8 @@ class SnapshotStream:
                 self.path,
                 message,
             )
-        # This writer has stopped. Report to the dispatcher only that the stream is complete or has failed. If this writer stopped for
-        # another reason, another worker writes the stream, or the snapshot is over.
+        # Report to the dispatcher only that the stream is complete or has failed. If the writer has stopped for another reason, another
+        # worker continues the stream, or the snapshot is over.
         if not code or self._writer.failed:
             try:
                 self._call("stream_ended", inf, code, message)

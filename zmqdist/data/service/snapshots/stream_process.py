@@ -136,7 +136,7 @@ class StreamProcess:
             self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
-        """Forget the process at once. The process ends because its pipe is closed, and at the latest with the zygote."""
+        """Close the pipe to the process, and ignore the process from now on. It ends because of the closed pipe, or with the zygote."""
         self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
         self._pipe.close()

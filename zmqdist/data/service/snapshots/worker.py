@@ -1,7 +1,7 @@
 """The worker's side of distributed snapshots. It requests streams from the dispatcher, and writes each stream in a thread or a process.
 
-Everything except these threads runs in the worker's loop thread. One request "streams", which lists the streams that the worker writes, is
-always pending at the dispatcher (service.py).
+Everything except the threads of streams runs in the worker's loop thread. One request "streams", which lists the streams that the worker
+writes, is always pending at the dispatcher (service.py).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                # Note the end here, because the dispatcher may learn of it before `_note_ended` runs.
+                # If the stream is complete, record that here: the dispatcher may have learned of the end before `_note_ended` runs.
                 self._note_completed(stream)
                 stream.stop()
                 self._ending.add(stream)
@@ -191,8 +191,8 @@ class SnapshotWorker:
             self._completed[stream.path, stream.index] = progress
 
     def close(self) -> None:
-        """End all streams. The loop calls this when it stops. A thread ends only at its next element, but a worker that takes over its
-        stream need not wait for that.
+        """End all streams. The loop calls this when it stops. The thread of a stream ends only at its next element, but a worker that takes
+        over the stream need not wait for that.
         """
         for stream in (*self._writing.values(), *self._ending):
             stream.close()

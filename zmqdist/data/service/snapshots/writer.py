@@ -85,7 +85,7 @@ class StreamWriter:
         that the stream has already used in that repetition. It returns no positions at the end of the repetition. It may block. A repeated
         call returns the same positions, perhaps followed by more.
       chunk_bytes_max: the size, in bytes, at which a chunk ends.
-      interval_s: a function that returns the seconds from one commit to the next, given the number of chunks.
+      interval_s: `interval_s(chunks)` returns the seconds until the next commit, where `chunks` is the number of chunks so far.
 
     Attributes:
       failed: whether `run` has raised an error of the pipeline or of the disk, with which the snapshot fails.
