@@ -76,8 +76,8 @@ def call_until_answered(
 
 
 class PositionsUnavailable(UnavailableError):
-    """The dispatcher gave no positions, which is not an error of the pipeline. Readers learn from the dispatcher whether the task
-    continues.
+    """The dispatcher gave no positions, which is not an error of the pipeline. Readers repeat their requests after this error, until they
+    learn from the dispatcher whether the task continues.
     """
 
 

@@ -114,7 +114,7 @@ class Journal:
         self._thread.start()
 
     def load(self) -> tuple[bytes | None, list[bytes]]:
-        """Return the last snapshot of `compact`, or None, and the records that were committed after it, in order.
+        """Return the snapshot that was last passed to `compact`, or None, and the records that were committed after it, in order.
 
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
@@ -257,8 +257,8 @@ class Journal:
         return database
 
     def _create(self) -> None:
-        """Create an empty journal by a rename, so that it exists as a whole or not at all. An empty database file therefore always means
-        damage.
+        """Create an empty journal under another name and rename it, so that it exists as a whole or not at all. An empty database file
+        therefore always means damage.
         """
         if os.path.exists(self.path + "-wal"):
             raise self._damaged("the database is missing, and its log exists")
@@ -331,8 +331,8 @@ def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Return whether an error of SQLite means damage. The errors "malformed" and "not a database" have no class of their own, so their
-    texts are compared. A missing table counts as damage, because a lost page causes it.
+    """Return whether an error of SQLite means damage. Python reports damage as a DatabaseError of no subclass, or by "malformed" in the
+    text. A missing table ("no such table") counts as damage too, because a lost page can be its cause.
     """
     return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
 

@@ -368,7 +368,9 @@ class ExactlyOnceDelivery:
         return ready
 
     def _offer(self, pieces: list[PortionPiece]) -> list[Effect]:
-        """Deliver the pieces of a reply. The reply counts as held in the window until the consumer has taken the last piece."""
+        """Return the effect that delivers the pieces that a reply has made ready. The reply counts as held in the window until the consumer
+        has taken the last of these pieces.
+        """
         if not pieces:
             self._window.held -= 1
             return []

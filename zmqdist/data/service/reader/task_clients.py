@@ -73,7 +73,7 @@ class LocalTask:
 
 
 class LocalReply:
-    """A reply that stays in this process."""
+    """The ElementReply to a reader in this process. It passes the reply to the reader's `then`, and sends no message."""
 
     def __init__(self, address: str, soon: Callable[..., bool], then: Then) -> None:
         self._address = address

@@ -70,7 +70,9 @@ class PositionRun:
 
 @dataclass
 class StreamAssignment:
-    """One stream. `runs` maps (source, repetition) to the runs of positions that the stream got, in order."""
+    """One stream. `owner` is the address of its worker. `runs` maps (source, repetition) to the runs of positions that the stream got, in
+    order.
+    """
 
     index: int
     owner: str

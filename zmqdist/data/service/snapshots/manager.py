@@ -215,12 +215,12 @@ class SnapshotFolder:
             self._write(self._machine.cancel())
 
     def worker_lost(self, worker: str) -> None:
-        """Call `SnapshotMachine.worker_lost`."""
+        """Mark the stream that a worker was writing as an orphan. Write no record, because the state ORPHAN is not in the folder."""
         with self._lock:
             self._machine.worker_lost(worker)
 
     def owners(self) -> set[str]:
-        """Call `SnapshotMachine.owners`."""
+        """Return the addresses of the workers to which streams of this snapshot are assigned."""
         with self._lock:
             return self._machine.owners()
 

@@ -76,7 +76,7 @@ class SnapshotStream:
         self._writer.cancel()
 
     def close(self) -> None:
-        """Do the same as `stop`."""
+        """Do the same as `stop`, because a thread cannot be ended at once."""
         self.stop()
 
     def _positions(self, source: int, repetition: int, taken: int, count: int) -> Sequence[int]:

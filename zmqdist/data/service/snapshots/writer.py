@@ -146,7 +146,7 @@ class StreamWriter:
                 self._write()
         except _TakenOver:
             raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
-        except (Exception, SystemExit) as error:  # user code may raise SystemExit, of which waiting users have to learn
+        except (Exception, SystemExit) as error:  # SystemExit of user code has to fail the snapshot too
             if self._cancelled.is_set() or self._leaving.is_set() or error is self._requests.error:
                 raise
             raise self._fail(error) from error

@@ -15,7 +15,7 @@ from zmqdist.transport.loop import Loop
 
 
 class RemoteReply:
-    """A reply that is sent by RPC."""
+    """The ElementReply to a reader in another process. It is sent as the reply to the reader's RPC call."""
 
     def __init__(self, call: PendingCall, loop: Loop, codec: str) -> None:
         self._call = call

@@ -295,7 +295,7 @@ class _TaskProcess:
             self._child.kill()
 
     def close(self) -> None:
-        """End the task and its process at once, and close all descriptors."""
+        """End the task, and close all descriptors. Its process ends because the pipe is closed, or with the zygote."""
         self._ended = True
         self._loop.set_timer(self, None, self._kill)
         self._close_listener()

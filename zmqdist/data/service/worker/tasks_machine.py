@@ -87,7 +87,7 @@ class BeginTask:
 
 @dataclass(frozen=True, slots=True)
 class DropTask:
-    """Drop a task."""
+    """End a task, because the dispatcher has dropped it."""
 
     number: int
 

@@ -24,7 +24,7 @@ MORE_MAX: Final = 500
 
 
 class AutoScaler:
-    """The rates of the readers and workers of one iteration."""
+    """The rates at which the readers of one iteration take elements, and at which its workers make elements."""
 
     def __init__(self) -> None:
         self._taken: dict[int, float] = {}
@@ -51,7 +51,7 @@ class AutoScaler:
 
 
 class AutoScalers:
-    """The rates of all iterations."""
+    """The AutoScaler of each iteration."""
 
     def __init__(self) -> None:
         self._scalers: dict[int, AutoScaler] = {}

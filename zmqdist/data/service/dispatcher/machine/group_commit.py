@@ -41,7 +41,9 @@ class GroupCommit:
         self._effects.append(effect)
 
     def flush(self) -> list[ev.Effect]:
-        """End the current event. Return the effects that do not have to wait for the journal."""
+        """End the current event. Return its effects if they need not wait for the journal. Otherwise return a CommitJournal, or no effect
+        while an earlier group is being written.
+        """
         effects, self._effects = self._effects, []
         if self._committing:
             self._next += effects
@@ -52,7 +54,9 @@ class GroupCommit:
         return effects
 
     def committed(self) -> list[ev.Effect]:
-        """Record that the group that was being written is durable. Return the effects that no longer have to wait."""
+        """Record that the group that was being written is durable. Return the effects that no longer have to wait, and a CommitJournal if
+        there is a next group.
+        """
         ready, self._held, self._next = self._held, self._next, []
         self._committing = False
         if self._records:

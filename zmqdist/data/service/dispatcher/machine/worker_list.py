@@ -48,7 +48,7 @@ class _Place:
 
 
 class WorkerList:
-    """The entries and their workers. A list without entries refuses no worker, and gives no worker an index.
+    """The entries of the fixed list, and the worker of each entry. A list without entries refuses no worker, and gives no worker an index.
 
     Args:
       entries: `worker_addresses` of the dispatcher's configuration.

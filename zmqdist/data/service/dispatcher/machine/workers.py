@@ -44,7 +44,7 @@ class WorkerTable:
         self._assign_tasks(worker)
 
     def _assign_tasks(self, worker: r.WorkerEntry) -> None:
-        """Give a connected worker a task of each iteration in which it has no task yet."""
+        """Give a connected worker a task of each iteration that has not ended and in which the worker has no task yet."""
         for iteration in list(self._tables.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
