@@ -331,8 +331,8 @@ def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Return whether an error of SQLite means damage. Python reports damage as a DatabaseError of no subclass, or by "malformed" in the
-    text. A missing table ("no such table") counts as damage too, because a lost page can be its cause.
+    """Return whether an error of SQLite means damage. For damage, Python raises DatabaseError and no subclass of it, or an error with
+    "malformed" in its text. A missing table ("no such table") counts as damage too, because a lost page can be its cause.
     """
     return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
 
