@@ -20,7 +20,7 @@ from zmqdist.limits import WORKER_WINDOW_MAX
 HORIZON_S = 0.05
 """Seconds of work that a worker should have, in addition to a round trip."""
 SAMPLE_S = 0.005
-"""The shortest busy time over which a rate is measured, because single messages vary too much."""
+"""Seconds. A rate is measured over at least this much busy time, because single messages would change a rate over less time too much."""
 TRIP_S_MAX = 1.0
 """A round trip above this does not widen the window, because it shows that the dispatcher or the worker reads its messages late."""
 

@@ -82,7 +82,7 @@ from zmqdist.scheduling.dispatcher.placement import Placement
 from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 
 SLOTS_END_S = 0.1
-"""Seconds for which slots may outlive their worker's process, until the process that watches the worker kills the slots."""
+"""Seconds for which slot processes may outlive their worker's process, until the zygote that forked them has noticed its end."""
 
 DISPLACED = (
     "another connection has registered as this coordinator: its number is in two programs; if none of yours was copied or forked, another "
@@ -91,15 +91,15 @@ DISPLACED = (
 """Sent over the connection that has lost its session, so that the program there does not wait for results for ever."""
 
 LOG_FIELD = 4
-"""Index of the last log lines in an item of StartsLost."""
+"""Index, in an item of StartsLost, of the field with the last log lines of the lost process; `split` counts the bytes of this field."""
 
 LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 
 
 class Dispatch:
-    """Queues, leases and attempts; the module's docstring has the rules.
+    """The queues, leases and attempts of one dispatcher; the module's docstring has the rules.
 
-    Each method for an event returns the messages to send, in order. Call `assign`, which hands out work, once in each turn of the loop.
+    Each method for an event returns the messages to send, in order. The caller must call `assign`, which hands out work, after each event.
 
     Attributes:
       placement, sessions: the waiting work, and the sessions of registered coordinators by connection.
@@ -150,7 +150,7 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.coordinator_gone(other.peer, now)
-            # Only another program with the same number gets this Refused. After a reconnect the coordinator's old connection has ended.
+            # Another program with this number gets this Refused. A coordinator that has reconnected does not: its old connection has ended.
             if other.peer != peer:
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._forget_at.pop(message.coordinator, None)
@@ -213,14 +213,14 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. If it is lost before that, the cancelled work does not run again.
+                    # The coordinator may still receive this result. If the result is lost first, the cancelled work does not run again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
         )
 
     def _cancel_unbegun(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
-        """Cancel the work that has not begun, and report the rest as begun (P17). Work of a worker that is away counts as begun."""
+        """Request back `wanted` work that has not begun. Report the rest as begun (P17), also all work of a worker that is away."""
         effects: list[Send] = []
         for load in self.loads.values():
             steal: list[int] = []
@@ -297,7 +297,7 @@ class Dispatch:
         return effects + self._report_members(Members([_member_row(member)], []))
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
-        """Reconcile the leases of a member that has reconnected, because its old connection may have lost messages in both directions."""
+        """Reconcile this machine's leases of a reconnected member with its own, because the old connection may have lost messages."""
         load = self.loads[member]
         load.reachable = True
         load.stale_leases = dict(register.stale_leases)
@@ -343,7 +343,7 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._lose_results(load.held.values())
-        # Send Members first (P15): before it learns how lost work ends, a coordinator must know that the worker may still run the work.
+        # Send Members first (P15): a coordinator must know that the lost worker may still run its work before it learns how this work ends.
         effects = self._report_members(Members([], [(member.name, member.incarnation, loss.reason)]))
         effects += self._charge_lost_starts([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, report_before_start=True) + self._give_back(held)
@@ -425,7 +425,7 @@ class Dispatch:
         return self._charge_lost_starts(charged, member.name) + self.settle(now)
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work. Call this once after the events of each turn of the loop."""
+        """Hand out waiting work, and report progress to coordinators whose queue was full. The caller must call this after each event."""
         return self.placement.assign(now) + self._report_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ class Dispatch:
         return effects + self._give_back(again, report_before_start=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, report_before_start: bool = False) -> list[Send]:
-        """Queue the work of leases that ended without an outcome. Cancelled work is not queued: return the Results that report it."""
+        """Queue again the work of leases that ended without an outcome. Cancelled work is not queued: the returned Results report it."""
         cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
             session = lease.session
@@ -470,7 +470,7 @@ class Dispatch:
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _lose_results(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Remove lost bulk results. Return the leases whose result was not received, because their work must run again (P9)."""
+        """Remove lost bulk results. Return the leases whose result the coordinator has not received: their work must run again (P9)."""
         again: list[Lease] = []
         for lease in leases:
             if lease.session.closed:
@@ -502,7 +502,8 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report each round that ends, once none of its work can be executing (P5). Forget coordinators that left `lease_s` ago (P16)."""
+        """Report the end of each ending round of which no work can be executing (P5). Have all workers forget the numbers of each
+        coordinator that had detached work and has been away for `lease_s` (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:

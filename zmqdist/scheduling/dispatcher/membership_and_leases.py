@@ -17,7 +17,7 @@ Promises, checked by tests/machines/test_membership.py and tests/sim
     P2  every MemberJoined is followed by at most one MemberLost for its member, and by exactly one if the member's process ends
     P3  a member whose connection has ended is lost at most `reconnect_grace_s` later, unless the same incarnation reconnects
     P4  a watched member with an open connection is never lost, however long it is silent
-    P5  `settled` tells whether the process of a lost member has ended or said Goodbye; if not, its slots may run until its lease ends
+    P5  `MemberLost.settled` says whether the member's process has ended or said Goodbye; if not, its slots may run until its lease ends
 
 Not here: what happens to the member's work (machine.py), and how the end of a process is noticed (the runtimes).
 """
@@ -99,7 +99,7 @@ class MemberAway:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A member is lost. `settled`: its process has ended or said Goodbye. Otherwise its slots may run until its lease ends (P5)."""
+    """A member is lost. `settled` says whether it has ended or said Goodbye; if not, its slots may run until its lease ends (P5)."""
 
     member: Member
     reason: str
@@ -164,7 +164,7 @@ class Membership:
         return min(times, default=None)
 
     def note_message(self, peer: Peer, now: float) -> Member | None:
-        """Record that a worker's message has arrived, which shows that the worker is alive. Return the member, or None for another peer."""
+        """Record that a message of this peer has arrived, which shows that the peer is alive. Return None if the peer is not a member."""
         member = self.by_peer.get(peer)
         if member is not None:
             member.heard_at = now
@@ -266,7 +266,7 @@ class Membership:
         return None
 
     def _find(self, register: Register) -> Member | None:
-        """Return the member with the index in this Register, or, if the Register has no index, the member with the incarnation in it."""
+        """Return the member with the job and index of a Register; without an index in it, the member with its job and incarnation."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
         return self._by_incarnation.get((register.job, register.incarnation))

@@ -78,7 +78,7 @@ class Placement:
             heapq.heappop(steal_times)
         return steal_times[0][0] if steal_times else None
 
-    # -- what waits -----------------------------------------------------------------------------------------------
+    # -- waiting work ---------------------------------------------------------------------------------------------
 
     def enqueue(self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]) -> None:
         """Queue work items behind the items of the same session, worker and priority.
@@ -180,7 +180,7 @@ class Placement:
                 if worker in self._loads_by_name:
                     self._with_pinned_work.pop(self._loads_by_name[worker], None)
 
-    # -- who takes it ---------------------------------------------------------------------------------------------
+    # -- workers --------------------------------------------------------------------------------------------------
 
     def add_worker(self, load: WorkerLoad) -> None:
         """Add a worker that has joined, so that work can be handed out to it."""
@@ -215,7 +215,7 @@ class Placement:
         load.free_slots, load.returning = free_slots, returning
 
     def assign(self, now: float) -> list[Send]:
-        """Hand out waiting work, or request work back for idle workers if no work waits. Call this once in each turn of the loop."""
+        """Hand out waiting work, or request work back for idle workers if no work waits. The caller must call this after each event."""
         ready = self._ready_queues
         if not ready and not self._with_pinned_work:
             return self._steal(now)
@@ -375,7 +375,7 @@ def _takes_work(load: WorkerLoad) -> bool:
 
 
 def _pinned_capacity(load: WorkerLoad) -> int:
-    """Return how many pinned items a worker may get now: the room in its window, or enough for one pinned item for each slot.
+    """Return how many pinned items a worker may get now: the room in its window or, without room, enough for one pinned item per slot.
 
     A worker whose window is full of other work may still get pinned work, because pinned work runs before the other work (P6).
     """

@@ -25,8 +25,9 @@ class PriorityBand:
     """The waiting work items of one priority in one queue.
 
     Attributes:
-      items: the items that no worker has begun, as far as the dispatcher knows, and the items that have lost a start.
-      report_before_start: the other items that may have begun: a worker must report their start first. They are handed out before `items`.
+      items: the items that have lost a start, and the items that have not begun as far as the dispatcher knows.
+      report_before_start: the other items, which a lost worker may have begun without a report. The next worker must report the start of
+        such an item before it starts the item. These items are handed out before `items`.
     """
 
     session_queue: SessionQueue
@@ -39,7 +40,7 @@ class PriorityBand:
 
 
 class SessionQueue:
-    """The waiting work of one session that is pinned to one worker, or that any worker may run.
+    """One queue of a session: its waiting work that is pinned to one certain worker, or its waiting work that any worker may run.
 
     Attributes:
       worker: the name of the worker to which the work is pinned; empty if any worker may run it.
@@ -196,8 +197,8 @@ class WorkerLoad:
       slot_deaths: the number of the worker's slot processes that crashed.
       free_slots, returning: the number of slots without work; the number of leases that the dispatcher expects back. The placement
         computes both.
-      steal_at: the time from which on the dispatcher requests work back from this worker, as in the placement's heap; `inf` without an
-        entry there.
+      steal_at: the time in this worker's current entry of the placement's heap, from which on it is worth requesting work back from the
+        worker; `inf` if the heap has no current entry of the worker.
     """
 
     member: Member
@@ -223,7 +224,7 @@ class WorkerLoad:
 
 @dataclass(slots=True)
 class Handout:
-    """The work that one turn hands out to one worker: new functions, items, and items whose start the worker must report first."""
+    """The work that one call of `assign` hands out to one worker: new functions, items, and items whose start must be reported first."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)
     items: list[Leased] = field(default_factory=list)
@@ -234,7 +235,7 @@ class Handout:
 class WorkerHoldings:
     """The values and work items of one worker, each as (connection of the coordinator, number of the work item).
 
-    Work that the worker has received but not begun is not listed, because other workers run it when this worker leaves.
+    Work that is not pinned, and that the worker has not begun, is not listed, because other workers run it when this worker leaves.
 
     Attributes:
       kept: the values that the worker keeps.
