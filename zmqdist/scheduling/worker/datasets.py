@@ -74,8 +74,8 @@ def _share(dataset: Any, shards: int, index: int) -> Any:
 
 
 class DatasetOnWorker:
-    """The unpickled form of a PerWorkerDataset. A function cannot iterate over a DatasetOnWorker, because the coordinator creates the
-    iterators."""
+    """The object that a scheduled function gets in place of a PerWorkerDataset. The function cannot iterate over it, because only the
+    program creates iterators of a per-worker dataset."""
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError(

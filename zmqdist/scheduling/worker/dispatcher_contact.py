@@ -183,7 +183,10 @@ class Contact:
         return due
 
     def must_stop(self, now: float) -> bool:
-        """Return whether all work must stop now. Return True only once: the caller must stop the work, and the worker registers anew."""
+        """Return whether all work must stop now, because the contact was lost for too long.
+
+        Return True at most once after each loss of contact. The caller must then stop the work, and the worker registers anew.
+        """
         if self.stop_at is None or now < self.stop_at:
             return False
         self.stop_at = None

@@ -148,7 +148,7 @@ class HolderClients:
         After an error in the with-statement the connection is closed, and the next `use` makes a new connection.
 
         Args:
-          key: the public key from the holder's reference; empty for a server.
+          key: the public key of the process at the address, for example from a reference; empty for the dispatcher and without CURVE.
 
         Raises:
           Unreachable: no process replies at this address.

@@ -2,7 +2,8 @@
 
 An outcome is (kind, payload). The payload of VALUE is the packed result, and that of ERROR the packed exception. The payload of BULK is the
 list of the parts of a large result. The payload of KEPT is the list of the parts of a result, large or small, that stays with the worker.
-INPUT_LOST means that the function could not begin. No exception of the user's code leaves this module.
+INPUT_LOST means that the function could not begin, because the holder of an input has lost the value. No exception of the user's code
+leaves this module.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Functions:
     by an earlier run, and large captured data does not stay in memory.
 
     Attributes:
-      resources: the per-worker resources. No resource has the number of a function.
+      resources: the per-worker resources. No resource has the number of a function, so `forget` accepts the numbers of both.
     """
 
     def __init__(self, fetcher: PartsFetcher) -> None:

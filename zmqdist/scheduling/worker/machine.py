@@ -4,10 +4,10 @@ Theory of operation
     Assigned work waits in a queue until a slot can take it. A slot runs its items in the order of their positions (slot.py).
     A slot gets quick work in batches, so that it is not idle while a message travels, and slow work one by one. The machine can take back
     the items that a slot has not begun (`Reclaim`; the reply contains the slot's position).
-    Outcomes are reported at the end of the event that makes them known. A start has no message of its own unless the work runs for long:
-    it is reported with the next outcomes, or when the runtime next looks at what its process slots have begun. If the worker is lost, work
-    whose start is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins the
-    work when the dispatcher has echoed the Beat.
+    Outcomes are reported at the end of the event that makes them known. The start of an item is reported with the next outcomes. The start
+    of a longer item gets a message of its own, when the runtime has read the positions of its process slots. If the worker is lost,
+    work whose start is unknown runs on another worker with `report_before_start`. That worker reports the start, sends a Beat, and begins
+    the work when the dispatcher has echoed the Beat.
     A report contains how long the worker has had work since the last report, and the round-trip time. From these times the dispatcher
     computes how much work to send ahead (credit.py).
     When the connection to the dispatcher is lost, work goes on for half of `lease_s`. Then the worker stops all work, so that no work can
@@ -421,7 +421,7 @@ class WorkerMachine:
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
-        """Give a slot the next items of the queue, but none whose start must be reported first. Must be fast: it runs for each item."""
+        """Give a slot the next items of the queue, but none whose start must be reported first. The loop must be fast: it runs per item."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
@@ -483,15 +483,15 @@ class WorkerMachine:
         return effects + self._returned(stale)
 
     def _not_run(self, slot: Slot, item: Leased) -> list[Effect]:
-        """Handle an item that the worker took back when a slot was about to begin it: return it to the dispatcher or put it into the
-        queue."""
+        """Handle an item that a slot did not run, because the worker had taken it back: return it to the dispatcher, or put it back into
+        the worker's queue."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
         self.queue.put_back([item])
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
-        """Forget a lease of a slot. Return True if its item must go back to the dispatcher, False if it stays in the worker's queue."""
+        """Have a slot forget a lease that it will not run. Return whether the item must go back to the dispatcher, and not to the queue."""
         wanted = lease in slot.to_return
         return slot.forget_lease(lease) or wanted or self.leaving
 
@@ -546,7 +546,7 @@ class WorkerMachine:
         return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
-        """Drop functions. Give the dispatcher back the leases of waiting items that need these functions, because their work has ended."""
+        """Drop functions and resources. Return waiting items that need one of the functions to the dispatcher: their work has ended."""
         back = {item[0] for item in self.queue if (item[1], item[3]) in keys}
         effects = self._returned(sorted(self.queue.take_out(back)))
         for key in keys:
@@ -580,7 +580,8 @@ def _pinned_would_wait(slot: Slot, queue: WaitingWork) -> bool:
 
 
 def _could_balance(slot: Slot, slots: list[Slot], queue: WaitingWork) -> bool:
-    """Return whether the slot has work that it has not begun while another slot is idle, or pinned work waits (P9)."""
+    """Return whether to take back items that the slot has not begun: because pinned work waits (P9), or because nothing waits and another
+    slot is idle."""
     if len(slot.given) < 2 or slot.reclaiming:
         return False
     if queue:

@@ -92,7 +92,7 @@ def decode_reference(payload: bytes) -> Reference:
 
 
 def encode_inputs(inputs: dict[int, bytes], packed: bytes) -> bytes:
-    """Encode results (packed or as references, by work number) and the packed arguments. The returned bytes follow the mark INPUTS."""
+    """Encode results (packed or as references, by work number) and packed arguments. The caller puts the mark INPUTS before the bytes."""
     return _ENCODER.encode((list(inputs.items()), packed))
 
 

@@ -102,14 +102,17 @@ class Slot:
         self._count += count
 
     def tune(self, now: float, *, several: bool) -> None:
-        """Adapt `batch` to the time that items take. Call it after items have ended. `batch` grows at most twofold, and shrinks at once."""
+        """Adapt `batch` to the time that items take. Call it after items have ended. `batch` grows at most twofold, and shrinks at once.
+
+        Without `several`, `batch` is always 1.
+        """
         each_s = (now - self._since) / max(1, self._count - len(self.given))
         fits = SLOT_BATCH_MAX if each_s <= 0 else int(SLOT_BATCH_S / each_s)
         self.batch = max(1, min(fits, self.batch * 2, SLOT_BATCH_MAX)) if several else 1
         self._restart(now)
 
     def forget_lease(self, lease: int) -> bool:
-        """Forget the requests about a lease that the slot no longer has. Return whether the lease was aborted."""
+        """Forget the requests to return or abort a lease that the slot no longer has. Return whether the lease was aborted."""
         self.to_return.discard(lease)
         return self.abort_at.pop(lease, None) is not None
 

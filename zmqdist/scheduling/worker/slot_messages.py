@@ -21,7 +21,7 @@ class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
 class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
     """Slot to worker: outcomes (position, kind, payload). A bulk outcome is alone in its message, which also has the parts of the result.
 
-    A part is a handle in the slot's shared memory, or None if its bytes follow the message in the pipe. These parts follow in order.
+    A part is a handle in the slot's shared memory, or None if its bytes follow the message in the pipe, in the order of `parts`.
     """
 
     outcomes: list[tuple[int, int, bytes]]

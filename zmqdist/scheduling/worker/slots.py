@@ -247,7 +247,7 @@ def check_descriptors(slots: int) -> None:
 
 
 class _SlotProcess:
-    """One process of one slot.
+    """The worker's side of one slot process: its pipe, its page of shared memory, and the positions of its items.
 
     Attributes:
       given_to: the position of the last item that the slot got.

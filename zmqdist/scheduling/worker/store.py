@@ -146,7 +146,7 @@ class BulkStore:
         return Reference(self.number, self.address, self.memory, tuple(held_parts), self.holder, self.key)
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
-        """Hold one part without a copy. The caller must not change the part any more."""
+        """Hold one part without a copy. The caller must not change the part any more. `shared` has the same meaning as for `hold`."""
         handle = None
         if isinstance(part, Block):
             handle = part.publish() if shared else part.lend()
