@@ -27,7 +27,7 @@ Left: TypeAlias = "tuple[str, int, str]"
 
 
 class WorkOptions(NamedTuple):
-    """The options of a work item, with the fields of `messages.Submit`. A work item without options is *plain*.
+    """The options of a work item, in the order of the last fields of `messages.Submit`. A work item without options is *plain*.
 
     Detached work belongs to no round: it takes no room in the queue, its error fails no round, and the end of a round does not cancel it.
     """
@@ -56,7 +56,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """Some workers have joined or left."""
+    """Some workers have joined or left. The first MembersChanged may list no worker."""
 
     joined: list[Joined]
     left: list[Left]

@@ -25,7 +25,7 @@ Promises, checked by tests/machines/test_closures.py and tests/sim
     P12 MembersChanged reports exactly once that a worker joined, and then that it left, even if the dispatcher changes; the first report
         lists all present workers as joined
     P13 with a `width` the dispatcher has at most `width` work items at a time, not counting detached work; the oldest are submitted first
-    P14 if the program cancels work only if it has not begun, the work is resolved as cancelled, or reported in WorkBegun, or resolved by
+    P14 work that the program takes back (cancels unless it has begun) is resolved as cancelled, or reported in WorkBegun, or resolved by
         its result; if the connection to the dispatcher is lost first, the work is resolved as cancelled
     P15 the coordinator does not request the end of a round that is over or has not begun
 
@@ -135,7 +135,7 @@ class Closures:
         self._lost_starts: dict[int, tuple[LostStart, ...]] = {}
         """The lost starts of unfinished work items, by work number. A work item without lost starts has no entry."""
         self._unsent: dict[int, None] = {}
-        """Unfinished work that was not sent to the present dispatcher yet, in order. `_submitted` counts the work that was sent."""
+        """Unfinished work that was not sent to the present dispatcher yet, in order. `_submitted` counts sent work that is not detached."""
         self._to_keep: set[int] = set()
         """Unfinished work whose value is to stay with its worker."""
         self._kept: dict[int, int] = {}
@@ -197,7 +197,7 @@ class Closures:
 
     @property
     def without_cluster_since(self) -> float | None:
-        """The time since which unfinished work or an ending round has lacked a dispatcher or any worker; None while nothing lacks them."""
+        """The time since which unfinished work, or a round that is ending, has had no dispatcher or no worker; None if it has both."""
         return self._without_cluster_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -320,7 +320,7 @@ class Closures:
         self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        self._submitted_before = bool(self._works)  # detached work continues (P10)
+        self._submitted_before = bool(self._works)  # only detached work is left, and it continues (P10)
         return [*effects, RoundSettled(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:

@@ -376,7 +376,7 @@ class ClusterCoordinator:
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> PerWorkerValues:
-        """Have each worker call `fn(*args, **kwargs)` once and keep the result, the resource. Does not wait until they have called `fn`.
+        """Have each worker call `fn(*args, **kwargs)` once and keep the result, the resource. Does not wait for these calls.
 
         Pass the returned PerWorkerValues to scheduled functions, as an argument at any depth or captured. Each function gets the resource
         of the worker that runs it.

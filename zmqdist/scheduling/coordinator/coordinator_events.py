@@ -78,14 +78,14 @@ class BulkArrived:
 
 @dataclass(frozen=True, slots=True)
 class KeptDropped:
-    """The program no longer needs the kept values of these work items."""
+    """The program no longer needs the kept values of these work items or attempts."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class BulkUnreachable:
-    """The worker that holds a bulk result is alive, but this process cannot reach it."""
+    """The runtime has given up the fetch of a bulk result, for the reason in `problem`."""
 
     work: int
     attempt: int

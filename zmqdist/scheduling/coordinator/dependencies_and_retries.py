@@ -34,7 +34,7 @@ from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.scheduling.coordinator.affinity import PLAIN, Scheduled, WorkOptions
 
 LOST: Final = 10
-"""A way in which work ends: each of its starts was lost."""
+"""A way in which work ends: each of its starts was lost, and the dispatcher allows no further start."""
 UNAVAILABLE: Final = 11
 """A way in which work ends: there was no dispatcher or no worker for too long, or its result cannot be reached."""
 INPUT_FAILED: Final = 12
@@ -46,7 +46,7 @@ FIRST_ATTEMPT: Final = 1 << 48
 """The first number of an attempt; all numbers of the program's work items are lower."""
 
 DUE_SPARE: Final = 64
-"""The number of obsolete entries above which the heap of deadlines is rebuilt."""
+"""The heap of deadlines is rebuilt when the number of its entries exceeds twice the number of plans by more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """Threads that wait for a plan's lost value may fetch it again. `new` says whether the attempt that has just ended computed it."""
+    """Threads that wait for a plan's lost value must check its state again, because it was recomputed or never will be. `new` says whether
+    the attempt that has just ended has recomputed it."""
 
     work: int
     new: bool

@@ -24,7 +24,8 @@ class Resolve:
     """These work items have ended: (work, kind, payload).
 
     The payload depends on the kind. For KEPT it is the reference to the value, or a KeptAt if the work is a plan. For LOST it is the tuple
-    of lost starts, each a LostStart. For INPUT_FAILED it is the number of the failed input. For any other kind it is the result's payload.
+    of lost starts, each a LostStart. For INPUT_FAILED it is the number of the failed input. For UNAVAILABLE it is the reason, as encoded
+    text. For any other kind it is the payload of the outcome, which is empty for CANCELLED and TIMED_OUT.
 
     Attributes:
       failures: the items that fail their round.

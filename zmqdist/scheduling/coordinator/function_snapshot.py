@@ -58,7 +58,8 @@ class FunctionSnapshot:
         return self.fn(*args, **kwargs)
 
     def use(self) -> tuple[bytes, list[int]]:
-        """Add a reference to the held pickle for one more work item, which must release it. Return the blob and the pickle's numbers."""
+        """Have one more work item use this function: add the captured resources and inputs to those of the work item's arguments, and add a
+        reference to the held pickle, which the work item must release. Return the blob, and the numbers under which the store holds it."""
         self.runtime.uses += self.uses
         self.runtime.inputs.update(self.inputs)
         self.runtime.store.hold_again(self.bulks)

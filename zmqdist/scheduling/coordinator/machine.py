@@ -95,7 +95,7 @@ class CoordinatorMachine:
         self._rounds = rounds
         self._refusal: bytes | None = None
         self._planned = False
-        """Whether a plan was ever scheduled. Before, results need not be translated, because no result can belong to an attempt."""
+        """Whether a plan was ever scheduled. Until then results need not be translated, because no result can belong to an attempt."""
         self._events: deque[Event] = deque()
         """Events that the closures have yet to handle, in order."""
         self._ended: list[tuple[int, int, Any]] = []
@@ -114,13 +114,13 @@ class CoordinatorMachine:
         return other if first is None or (other is not None and other < first) else first
 
     def user_of(self, number: int) -> int:
-        """Return the work number of the plan that has this attempt in progress, or 0. Return the number of a work item unchanged."""
+        """Return the work number of the plan that has this attempt in progress; 0 if none has. Return a work number unchanged."""
         return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return the effects to carry out, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
-        # Nearly all events are of these two types, which do not concern the plans.
+        # Nearly all events are of these two types, which only the closures handle.
         if type(event) is Heard or type(event) is Scheduled:
             self._apply(self.closures.handle(event, now), now, effects)
         else:

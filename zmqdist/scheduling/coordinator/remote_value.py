@@ -156,9 +156,9 @@ class RemoteValue:
             has ended. It fails after about 20 s if the worker does not reply.
 
         Raises:
-          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`, or a lost value has not been recomputed. Both
-            go on, so you may call `get` again. But if the `timeout` that was passed to `schedule` has passed, the function has failed, and
-            `exception` returns this error.
+          DeadlineExceededError (a TimeoutError): the function has not ended within `timeout`, or a lost value has not been recomputed. The
+            function or the recomputation goes on, so you may call `get` again. But if the `timeout` that was passed to `schedule` has
+            passed, the function has failed, and `exception` returns this error.
           CancelledError: the function was cancelled, its round ended with another function's error, or the coordinator was closed.
           WorkerLost: too many times, the function's process or worker was lost while the function ran (`attempts_max` of the dispatcher).
           ClosureInputError: an input of the function has no value; `original_exception` says why.
@@ -205,7 +205,7 @@ class RemoteValue:
         return self._value
 
     def _wait_for_recomputation(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
-        """Wait until a lost value has been recomputed or has failed. Return False if the coordinator has been closed."""
+        """Wait until a lost value has been recomputed or has failed. Return False if it remains lost, as when the coordinator closes."""
         waiter = allocate_lock()
         waiter.acquire()
         with self._owner.lock:
@@ -335,7 +335,7 @@ class RemoteValue:
         return f"{self.name.rpartition('.')[2]}-{self.work}"
 
     def copied(self, take: Callable[[Any], object]) -> None:
-        """If the value is in this process, pack it in its present state and call `take` with the packed value.
+        """If the value is in this process, call `take` with the value, packed in its present state.
 
         `take` runs while the lock `unpacking` is held.
 

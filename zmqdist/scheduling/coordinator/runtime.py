@@ -263,7 +263,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # before the flag, so that Ctrl-C cannot prevent the call
+            self._loop.call_soon(self._drain)  # before the flag is set: otherwise Ctrl-C could skip the call for good
             self._draining = True
 
     def release_kept(self, work: int) -> None:

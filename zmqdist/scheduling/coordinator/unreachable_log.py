@@ -17,7 +17,7 @@ log = logging.getLogger("zmqdist.coordinator")
 
 
 class UnreachableLog:
-    """Describes what a cluster lacks, a dispatcher or workers. The loop calls `watch`. Any thread may read `description`."""
+    """Logs and describes what a cluster lacks: a dispatcher or workers. The loop calls `watch`. Any thread may read `description`."""
 
     def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
         self._loop = loop
