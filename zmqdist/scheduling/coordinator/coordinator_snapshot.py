@@ -34,8 +34,8 @@ class CoordinatorSnapshot:
         lineage counts as long as its value can be used.
       waiting_for_inputs: plans that are not handed in, because an input is pending.
       attempts: plans that have an attempt in progress.
-      held: large arguments, functions and inputs that the coordinator holds for unfinished work.
-      owners: work items for which the coordinator holds the data that `held` counts.
+      held: large arguments, functions, inputs and definitions of resources that the coordinator holds.
+      owners: work items, without plans, for which the coordinator holds data that `held` counts.
       values: unsettled RemoteValues.
       called_back: unsettled RemoteValues that have callbacks.
       kept: values that workers keep for this coordinator.

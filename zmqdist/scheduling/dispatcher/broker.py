@@ -91,7 +91,8 @@ class CoordinatorRow:
       coordinator: the coordinator's number in the cluster.
       queued, out: the number of its work items that wait, and the number of those that workers have.
       held: the number of its bulk results that workers hold.
-      submitted, finished: the number of work items that it has submitted over this connection, and the number of those that have ended.
+      submitted, finished: the number of work items that it has submitted over this connection, and the number of those that have ended
+        (without those that were cancelled before they began).
       functions: the number of functions that it has defined and not dropped.
     """
 

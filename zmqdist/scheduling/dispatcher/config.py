@@ -44,7 +44,8 @@ class DispatcherConfig(BrokerSettings):
       worker_addresses: the fixed list of workers that static sharding (FILE, DATA, ...) needs. None or an empty list admits any workers.
       job_gc_check_interval_ms: how often the dispatcher looks for clients and iterations to drop; default 10 minutes. 0 means 1 ms.
       job_gc_timeout_ms: the time without readers after which an iteration is dropped; default 5 minutes. 0 means 1 ms, -1 means never.
-      worker_timeout_ms: the absence after which the data service gives a worker up and ends requests that wait for it; default 10 minutes.
+      worker_timeout_ms: the time after which the data service removes an absent worker, and ends requests that wait for it; default 10
+        minutes.
       worker_max_concurrent_snapshots: how many streams of snapshots one worker writes at a time; 0 means 3.
       client_timeout_ms: the silence after which a reader is dropped; default 5 minutes.
       gc_dynamic_sharding_jobs: whether iterations with DYNAMIC sharding are dropped as well. A later reader begins such an iteration anew.
@@ -53,7 +54,7 @@ class DispatcherConfig(BrokerSettings):
       advertise: "host" or "host:port" at which other processes reach the dispatcher, for example behind NAT. None means the bound address.
       lease_s: the length of a lease. A worker without contact to the dispatcher ends its functions after at most half of it.
       reconnect_grace_s: how long a disconnected worker may stay away and keep its leases.
-      cancel_grace_s: the default `cancel_grace_s` of coordinators that get this server, not only its address, as their target.
+      cancel_grace_s: the default `cancel_grace_s` of coordinators that get the DispatchServer, not only its address, as their target.
       attempts_max: the number of lost starts after which a work item fails with WorkerLost.
       token_file, keys_dir: the places of the secrets, if they are not in the default place.
       insecure: whether to use neither token nor keys, so that any process that reaches the port can run code. Logs a warning at each start.
@@ -156,7 +157,8 @@ class WorkerConfig:
         before it left. It refuses later requests with CANCELLED, and the readers continue with other workers.
       host: the address or interface to bind. None chooses loopback for a dispatcher on loopback, otherwise the interface that leads to the
         dispatcher.
-      job, index: the worker's name. With index None the dispatcher chooses the lowest free one, and perhaps another one after a reconnect.
+      job, index: the worker's name. If `index` is None, the dispatcher chooses the lowest free index, and perhaps a new one after a
+        reconnect.
       slots: how many functions the worker runs at a time.
       schedule_start_delay_s: worker i delays the first function of each coordinator by i times this delay, but by no more than
         `schedule_start_delay_max_s` (0 means no bound). For a field that is None the worker reads ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY

@@ -297,7 +297,7 @@ class Dispatch:
         return effects + self._report_members(Members([_member_row(member)], []))
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
-        """Reconcile this machine's leases of a reconnected member with its own, because the old connection may have lost messages."""
+        """Reconcile this machine's leases of a reconnected member with those that the member has: messages may have been lost."""
         load = self.loads[member]
         load.reachable = True
         load.stale_leases = dict(register.stale_leases)

@@ -294,7 +294,8 @@ class Placement:
             if fn != checked:
                 if (coordinator, fn) not in known:
                     pickled = session.functions.get(fn)
-                    # Skip the item: the coordinator received its result just before the worker was lost, and has dropped the function.
+                    # Skip the item: its earlier worker was lost just after the coordinator had received the result of the item, and the
+                    # coordinator has dropped the function.
                     if pickled is None:
                         continue
                     known.add((coordinator, fn))

@@ -89,7 +89,7 @@ class CoordinatorSession:
       submitted, left_queue: how many work items were ever queued, and how many have left the queue. Invariant: left_queue <= submitted.
       progress_reported: the `left_queue` that was last reported to the coordinator.
       closed: whether the connection has ended.
-      finished: the number of work items that have ended.
+      finished: the number of work items that have ended, without those that were cancelled before they began.
     """
 
     coordinator: int

@@ -25,7 +25,9 @@ REPLY_TIMEOUT_S = 15.0
 
 
 class Relay:
-    """The requests for ranges that wait for a holder's reply. `read` runs in threads of the RPC service, each other method in the loop.
+    """The relay of one dispatcher, with the requests for ranges that wait for a holder's reply.
+
+    `read` runs in threads of the RPC service, and each other method runs in the loop.
 
     Args:
       holder: returns the connection of the process that has the store with this number; None if no such process is connected.

@@ -48,7 +48,7 @@ class SlotSeen:
 
 @dataclass(frozen=True, slots=True)
 class SlotReclaimed:
-    """The reply to Reclaim: the slot has begun no item after `position`, and will begin none."""
+    """The reply to Reclaim: of the items that the slot had, it has begun none after `position`, and will begin none of these."""
 
     slot: int
     position: int
@@ -108,7 +108,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Ask the function at `position` to end early, by `zmqdist.cancelled()`."""
+    """Have `zmqdist.cancelled()` return True in the function at `position`, so that the function can end early."""
 
     slot: int
     position: int
