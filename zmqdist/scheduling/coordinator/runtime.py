@@ -479,7 +479,7 @@ class CoordinatorRuntime:
         for effect in effects:
             match effect:
                 case Send(_, message):
-                    self._dealer.send(message)  # if the message is lost, all work is submitted again over the next connection
+                    self._dealer.send(message)  # if the message is lost, the next connection submits all work again
                 case Resolve(items, failures):
                     self.settle(self.plans.ended(items) if self.plans else items, failures)
                 case HandIn(work, attempt):

@@ -1,7 +1,7 @@
 """The dispatcher as one machine, which combines membership and dispatch. No I/O.
 
 Broker passes each message to the part that decides about it: membership (membership_and_leases.py) or dispatch (machine.py). A peer that
-has not registered as a worker or coordinator may only register or say Goodbye. Broker answers any other message of this peer by a Refused.
+has not registered as a worker or coordinator may only register or say Goodbye. Broker refuses every other message of such a peer.
 
 Not here: the decisions of these two parts.
 """

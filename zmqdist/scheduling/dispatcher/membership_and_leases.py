@@ -164,7 +164,7 @@ class Membership:
         return min(times, default=None)
 
     def note_message(self, peer: Peer, now: float) -> Member | None:
-        """Record that a message of this peer has arrived, which shows that the peer is alive. Return None if the peer is not a member."""
+        """Record that a message of this peer has arrived, so the peer is alive. Return its member, or None if the peer is not a member."""
         member = self.by_peer.get(peer)
         if member is not None:
             member.heard_at = now

@@ -122,7 +122,7 @@ class _Reporter:
         while self._busy.wait():
             time.sleep(FLUSH_S)
             self._busy.clear()
-            if self._in_batch:  # read this after `clear`, because otherwise a batch that begins in between would be missed
+            if self._in_batch:  # read this after `clear`: else a batch that begins in between would be missed
                 self._busy.set()
             try:
                 self.flush()
