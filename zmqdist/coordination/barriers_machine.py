@@ -74,7 +74,7 @@ class _Barrier:
       title: the description of the barrier in error texts.
       tasks, code, message: the tasks of the last round that has ended, and its outcome.
       round: the round in which callers wait; None while no caller waits.
-      late: the outcome of the last failed round for each task that had not called this round and has not been notified yet.
+      late: for each task that had not called a round when the round failed: the outcome of the round, until the task has got it.
     """
 
     name: str
@@ -222,7 +222,7 @@ class Barriers:
         return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
 
     def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
-        """Record that a task cannot call any more, and end the rounds that wait for the task."""
+        """Record that a task cannot call any more, and end the current rounds to which the task belongs."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:

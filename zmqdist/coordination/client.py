@@ -42,15 +42,15 @@ class TaskState(NamedTuple):
 
 
 class CoordinationClient:
-    """A client for barriers, keys and the states of tasks, for a task or, with `task=None`, for a process that is no task. Any thread may
-    call the methods. Close the client at the end.
+    """A client of the keeper: barriers, keys and the states of tasks. It belongs to one task or, with `task=None`, to a process that is no
+    task. Any thread may call the methods. Close the client at the end.
 
     The client of a task registers the task in the background and keeps it registered. The other tasks are notified when this task is lost,
     unless its job may recover. Until the keeper appears for the first time, each request waits for the keeper, up to its `timeout`, or
     LEADER_WAIT_S if it has no such argument.
 
-    While the keeper is gone, every request for a task raises UnavailableError. A request for a process that is no task waits for the next
-    keeper instead. If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise
+    While the keeper is gone, every request of a task's client raises UnavailableError, but a new request of a client without a task waits
+    for the next keeper. If the keeper refuses this task, requests raise AbortedError or another OpError. Wrong arguments raise
     InvalidArgumentError.
 
     Attributes:
@@ -70,8 +70,8 @@ class CoordinationClient:
 
         Args:
           address: "host:port" of the keeper, which is the leader of a cluster or a dispatcher.
-          task: the task that this process is. None means that it is not a task, so that only keys, `task_states` and `check_alive` can be
-            used.
+          task: the task that this process is. None means that the process is no task, so that only keys, `task_states` and `check_alive`
+            can be used.
           incarnation: the incarnation of this process; 0 draws a number.
           credentials: the places of the keys and the token; None means the default places.
           keeper: the name of the keeper in error texts.

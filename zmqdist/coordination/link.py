@@ -7,8 +7,8 @@ Rules
 
     Until the keeper appears for the first time, every request waits for the keeper, up to the time-out of the request. When the keeper
     goes, waiting requests end with UNAVAILABLE, and so do new requests until the keeper is back, because its barriers and keys are lost.
-    If the keeper refuses the task for good (not allowed, unknown, restarted without a reset), all later requests raise the error of the
-    refusal.
+    If the keeper refuses the task (not allowed, unknown, restarted without a reset), all later requests raise the error of the refusal,
+    until the task is reset.
     When the task itself ends, its waiting requests end with CANCELLED first, and the keeper is notified only after that (`end_waits`).
     Callbacks run in a thread of their own, because a slow callback must not delay the signs of life.
 
@@ -51,7 +51,7 @@ from zmqdist.rpc.future import StatusOrResult, is_sent
 log = logging.getLogger("zmqdist.coordination")
 
 REGISTER_AGAIN_S: Final = 0.1
-"""Seconds between two attempts to register with a keeper that is about to end."""
+"""Seconds between two attempts to register, because a keeper that is about to end refuses each attempt at once."""
 
 LEAVE_S: Final = 1.0
 """Seconds for which a task waits for the keeper's reply when it leaves without waiting for other tasks."""
@@ -133,7 +133,7 @@ class KeeperLink:
         """Send a request to the keeper, and wait for the reply.
 
         Args:
-          due: when to stop waiting, by `time.monotonic`. A task stops only its wait for the keeper to appear. Once a task's request was
+          due: when to stop waiting, by `time.monotonic`. For a task, `due` ends only the wait until the keeper appears. Once the request is
             sent, the keeper alone watches its time-out.
           wait: the description with which the log reports the wait at intervals; None means that it is not logged.
 
@@ -170,7 +170,8 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            # A keeper that stops cancels all requests. If this request's reply was not read, the link's thread may have got that error.
+            # `_cancel_unsent` ended this request, because it had not reached the keeper. A keeper that stops cancels the requests that have
+            # reached it, such as the poll of the link's thread, so this request gets the error that ended the poll.
             if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error

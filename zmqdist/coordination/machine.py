@@ -7,17 +7,17 @@ Theory of operation
     also goes into error when the runtime sees its process end. The error ends the barriers that wait for the task. It is reported to all
     tasks, or only to the failed task if its job may recover. The task stays in error until it is `reset`. A lost task may register again
     without a reset if its job may recover, or if `new_incarnation_may_return` is set.
-    A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so the machine replies to requests of
-    the task for another `heartbeat_timeout_s`.
+    A task that shuts down, or is reset, has left. Requests that it sent before may arrive later, so the machine accepts requests of
+    the task for another `heartbeat_timeout_s`, and refuses them from then on.
 
 Promises, checked by tests/machines/test_coordination.py
-    P1  a task has one incarnation at a time; a request of another incarnation gets ABORTED
+    P1  a task has one incarnation at a time; a request of another incarnation gets ABORTED, unless it is a registration that is allowed
     P2  each ticket gets one reply or is dropped, and no state of the ticket is kept after that
     P3  a lost task ends every barrier that needs the task; a new barrier that needs it fails at once, with an error that names the task
     P4  every error of a task whose job may not recover reaches every task that polls, once each, in order
     P5  all tasks that ask which tasks of a set are alive get the same reply, once all tasks of the set that are alive have asked
 
-The cluster of a dispatcher has no list of tasks. It accepts every task that registers, and callers of a barrier must name the tasks.
+In a dispatcher's cluster, which has no list of tasks, each task that registers becomes a member, and a caller of a barrier names its tasks.
 
 Not here: rounds of barriers (barriers_machine.py), keys (keys_machine.py), connections and processes (service.py).
 """
@@ -115,7 +115,7 @@ class _Record:
     incarnation: int = 0
     heard_at: float = 0.0
     away_until: float = inf  # the end of the task's grace; inf while it is connected
-    heard_until: float = -inf  # for a task that has left: the time until which its requests get replies
+    heard_until: float = -inf  # for a task that has left: the time until which its requests are accepted
     code: int = OK
     message: str = ""
     retired: list[int] = field(default_factory=list)  # earlier incarnations, at most RETIRED_KEPT
@@ -169,7 +169,7 @@ class Coordination:
     # -- registration ----------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Record that a task registers. The reply is a TaskWelcome."""
+        """Record that a task registers. The reply is a TaskWelcome, which waits for the other tasks if the cluster registers together."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
@@ -524,7 +524,7 @@ class Coordination:
         return effects
 
     def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
-        """Put a task into error, and end its barriers. Report the error to the tasks that poll, or only to this task if it may recover."""
+        """Put a task into error, and end its barriers. All polls get the error, or only the poll of this task if its job may recover."""
         record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
         effects = self._to_callers(self._barriers.task_failed(record.task, message), now)
         effects += self._reply_alive()

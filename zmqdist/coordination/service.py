@@ -3,12 +3,12 @@
 Rules
     All code runs in the loop, and no thread waits, because an RPC call that gets no immediate reply is a ticket in a machine.
     A caller names its task and its incarnation. The connection over which a task has last registered or polled stands for the incarnation:
-    when this connection ends, the task is away. If the process of the task ran on this host and has ended, the task is lost at once.
+    when this connection ends, the task is away. If the task's process ran on this host and ends, the task is lost before its grace is over.
     Callers must have the role `worker` or `submit`. This module validates the arguments before it passes them to a machine.
 
 Methods (each name follows "coordination."; `identity` is (job, index, incarnation); times are seconds, and None means no limit)
     register(identity, pid)                 -> (number of errors so far, incarnation of the keeper's process)
-    poll(identity, after)                   -> errors of tasks with a number above `after`, or () after a while; each poll is a sign of life
+    poll(identity, after)                   -> the errors with numbers above `after`, or [] after a while; each poll is a sign of life
     beat(identity)                          -> None
     reset(job, index), leave(identity, together) -> None
     report_error(identity, code, message)   -> None
@@ -16,7 +16,8 @@ Methods (each name follows "coordination."; `identity` is (job, index, incarnati
     cancel_barrier(identity, name, counter) -> None
     missing(name)                           -> the tasks for which a barrier waits
     wait_for_all(identity, devices, timeout) -> the devices of all tasks
-    alive(identity, tasks), states(jobs)    -> tasks; (job, index, state, incarnation, code, message) of each
+    alive(identity, tasks)                  -> those of `tasks` that are alive
+    states(jobs)                            -> (job, index, state, incarnation, code, message) of each task
     kv_set(key, value, overwrite), kv_get(key, timeout), kv_try_get(key), kv_delete(key), kv_list(prefix), kv_increment(key, by)
 
 Not here: the decisions (machine.py, barriers_machine.py, keys_machine.py).
@@ -65,7 +66,7 @@ MESSAGE_CHARS_MAX: Final = 10_000
 
 _INT64: Final = 2**63
 _SHOWN_MAX: Final = 100
-"""Characters of a wrong value in an error text."""
+"""The largest number of characters of a wrong argument that an error text shows."""
 
 
 class CoordinationService:
@@ -83,7 +84,7 @@ class CoordinationService:
         """Register the RPC methods at `service`, which must not be attached to a router yet.
 
         Args:
-          incarnation: the incarnation of the process that hosts the keeper. The keys of an earlier incarnation are lost.
+          incarnation: the incarnation of the keeper's process. By it tasks notice that a restarted keeper has lost its barriers and keys.
           tasks: the tasks of the cluster, in its order. None means that every task that registers belongs to the cluster.
         """
         config = config or CoordinationConfig()

@@ -32,7 +32,7 @@ class KeeperSnapshot:
       barriers: the barriers at which tasks wait, by name, each with the tasks that have not called the barrier yet.
       keys: the number of keys that have a value.
       key_waits: the number of requests that wait for the value of a key.
-      requests: the number of requests that wait for a reply. A registered task always has such a request, the poll for errors.
+      requests: the number of requests that wait for a reply, including the poll for errors of each registered task.
     """
 
     tasks: Mapping[str, TaskRow]
