@@ -47,7 +47,7 @@ class Announcement:
 
     Attributes:
       rank: rank of the member in the group.
-      counter: the round that the member means, as the module's docstring explains.
+      counter: the number of the member's round; None or 0 if the member does not know it, as the module's docstring explains.
       signature: a text with all parts that must be equal at all members.
       due: when the member stops waiting, in seconds on the leader's clock.
       load: any other data that the leader needs, such as the value.

@@ -34,8 +34,8 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.transport.peer import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
-"""The kind of a reply, which is the item after the number of the round that has ended. After RESULT follows the value. After GO follow the
-name of the exchange, the details of all members and their incarnations. After FAILED follow code and message.
+"""The kinds of a reply. A reply is a tuple: the number of the round that has ended, the kind, and more items. For RESULT these are the
+value; for GO the name of the exchange, the details of all members and their incarnations; for FAILED the code and the message.
 """
 
 
@@ -96,7 +96,7 @@ class Leader:
         """Process a member's announcement. The leader replies by `token`, perhaps later.
 
         Args:
-          counter: the round that the member means, or None, as agreement_machine.py explains.
+          counter: the number of the member's round, or None, as agreement_machine.py explains.
           signature: a text with all parts that must be equal at all members; error texts contain it, too.
           token: an object with the methods `reply` and `fail`, as PendingCall has them.
           peer: the connection on which the announcement arrived; None if this task itself announces.
@@ -192,7 +192,7 @@ class Leader:
                             error if isinstance(error, OpError) else InvalidArgumentError(str(error))
                         )
                     continue
-                # The leader's own caller gets its reply last, because it may change the value, which all replies share.
+                # The caller in the leader's own process gets its reply last, because it may change the value, which all replies share.
                 for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
                     announcement.token.reply((verdict.counter, *reply))
             else:

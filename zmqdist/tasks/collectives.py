@@ -67,8 +67,8 @@ class GroupMembers:
       name: name of the group, equal at all members; operations of groups with different names are independent.
       tasks: the members by rank.
       rank: rank of this task.
-      counter: the round of the next operation; 0 for the first operation. `None` means the current round, whose number this member does not
-        know.
+      counter: the number of the next operation's round; 0 for the first operation. `None` means the current round, whose number this member
+        does not know.
       unnumbered: the leader's reply to a failure that this member announced while `counter` was None. The reply has the number of the
         round.
       aborted: (code, message) if a member has aborted the current operation; else None.
@@ -161,12 +161,13 @@ class Collectives:
 
         Args:
           contribution: kind, op, root, detail and inline value, the fields of collective_leader.Contribution.
-          failure: the error because of which this member cannot take part. This method does not wait for the verdict about it.
+          failure: the error because of which this member cannot take part. With a failure, this method does not wait for the verdict.
 
         Returns:
-          (RESULT, value); (GO, the next round, the name of the exchange, the details of all members by rank); or () if `failure` is given.
+          (RESULT, value), or (GO, number of the next round, name of the exchange, details of all members by rank), or () with a `failure`.
         """
-        with self._lock:  # no member sends pieces before this one announces: all stored pieces are of failed operations
+        # No member sends pieces before this member announces, so the pieces in the boxes are of failed operations.
+        with self._lock:
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
@@ -273,8 +274,8 @@ class Collectives:
         """Send and receive pieces until all schedules have ended, and return the result. If this fails, report the error to all members.
 
         Args:
-          counter: the next round, if the exchange succeeds.
-          begin: makes the schedules and the arrays for their result. It may raise, for instance MemoryError.
+          counter: the number of the group's next round. It takes effect if the exchange succeeds.
+          begin: function that makes the schedules and the arrays for their result. It may raise, for instance MemoryError.
         """
         box = self._box(group.name, name)
         with self._lock:

@@ -133,8 +133,8 @@ Schedule: TypeAlias = Generator[Step, Any, Any]
 
 
 def reduce_ring(rank: int, size: int, chunks: Sequence[Array], fold: Fold) -> Schedule:
-    """Reduce chunk `rank` of all members. The generator returns the reduced chunk. `chunks` are the chunks of
-    this member's array, by rank.
+    """Reduce each chunk of all members' arrays. The generator at a member returns the reduced chunk of this member's rank. `chunks` are the
+    chunks of this member's array, by rank.
     """
     piece = chunks[(rank - 1) % size]
     for step in range(1, size):

@@ -1,6 +1,7 @@
 """Methods by which a client learns the identity of a task and stops it. Only peers that may send code may call them.
 
-"server.shutdown" stops every task of the cluster that is up. The task that serves this call stops last.
+"server.shutdown" stops every task of the cluster that is up. The task that serves this call stops itself last, after the replies of the
+other tasks, which may not have ended by then.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def wake(ended: Sequence[Wait]) -> None:
 
 
 class Mail:
-    """The mailbox of one task, and the messages that it sends to other tasks."""
+    """The mailbox of one task, and the messages of this task to other tasks."""
 
     def __init__(self, node: Node, watches: Watches) -> None:
         self._node = node

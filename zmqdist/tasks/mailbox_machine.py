@@ -13,17 +13,17 @@ Theory of operation
     Messages of one channel may overtake each other on the way, because a large message travels in pieces. So the sender numbers its
     messages to each receiver. A message has its turn when the mailbox adds it to its channel, in the order of sending. While an earlier
     message of the channel is in flight, a new message also carries the number of the message right before it (`after`). The mailbox holds
-    the new message until the message `after` has had its turn. A message that its sender has given up counts as having had its turn. The
-    number `low` says that every message with a lower number has arrived or was given up. So the mailbox never waits for a message that
-    cannot arrive.
+    the new message until the message `after` has had its turn. A message that its sender has given up counts as having had its turn. With
+    each message the sender sends the number `low`: every message with a lower number has had its turn or was given up. So the mailbox
+    never waits for a message that cannot arrive.
     For the sender, a message is in flight until the sender knows that the message has had its turn. The message that a held message waits
     for may have been given up, or may have had its turn at an earlier incarnation of the receiver. Then the sender has the mailbox skip the
     missing message, but only when no earlier message of the channel is in flight. So the next message of this channel never overtakes
     earlier messages.
 
 Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
-    P1  each message ends at most one wait, unless a receiver puts it back; in each channel, messages in the order of sending end waits in
-        the order in which these began
+    P1  each message ends at most one wait, unless a receiver puts it back; in each channel, the messages come in the order of sending, and
+        each message ends the wait that began first
     P2  no message of one incarnation of a sender ends a wait for another incarnation
     P3  a wait ends once: with a message, by cancellation, at its deadline, at the end of its sender, or by an abort
     P4  after an abort every send and every wait ends with the abort's code and message, and no earlier wait is left
@@ -222,7 +222,8 @@ class Mailbox:
         ended = [] if incarnation in known.past else self.incarnation_seen(source, incarnation)
         if known.incarnation != incarnation or known.has(number):
             return ended
-        # The mailbox may hold the skipped message itself, if its reply to the sender was lost. Then deliver it before those behind it.
+        # The mailbox may hold the skipped message itself, if the mailbox's reply to the sender was lost. Then deliver the skipped message,
+        # too, before the messages that are held behind it.
         behind = {held[0]: after for after, held in known.held.items()}
         while number in behind:
             number = behind[number]
@@ -434,7 +435,7 @@ class Outbox:
         self._last: dict[str, tuple[int, int]] = {}
         """For each tag: how many messages are in flight, and the number of the last of them."""
         self._behind: dict[int, tuple[int, bool, int]] = {}
-        """By number of a message in flight: (number, failed, held) of the message right behind it, if this one has a reply already."""
+        """By number of a message in flight: (number, failed, held) of the next message of the channel, if that message has its reply."""
         self._held_at: dict[int, int] = {}
         """For each number of a message whose predecessor is being skipped: the incarnation of the receiver that holds the message."""
 

@@ -28,8 +28,8 @@ def _cuts(parts: Sequence[Array]) -> Iterator[slice]:
 
 
 def _room(like: Array) -> Array:
-    """Return an uninitialized array of this length and dtype. It is in shared memory, if there is room, so that it can be lent without a
-    copy.
+    """Return an uninitialized array with the length and dtype of `like`. It is in shared memory, if there is room, so that it can be lent
+    without a copy.
     """
     pool = this_pool() if like.nbytes > CHUNK_BYTES else None
     block = None if pool is None else pool.allocate(like.nbytes)

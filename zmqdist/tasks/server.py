@@ -115,7 +115,7 @@ class Server:
             self._sessions = Sessions(self._node, self._definition, weak_self)
             WorkerRole(self._node, self._definition.default_session_config)
             self._coordination = TaskCoordination(self._node, self._definition.default_session_config)
-        except BaseException:  # frees the port, so that the caller can try again, for instance with a corrected config
+        except BaseException:  # `_close` frees the port, so that the caller can try again with a corrected config
             _close(self._node, self._stopped, 0.0)
             raise
         if start:

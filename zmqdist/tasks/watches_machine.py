@@ -11,7 +11,7 @@ Promises, checked by tests/sim/simulations/watches.py
     W1  each watched task has one watch in flight, unless this task's server was stopped or the watched task has refused the watch
     W2  a task whose seen incarnation has ended counts as gone until another incarnation of it replies to a watch, or a message of another
         incarnation arrives, directly or through a third task
-    W3  once this task has noticed the end of an incarnation, a late message of this incarnation does not make the task up again
+    W3  once this task has noticed the end of an incarnation, a late message of this incarnation does not make the watched task up again
     W4  a task is reported as gone only after its process or a connection between the two tasks has ended
     W5  without further faults each watched task that runs counts as up in its current incarnation
 
@@ -131,7 +131,7 @@ class WatchedTasks:
 
         Args:
           connected: whether this task has a connection to the other task. If so, a probe over that connection shows whether the other task
-            has ended. An earlier reply to the watch arrives before the probe ends.
+            has ended. If the watch gets a reply, the reply arrives before the probe ends, because the watch was sent first.
         """
         if task not in self._addresses or task in self._incarnations:
             # no probe: the other task is not watched, or it has replied to a watch, so that its next watch fails when it ends
