@@ -187,7 +187,7 @@ _functions: Final = UpdateFunctions()
 
 
 class PsCall:
-    """A request in flight. `get_value` waits for the reply, and repeats the request if necessary. Threads may share a PsCall."""
+    """A request in flight to a ps. `get_value` waits for the reply, and repeats the request if necessary. Threads may share a PsCall."""
 
     def __init__(self, client: PsClient, request: _Request) -> None:
         self._client = client
@@ -270,8 +270,9 @@ class PsCall:
             self._unreachable = UnavailableError(f"{self._request.subject} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
-        """Wait AGAIN_S for the recovery of the ps, and return the time at which the wait for the recovery must end. Raise if that time has
-        passed."""
+        """Wait AGAIN_S for the recovery of the ps. Return the time at which all waiting for this recovery must end, which is the next
+        `until`; the first `until` is inf. Raise PSUnavailableError if that time has passed.
+        """
         now = time.monotonic()
         if now >= self._request.due:
             raise DeadlineExceededError(lost.message)
@@ -326,7 +327,8 @@ class PsClient:
     # -- sessions and variables -----------------------------------------------------------------------------------------
 
     def open(self, program: int, session: int) -> tuple[int, str, bool]:
-        """Open a session, whose variables the ps keeps as long as this process is connected.
+        """Open a session. The ps keeps its variables until the session is closed, or until this process has had no connection for
+        PS_PROGRAM_GONE_S and another program opens a session.
 
         Args:
           program: a random number of this process.

@@ -20,8 +20,8 @@ class PackedFunction:
 
 
 class UpdateFunctions:
-    """A cache of pickled functions. A pickle contains the values that the function captures when it is first used. The cache drops a pickle
-    when its function is garbage-collected.
+    """A cache of pickled functions. A function is pickled at its first use, so its pickle has the values that the function captured then.
+    The cache drops a pickle when its function is garbage-collected.
     """
 
     def __init__(self) -> None:

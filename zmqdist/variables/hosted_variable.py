@@ -5,7 +5,7 @@ Rules
     changed nothing, and an update of several variables changes either all these variables or none.
     Each commit that changes the value adds 1 to the version, which starts at 1.
     A user's update function works on copies, which replace the value and the slots only after the function has returned.
-    A caller of any method holds the variable's lock.
+    The caller of a method holds the variable's lock. Only the figures for `status` are read without the lock.
 
 Changes, in the form in which they are sent: (kind, ...)
     ("assign" | "add" | "sub", value) `value` has the variable's shape and dtype
@@ -60,7 +60,7 @@ class HostedVariable:
     """
 
     def __init__(self, label: str, name: str, value: Array) -> None:
-        """Take ownership of `value`. No other code may have a reference to it, unless it is frozen."""
+        """Take ownership of `value`, which must be writable and contiguous, and to which no other code may refer."""
         self.label = label
         self.name = name
         self.lock = threading.Lock()

@@ -1,8 +1,8 @@
 """The memory of a hosted variable's value.
 
 Rules
-    The value is changed in place, except by a user's update function, because its pages are mapped already, and because the update of a
-    large value then needs no second array. So a reader of the whole value sends or copies it before the reader releases the lock.
+    The value is changed in place, because its pages are mapped already and the update of a large value then needs no second array. Only a
+    user's update function replaces the array. So a reader of the whole value sends or copies it before the reader releases the lock.
     When a large value is read repeatedly without a change, the Storage makes a frozen copy, which readers share without copying it again.
     A Storage has no lock. Its owner makes sure that only one thread at a time uses it.
 
@@ -41,7 +41,7 @@ as much as a few copies into mapped memory.
 
 
 class Storage:
-    """One array in memory of its own.
+    """The value of one variable: an array in memory of its own.
 
     Attributes:
       value: the array. The Storage's owner may write to it, and then calls `changed`.

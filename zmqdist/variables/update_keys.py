@@ -1,4 +1,4 @@
-"""Which updates with a key have been applied to each variable of a session. A restarted parameter server needs this record, so that it
+"""The record of the updates with a key that each variable of a session contains. A restarted parameter server needs this record, so that it
 applies no update twice.
 
 Rules
@@ -60,7 +60,8 @@ class AppliedUpdates:
                 self._updates.popitem(last=False)
 
     def saved(self, number: int, step: int) -> bytes:
-        """Return the encoded updates of a variable for `restore`; b"" if there are no updates and no steps. The caller holds the lock.
+        """Return the encoded updates of a variable for `restore`; b"" if there are no updates and no steps. The caller holds the variable's
+        lock.
 
         Args:
           step: the last synchronous step that was applied to the variable; -1 if no step was applied.

@@ -63,7 +63,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request for an update.
+    """One request for an update. Several requests may wait for the same update, because a client or another process may repeat it.
 
     Attributes:
       want: whether the reply includes the new values.
