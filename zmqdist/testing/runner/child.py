@@ -34,7 +34,8 @@ def main() -> int:
     pipe = BlockingPipe(int(sys.argv[2]), TASK_CODEC)
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text file: no user code has run that could have replaced it
+    # Standard output is a text file here, because no user code has run that could have replaced it.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
     sys.path[:] = facts["path"]

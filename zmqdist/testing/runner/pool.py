@@ -30,7 +30,7 @@ TERM_GRACE_S = 3.0
 
 
 class MultiProcessPoolRunner:
-    """Processes for the tasks of a cluster. The first `run` starts them, and each later one uses them again.
+    """Processes for the tasks of a cluster. The first `run` starts the processes, and each later `run` uses them again.
 
     Args:
       cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` returns it.
@@ -90,7 +90,7 @@ class MultiProcessPoolRunner:
             if not self._processes:
                 self._start()
             for task in self._processes:
-                self._crew.gate.started(task)  # before any task can arrive at the barrier
+                self._crew.gate.started(task)  # record all starts before any task can arrive at the barrier
             for process in self._processes.values():
                 with contextlib.suppress(OSError):  # the process has ended, which `on_exit` reports
                     work.send(process.pipe, last=False)

@@ -65,7 +65,7 @@ class PoolOutcome:
 
     @property
     def why(self) -> str:
-        """The reason why this task cannot arrive at the barrier, as a phrase for the tasks that wait there."""
+        """Why a task whose function has this outcome cannot arrive at the barrier, as a phrase for the tasks that wait there."""
         return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
 
 

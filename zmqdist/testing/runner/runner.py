@@ -352,7 +352,7 @@ class MultiProcessRunner:
                 raise UnexpectedSubprocessExitError(f"{text}; its last lines:\n{last}" if last else text, result)
         return result
 
-    # -- looking ----------------------------------------------------------------------------------------------------
+    # -- state of the processes -------------------------------------------------------------------------------------
 
     def process_exists(self, task_type: str, task_id: int) -> bool:
         """Return whether a process of the task runs."""
@@ -374,7 +374,7 @@ class MultiProcessRunner:
     def _known(self) -> str:
         return ", ".join(map(named, {**dict.fromkeys(self._crew.tasks), **self._processes}))
 
-    # -- what happens, in threads of the crew -------------------------------------------------------------------------
+    # -- callbacks of the crew, in its threads ------------------------------------------------------------------------
 
     def _wrote(self, line: str) -> None:
         if self._return_output:

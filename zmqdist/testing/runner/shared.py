@@ -1,4 +1,4 @@
-"""`manager`: objects that the parent and the tasks of a run share, such as those of the standard library's `multiprocessing.Manager`.
+"""`manager`: objects that the parent and the tasks of a run share, as the standard library's `multiprocessing.Manager` makes them.
 
 The objects are in a separate process. The first call of `manager` starts this process. The process ends when its parent ends, because its
 standard input is then closed. Each access to an object is a request to the separate process, which is quick enough for tests.

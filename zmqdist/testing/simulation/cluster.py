@@ -263,7 +263,7 @@ class SimCluster:
             self._fault_of(kind, worker)
 
     def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
-        """Have the program cancel futures of its work several times. One time would rarely test much, as most work has ended already."""
+        """Have the program cancel futures of its work several times. Once would rarely test much, because most work has ended already."""
         coordinator.take_back()
         if times > 1:
             self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
@@ -351,7 +351,7 @@ class SimCluster:
                 assert not worker.executing(), "worker P4: a worker registers without leases while a function runs"
 
     def _check_options(self, member: Member, assign: Assign) -> None:
-        """Check that the work's options allow this worker, and that it precedes the coordinator's waiting work for the same workers."""
+        """Check that each assigned item may run on this worker, and that no waiting work of the same `worker` and `detached` goes first."""
         waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
         for _, number, attempt, _, payload in assign.items:
             coordinator = self.coordinators[number - 1]

@@ -49,7 +49,7 @@ class SimPlan:
       value: where the plan's value is, once the plan has succeeded.
       users: the plans that hold the value, and 0 for the program.
       replaced: how often the value was recomputed.
-      wanted: whether the program waits for the lost value.
+      wanted: whether the program waits until the lost value is recomputed.
       lost: whether the value is lost for good.
       freed: whether the machine has freed the plan.
     """
@@ -212,7 +212,7 @@ class SimPlans:
     # -- effects of the machine -----------------------------------------------------------------------------------
 
     def hear(self, message: Message) -> None:
-        """Count the attempts that ended with an error of their function."""
+        """Count the attempts that, according to a message of the dispatcher, ended with an error of their function."""
         if not isinstance(message, Results):
             return
         for number, _, kind, _ in message.items:
@@ -259,7 +259,7 @@ class SimPlans:
             plan.arrived.add(effect.work)
 
     def resolved(self, work: int, kind: int, payload: Any) -> None:
-        """Check that a plan may end in this way."""
+        """Check that a plan may end with this outcome, and record where its value is."""
         plan = self.plans[work]
         if kind == KEPT:
             self._has_value(plan, payload)

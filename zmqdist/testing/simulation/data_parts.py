@@ -239,7 +239,7 @@ class SimDispatcher:
             return
         self._records += records
         if len(self._records) > 200:
-            # Like the snapshot that the runtime writes, this one holds the durable state only.
+            # Like the snapshot that the runtime writes, this snapshot holds the durable state only.
             self._snapshot, self._records = r.encode(self._durable()), []
         self.handle(ev.JournalCommitted())
 
@@ -391,7 +391,7 @@ class SimDataWorker:
         self.connect()
 
     def connect(self) -> None:
-        """Try to connect until the dispatcher is up."""
+        """Connect to the dispatcher. While it is down, or while this worker is cut off, try again later."""
         if not self.alive or (self.link is not None and self.link.open):
             return
         clock = self.sim.clock
@@ -405,7 +405,7 @@ class SimDataWorker:
         self.sim.soon(lambda: self._handle(DispatcherConnected(incarnation)) if link.open else None)
 
     def calls(self) -> SimLink | None:
-        """Return the connection of the worker's tasks; None while the dispatcher is away."""
+        """Return the connection of the worker's tasks; None while the dispatcher is down or the worker is cut off."""
         if self._calls is None or not self._calls.open:
             self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
         return self._calls
@@ -433,8 +433,8 @@ class SimDataWorker:
             clock.at(due, lambda: self._handle(TimePassed()))
 
     def cut(self) -> None:
-        """End the worker's connection, and perhaps also that of its tasks. The worker reconnects soon, or only after the dispatcher has
-        counted it as lost.
+        """End the worker's connection, and perhaps also the connection of its tasks. The worker reconnects soon, or only after the
+        dispatcher has counted the worker as lost.
         """
         both = self.sim.random.random() < 0.5
         if both:

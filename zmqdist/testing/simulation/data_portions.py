@@ -48,7 +48,7 @@ class SimPortionTask(SimTask):
 
 
 class SimLane:
-    """The portions of one reader, computed one after the other."""
+    """One lane of a task: it computes the portions of one reader, one after the other."""
 
     def __init__(self, task: SimPortionTask, client: int) -> None:
         self.machine = PortionsLane(LANE_MAX)

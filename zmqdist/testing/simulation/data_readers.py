@@ -327,7 +327,7 @@ class SimPortionReader(SimReader):
 
     Attributes:
       acknowledged: the elements that the reader has acknowledged.
-      confirmed: the elements whose acknowledgment the dispatcher has answered.
+      confirmed: the elements whose acknowledgment the dispatcher has accepted.
     """
 
     def __init__(self, sim: ReaderSurroundings, job: str | None, ordered: bool) -> None:

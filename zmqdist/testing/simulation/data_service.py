@@ -35,7 +35,7 @@ from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
 CALM_S = 16.0
-"""The time at which the calm phase ends, in seconds. Each time-out of the rules has passed by then, counted from the last fault."""
+"""The time before which no run ends, in seconds. By then each time-out of the rules has passed since the last fault."""
 END_S = 40.0
 
 
@@ -146,7 +146,7 @@ class DataSim:
 
         worker.died.append(died)
 
-    # -- what really happened ---------------------------------------------------------------------------------------------------
+    # -- facts of the run, for the checks ---------------------------------------------------------------------------------------
 
     def lost(self, incarnation: int) -> None:
         """Record that the dispatcher counts an incarnation of a worker as lost."""

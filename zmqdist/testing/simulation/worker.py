@@ -79,7 +79,7 @@ class SimSlot:
     position: int = 0
     reported: int = 0
     running: tuple[int, int, int] | None = None
-    """(position, coordinator, work)."""
+    """(position, coordinator, work) of the running function; None while no function runs."""
     run: int = 0
     given_up: tuple[int, int] = (0, 0)
     given_to: int = 0
@@ -146,9 +146,9 @@ class SimWorker:
         self.cut_off_until = 0.0
         """Until this time the worker has no network."""
         self.has_disconnected = False
-        """The worker has lost a connection at least once."""
+        """Whether the worker has lost a connection at least once."""
         self.thawed_unheard = False
-        """The worker was frozen with its slots, and has not registered since then."""
+        """Whether the worker was frozen with its slots, and has not connected to the dispatcher since then."""
         self.report_before_start: set[int] = set()
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
@@ -176,7 +176,7 @@ class SimWorker:
     # -- start, connection and end --------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Try to connect until the dispatcher is up."""
+        """Connect to the dispatcher. While it is down, or while this worker has no network, try again later."""
         if not self.process.alive or (self.connection is not None and self.connection.open):
             return
         if not self.cluster.dispatcher_up or self.cluster.clock.now < self.cut_off_until:
