@@ -124,7 +124,7 @@ class Barriers:
         return 0 if barrier.counter is None else barrier.counter + 1
 
     def missed_failure(self, name: str, task: Task) -> bool:
-        """Return whether a round of this task has failed before the task called it, and the task has not been notified yet."""
+        """Return whether a round of this task has failed before the task called it, and the task has not got the round's error yet."""
         barrier = self._barriers.get(name)
         return barrier is not None and task in barrier.late
 

@@ -142,7 +142,7 @@ class CoordinationClient:
         return list(all_devices)
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
-        """Return the names of those of `tasks` that are alive. None means all tasks of the cluster.
+        """Return the names of the tasks in `tasks` that are alive. None means all tasks of the cluster.
 
         This is a collective operation: each of `tasks` that is alive must call this method, with the same set of tasks. All callers get the
         same result, as soon as the last task that is alive has called.
@@ -228,7 +228,7 @@ class CoordinationClient:
         self._link.reset()
 
     def shutdown(self) -> None:
-        """Leave in good order. If the cluster has a `shutdown_timeout_s`, wait until all other tasks shut down as well.
+        """Leave the cluster in good order. If the cluster has a `shutdown_timeout_s`, wait until all other tasks shut down as well.
 
         Raises:
           DeadlineExceededError: some tasks did not shut down in time. This task has left nevertheless.
@@ -237,7 +237,7 @@ class CoordinationClient:
         self._link.shutdown()
 
     def close(self, notify: bool = True) -> None:
-        """Leave at once, and close the connection. Idempotent.
+        """Leave the cluster at once, and close the connection. Idempotent.
 
         Args:
           notify: whether to tell the keeper that this task leaves. If False, the keeper counts the task as lost.

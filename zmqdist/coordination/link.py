@@ -51,7 +51,7 @@ from zmqdist.rpc.future import StatusOrResult, is_sent
 log = logging.getLogger("zmqdist.coordination")
 
 REGISTER_AGAIN_S: Final = 0.1
-"""Seconds between two attempts to register, because a keeper that is about to end refuses each attempt at once."""
+"""Seconds between two attempts to register. A keeper that is about to end refuses each attempt at once, so the link needs this pause."""
 
 LEAVE_S: Final = 1.0
 """Seconds for which a task waits for the keeper's reply when it leaves without waiting for other tasks."""
@@ -71,7 +71,7 @@ OnError: TypeAlias = Callable[[str, OpError], object]
 
 
 class LoggedWait:
-    """A request that may take long, with a description for the log.
+    """A waiting request whose wait the log reports at intervals.
 
     Attributes:
       description: the text after "worker:0 has waited 10 s" in the log line.
@@ -234,7 +234,7 @@ class KeeperLink:
     # -- the end ------------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait until the other tasks leave as well, if the keeper has a `shutdown_timeout_s`. Then close the link.
+        """Tell the keeper that this task leaves. If the cluster has a `shutdown_timeout_s`, wait for the other tasks. Then close the link.
 
         Raises:
           OpError: the error in the keeper's reply. The link is closed even then.

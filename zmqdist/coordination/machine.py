@@ -125,7 +125,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class _Leaving:
-    """The ticket of a task in the barrier of tasks that wait to shut down together."""
+    """A ticket of the barrier SHUTDOWN. It stands for the request of a task that waits to shut down together with the other tasks."""
 
     ticket: Ticket
     task: Task
@@ -133,7 +133,7 @@ class _Leaving:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The ticket of a task in the barrier of `waited_for_all`."""
+    """A ticket of the barrier ALL_TASKS. It stands for the request of a task that has called `wait_for_all`."""
 
     ticket: Ticket
 
@@ -146,7 +146,7 @@ class _Poll:
 
 
 class Coordination:
-    """The tasks of one cluster. A method for an event returns the replies that the runtime must send.
+    """The states of the tasks of one cluster, and their waiting requests. A method for an event returns the replies that are to be sent.
 
     Attributes:
       deadline: the latest time for the next call of `ticked`; `inf` means never.
@@ -271,7 +271,7 @@ class Coordination:
         return [*self._fail(self._records[task], code, text, now), ReplyValue(ticket)]
 
     def reset(self, ticket: Ticket, task: Task, now: float) -> list[Effect]:
-        """Forget the error of a task, which may then register again with any incarnation."""
+        """Forget the error of a task. The task may then register again, with the same incarnation or a new one."""
         if task not in self._records:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
         return [*self._leave(self._records[task], "was reset", now), ReplyValue(ticket)]
