@@ -78,7 +78,7 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Disagreed:
-    """The verdict that members of a round end their part in it with an error.
+    """The verdict that a round has failed: these members of the round end their operation with an error.
 
     Attributes:
       members: the announcements of these members.
@@ -96,7 +96,7 @@ Verdict: TypeAlias = Agreed | Disagreed
 
 
 class Agreements:
-    """The groups of which one task is the leader."""
+    """The announcements and the aborts of all groups of which one task is the leader."""
 
     def __init__(self) -> None:
         self._barriers = Barriers(earliest_deadline=True, out_of_step=ABORTED)

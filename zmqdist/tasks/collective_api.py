@@ -323,7 +323,7 @@ class _Operation:
         return total
 
     def rows(self, signature: str, values: Array, slices: IndexedSlices, op: str) -> IndexedSlices:
-        """Return IndexedSlices that have the rows of all members, by rank."""
+        """Return the reduction of the members' IndexedSlices: IndexedSlices that have the rows of all members, by rank."""
         rows, indices = (self.gather(signature, "all_gather", part, 0, 0) for part in (values, slices.indices))
         assert rows is not None
         assert indices is not None

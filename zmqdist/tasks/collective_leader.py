@@ -34,8 +34,8 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.transport.peer import Peer
 
 RESULT, GO, FAILED = 0, 1, 2
-"""The kinds of a reply. A reply is a tuple: the number of the round that has ended, the kind, and more items. For RESULT these are the
-value; for GO the name of the exchange, the details of all members and their incarnations; for FAILED the code and the message.
+"""The kinds of a reply. A reply is a tuple: the number of the round that has ended, the kind, and more items. After RESULT follows the
+value; after GO the name of the exchange, the details of all members and their incarnations; after FAILED the code and the message.
 """
 
 

@@ -121,7 +121,7 @@ class _LocalReply:
 
 
 class Collectives:
-    """The collectives of one task."""
+    """The collectives of one task: its announcements, the pieces that it sends, and the pieces that arrive for it."""
 
     def __init__(self, node: Node, watches: Watches) -> None:
         self._node = node

@@ -70,4 +70,4 @@ class ControlMethods:
         except BaseException as error:
             call.fail(error)
         with contextlib.suppress(FailedPreconditionError):  # the loop has ended already
-            node.loop.call_soon(self._stop, limit_s)  # through the loop, so that the reply is sent first
+            node.loop.call_soon(self._stop, limit_s)  # the loop sends the reply before it calls `_stop`

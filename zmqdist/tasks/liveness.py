@@ -51,7 +51,7 @@ class Watches:
         if self._machine.is_watched(task):
             # This check needs no lock, which makes it cheap: each wait for a task calls this method.
             return
-        self._node.client(task)  # raises if this server was stopped
+        self._node.client(task)  # this call raises if this server was stopped
         with self._lock:
             effects = self._machine.watched(task, self._node.spec.task_address(*task))
         self._perform(effects)

@@ -149,7 +149,7 @@ class Mail:
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
-        return read_as(result, _no_value)  # only Mail uses the receiver's reply
+        return read_as(result, _no_value)  # the caller gets None, because the receiver's reply is for Mail only
 
     def _out_to(self, task: Task) -> tuple[Outbox, threading.Lock]:
         with self._lock:

@@ -101,7 +101,7 @@ class Wait:
       incarnation: the incarnation of the sender that the receiver waits for; 0 while no incarnation is known.
       due: when the wait ends at the latest, in seconds on the runtime's clock.
       ended: whether the wait has ended. Then `letter` is the message if `code` is 0, otherwise `code` and `message` are the error.
-      wake: a function that only the runtime sets and calls.
+      wake: a function that wakes the waiting thread. Only the runtime sets and calls it.
     """
 
     __slots__ = ("code", "due", "ended", "incarnation", "key", "letter", "message", "nbytes", "wake")
@@ -480,11 +480,13 @@ class Outbox:
         return number, before
 
     def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
-        """Record that a message has had its turn, and with it the messages that waited only for this message."""
+        """Record that a message has had its turn, and with it the messages that waited only for this message. Return a result as `ended`
+        does.
+        """
         while True:
             tag, _ = self._in_flight[number]
             count, last = self._last[tag]
-            if failed and last != number:
+            if failed and last != number:  # the receiver may hold the next message until this failed message is skipped
                 return number, number
             del self._in_flight[number]
             if count > 1:

@@ -51,14 +51,14 @@ _ELSEWHERE: Final = {
 
 
 def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list[str]:
-    """Check the options in a config, and return the inert options.
+    """Check the options in a config, and return the options that have no effect.
 
     Args:
       known: the options that have an effect, OF_SERVERS or OF_SESSIONS.
       whose: "server" or "session", for the text of the error.
 
     Returns:
-      The inert options in `config`, sorted.
+      The options in `config` that have no effect (INERT), sorted.
 
     Raises:
       InvalidArgumentError: an option is unknown; the text names the option, and says what to do instead.

@@ -121,7 +121,7 @@ class WatchedTasks:
             self._last_speaker[task] = incarnation
             ended = incarnation == self._incarnations.get(task)
         else:
-            ended = True  # `connection_ended` was called for this end, or is about to be called
+            ended = True  # `connection_ended` was called for the end of this connection, or is about to be called
         if not ended and self._gone_messages.pop(task, ""):
             # Forget the old incarnation, so that `connection_ended` also handles the end of a new one that has replied to no watch yet.
             self._incarnations.pop(task, None)
@@ -134,7 +134,7 @@ class WatchedTasks:
             has ended. If the watch gets a reply, the reply arrives before the probe ends, because the watch was sent first.
         """
         if task not in self._addresses or task in self._incarnations:
-            # no probe: the other task is not watched, or it has replied to a watch, so that its next watch fails when it ends
+            # no probe: the other task is not watched, or it has replied to a watch, so that the next watch fails when the task ends
             return []
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 

@@ -40,7 +40,7 @@ seconds.
 """
 
 STARTED, ALREADY = "started", "already"
-"""Replies to an invitation."""
+"""Replies to an invitation: the worker has started, or an earlier invitation of the same dispatcher had started it."""
 
 IDLE_JOBS: Final = ("ps", "evaluator")
 """Jobs whose tasks run no functions for a coordinator. An invitation that reaches such a task was sent to a wrong address."""
@@ -48,7 +48,7 @@ IDLE_JOBS: Final = ("ps", "evaluator")
 
 @dataclass(frozen=True)
 class _Invited:
-    """One dispatcher for which this task has a worker."""
+    """One dispatcher that has invited this task, its program, and the worker that this task runs for this dispatcher."""
 
     dispatcher: str
     program: int
