@@ -1,9 +1,9 @@
-"""Conversion of the plain dicts of a cluster file into sections, and the rules that involve several keys.
+"""Conversion of the plain dicts of a cluster file into sections, and the rules that no type of a key expresses.
 
 The module that reads a file (config.py) knows the line of each key but not its meaning. This module knows the meaning of each key but not
-its line. It therefore names a mistake by the path of its key, from which config.py finds the line. This module raises the first mistake as
-a `Mistake`. It checks in the order in which a user would correct mistakes: unknown keys, missing keys, types and ranges, and then the rules
-that involve several keys.
+its line. It therefore names a mistake by the path of the key, from which config.py finds the line. This module raises the first mistake as
+a `Mistake`. It checks in the order in which a user would correct mistakes: unknown keys, missing keys, types and ranges. Then it checks
+addresses, ports, commands and the rules that involve several keys.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _kind(value: object) -> str:
 
 
 def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False) -> _S:
-    """Return the section of type `kind` that `raw` describes. Only `problems` checks the rules that involve several keys.
+    """Return the section of type `kind` that `raw` describes. This checks the names, types and ranges of keys; `problems` checks the rest.
 
     Args:
       path: the path of the section in the file, for a Mistake.
@@ -108,8 +108,8 @@ def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False)
 
 
 def _section_in(hint: Any) -> type[Section] | None:
-    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that the annotation is for a plain value
-    or a list of sections.
+    """Return the section class in an annotation like `Annotated[Section | None, ...]`. None means that a key with this annotation holds a
+    plain value or a list of sections.
     """
     if get_origin(hint) is list:
         return None
@@ -134,7 +134,7 @@ def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
 
 
 def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
-    """Return the value that has a wrong type, as text, and its path. If only one item of a list or mapping is wrong, this is the item."""
+    """Return the wrong part of `value` as text, and its path. In a list or mapping this is the first wrong item or key, if there is one."""
     say = _kind if secret else displayed
     if isinstance(value, list):
         for index, item in enumerate(value):
@@ -150,7 +150,7 @@ def _offender(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) 
 
 
 def _with_any_value(hint: Any) -> Any:
-    """Return the annotation of the mapping in `hint`, with its type of keys, but with values of any type. None means no mapping."""
+    """Return the dict type in an annotation, with the same type of keys but values of any type. None means that it has no dict type."""
     if get_origin(hint) is dict:
         return dict[get_args(hint)[0], Any]  # type: ignore[misc]
     return next(filter(None, map(_with_any_value, get_args(hint))), None)
@@ -193,7 +193,7 @@ class Config(Protocol):
 
 
 def problems(config: Config) -> Iterator[Mistake]:
-    """Yield the mistakes of a well-typed config that involve several keys."""
+    """Yield the mistakes that `build` does not find: wrong addresses, ports and commands, and keys that contradict each other."""
     jobs = config.jobs
     if jobs.dispatcher is None and not jobs.task_jobs():
         yield Mistake(("jobs",), "no job is given", "a cluster has at least a worker")

@@ -69,7 +69,7 @@ class _Def:
 
 
 def _refuse_surplus(data: Any, kept: Any, place: str) -> None:
-    """Raise ValueError for an unknown key, which is probably a typing mistake. msgspec itself ignores unknown keys of a dataclass."""
+    """Raise ValueError for a key of `data` that `kept` lacks, because it is probably a typing mistake. msgspec ignores such keys."""
     if isinstance(data, Mapping) and isinstance(kept, dict):
         for key, value in data.items():
             if str(key) not in kept:

@@ -47,8 +47,10 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class DispatcherJob(Section, frozen=True):
-    """The dispatcher, which queues the work and knows the workers. Without this section the launcher starts a dispatcher with the default
-    settings."""
+    """The dispatcher, which queues the work and knows the workers.
+
+    Without this section the launcher starts a dispatcher with the default settings.
+    """
 
     address: Annotated[
         str,
@@ -293,7 +295,7 @@ class WorkerJob(ServingJob, frozen=True):
 
 
 class JobsConfig(Section, frozen=True):
-    """The jobs of the cluster; at least one. A dispatcher, chief or evaluator with nothing after its colon has its defaults."""
+    """The jobs of the cluster; at least one. A dispatcher, chief or evaluator whose value is null has its default settings."""
 
     dispatcher: Annotated[DispatcherJob | None, documented("The dispatcher.", "a mapping")] = None
     worker: Annotated[
@@ -313,7 +315,7 @@ class JobsConfig(Section, frozen=True):
 
 
 class SecurityConfig(Section, frozen=True):
-    """The rules that decide which peers may connect: those with a token, on loopback only, or those with CURVE keys."""
+    """Which peers may connect (peers with a token, on loopback only, or peers with CURVE keys), and which results are accepted."""
 
     curve: Annotated[
         bool | Literal["auto"],

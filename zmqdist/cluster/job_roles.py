@@ -60,8 +60,8 @@ def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_i
 def is_chief(cluster: Cluster, task_type: str | None = None, task_id: int | None = None) -> bool:
     """Return whether this task does the work that only one task must do, such as writing checkpoints.
 
-    This is the chief, the evaluator, or the first worker of a cluster without a chief. A program without a cluster, which has an empty
-    `cluster` and no `task_type`, is its own chief.
+    This is True for the chief, for the evaluator, and for the first worker of a cluster without a chief. It is also True for a program
+    without a cluster, which has an empty `cluster` and no `task_type`.
     """
     validate_cluster_spec(cluster, task_type, task_id)
     spec = ClusterSpec(cluster)

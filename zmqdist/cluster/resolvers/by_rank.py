@@ -37,7 +37,7 @@ class ResolverByRank(ClusterResolver):
         self._per_node = dict(per_node)
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster."""
+        """Return the cluster of the ranks, or in a process of `zmqdist launch` the cluster of the launcher."""
         if self._launched is not None:
             return self._launched.cluster_spec()
         addresses = [f"{host}:{self._port_base + index}" for host, index in self._places()]

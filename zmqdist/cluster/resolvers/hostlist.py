@@ -90,8 +90,8 @@ def _numbers(inside: str, hostlist: str) -> list[str]:
 
 
 def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
-    """Return the items as a list. Raise ValueError if there are more than a cluster may have, because a short text can describe billions of
-    items.
+    """Return the items as a list. Raise ValueError if the text describes more than WORKERS_MAX items, because a short text can describe
+    billions of them.
 
     Args:
       before: the number of items that were found earlier in `text`.

@@ -26,9 +26,12 @@ def launched_cluster() -> TFConfigClusterResolver | None:
 
 
 def has_no_address(resolver: ClusterResolver, task_type: str | None) -> bool:
-    """Return whether the task belongs to the job of this process and the cluster has no addresses for this job.
+    """Return whether a task belongs to the job of this process and the cluster has no addresses for this job.
 
     Such a task is the program, or a worker of a cluster file that has only a count of workers. No process connects to it.
+
+    Args:
+      task_type: the job of the task. None means the job of this process.
     """
     own_job = task_type is None or task_type == resolver.task_type
     return own_job and resolver.task_type not in resolver.cluster_spec().jobs

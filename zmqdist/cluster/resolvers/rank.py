@@ -25,7 +25,7 @@ NODELIST: Final = "SLURM_JOB_NODELIST"
 
 
 class _Family(NamedTuple):
-    """The environment variables of one system. Each attribute has the names that versions of the system give to one variable.
+    """The environment variables of one system. Each tuple has the names that different versions of the system give to one variable.
 
     Attributes:
       rank, size: variables for the rank of this process, and for the number of all processes.
@@ -39,7 +39,7 @@ class _Family(NamedTuple):
     local_size: tuple[str, ...]
 
     def missing(self) -> list[str]:
-        """Return the names of the environment variables that are not set."""
+        """Return the names of those variables of this system that are not set in the environment."""
         wanted = (self.rank, self.size, self.local_rank, self.local_size)
         return [" or ".join(names) for names in wanted if not any(name in os.environ for name in names)]
 

@@ -10,7 +10,7 @@ from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """A resolver that returns its arguments.
+    """A resolver whose methods return the arguments of its constructor.
 
     Args:
       master: the address that the method `master` returns if no task is named.
