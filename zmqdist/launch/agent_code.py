@@ -77,7 +77,7 @@ class ReceivedCode:
     def _ready(self, order_id: int, root: Path) -> CodeReady:
         assert self._offer is not None
         working = root / self._offer.working
-        # The working directory is missing if the archive has no file below it.
+        # Make the working directory, because the archive contains files only: without a file below it, the directory is missing.
         working.mkdir(parents=True, exist_ok=True)
         os.chdir(working)  # for the roles, which inherit the agent's working directory
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]
@@ -85,7 +85,7 @@ class ReceivedCode:
 
 
 def _is_same(root: Path, order: OfferCode) -> bool:
-    """Return whether the files below `root` equal the offered ones, for example because this host shares the launcher's file system."""
+    """Return whether the files below `root` equal the offered files, for example because this host shares the launcher's file system."""
     try:
         return pack(root, order.paths).digest == order.digest
     except (OpError, OSError):

@@ -10,8 +10,8 @@ links to folders. It also leaves out three kinds of files, which the launcher li
 data rather than code; files whose names say that they hold a secret (`*.key`, `*.pem`, `*.env`); and links to files outside of the root. A
 file that `code:` itself names is left out only if it is too large.
 
-Invariant: no secret key of the cluster travels with the code unless `code:` names its file, because `zmqdist keygen` and `zmqdist keys
-join` write secret keys to files `*.key`.
+Invariant: no bundle has a secret key of the cluster unless `code:` names the key's file, because `zmqdist keygen` and `zmqdist keys join`
+write secret keys to files `*.key`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CodeBundle:
     Attributes:
       root: the folder to which the names of the files are relative.
       paths: the packed files and folders, relative to the root.
-      imports: the folders of the module path, relative to the root.
+      imports: the folders that the roles have on their module path, relative to the root.
       archive: the contents of a tar file.
       files: number of files in the archive.
       left_out: the files that the user would expect in the archive but that are not in it, each as (reason, name relative to the root).
@@ -84,8 +84,8 @@ def bundle_of(paths: Sequence[str], script: str | None) -> CodeBundle:
     """Pack files and folders. Their paths are relative to the working directory.
 
     Args:
-      script: the program's script, whose folder is put on the module path. If it is None or not below the root, the working directory is
-        put on it.
+      script: the program's script, whose folder is put on the module path. If `script` is None or not below the root, the working
+        directory is put on the module path instead.
 
     Raises:
       NotFoundError: a path does not exist.
@@ -138,7 +138,7 @@ def pack(root: Path, paths: Sequence[str]) -> CodeBundle:
 
 
 def _why_left_out(file: Path, root: Path, size: int, named: bool) -> str:
-    """Return why a file does not travel, or "" if it does. A file that the user has named travels unless it is too large."""
+    """Return why a file is left out of the archive, or "" if it is not. A file that `code:` names is left out only if it is too large."""
     if size > CODE_FILE_BYTES_MAX:
         return f"above {CODE_FILE_BYTES_MAX // MIB} MiB"
     if named:
@@ -151,7 +151,7 @@ def _why_left_out(file: Path, root: Path, size: int, named: bool) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """Yield the files of code below a folder. If `path` is a file, yield only this path."""
+    """Yield the files below the folder `path` that a bundle does not silently leave out. If `path` is a file, yield only `path`."""
     if path.is_file():
         yield path
         return

@@ -38,7 +38,7 @@ WORKER: Final = "worker"
 
 
 class ElasticWorkers:
-    """The workers of one launcher. This is the Scaler of its dispatcher: users change the number of workers through it.
+    """The workers of one launcher. This object is the Scaler of the launcher's dispatcher, which passes requests of users on to it.
 
     Args:
       elasticity: the machine. `tasks` has already started the workers that the machine holds.
@@ -126,7 +126,7 @@ class ElasticWorkers:
         self._events.put(machine.WorkerEnded(index, role is not None and role.exit_code == OK, restarts))
 
     def room_changed(self, room: int | None, reason: str) -> None:
-        """Record how many workers the hosts have room for now, and why there is no more room (`room` and `room_reason` of SizeBounds)."""
+        """Record for how many workers the hosts have room now, and why not for more (`room` and `room_reason` of SizeBounds)."""
         self._events.put(machine.RoomChanged(room, reason))
 
     def stop(self) -> None:
@@ -210,7 +210,7 @@ class ElasticWorkers:
                 self._take_reply(request).set_result(effect)
 
     def _retire(self, index: int) -> bool:
-        """Make sure that `tasks` never starts this worker again. Return whether the worker has a process."""
+        """Make sure that `tasks` never starts this worker again. Return whether the worker has a process; if not, report its end."""
         if self._tasks.retire(f"{WORKER}:{index}"):
             return True
         self._events.put(machine.WorkerEnded(index, in_order=True, restarts=False))

@@ -1,9 +1,9 @@
 """Private folders for the files of one run of a cluster, such as its token, keys and resolved cluster file. The process that made a folder
-is its owner, and removes the folder at its end.
+is the owner of the folder, and removes the folder before it ends.
 
 A folder in use has a file that its owner has locked. The kernel releases the lock when the owner ends in any way. A launcher can therefore
-recognize the folder of a killed launcher, without a process id, which the kernel may have reused. When a launcher makes a folder, it
-removes the folders that killed launchers have left behind.
+recognize the folder of a killed launcher by the missing lock. It needs no process id, which the kernel may have reused. When a launcher
+makes a folder, it removes the folders that killed launchers have left behind.
 """
 
 from __future__ import annotations

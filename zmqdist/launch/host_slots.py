@@ -32,7 +32,7 @@ class HostSlots:
         return list(self._roles)
 
     def place(self, role: str) -> str | None:
-        """Return the host of a role. If the role has no place yet, choose a host for it. Return None if no host has a free slot."""
+        """Return the host of a role. If the role has no place yet, give it a place first. Return None if no host has a free slot."""
         for host, roles in self._roles.items():
             if role in roles:
                 return host
@@ -52,7 +52,7 @@ class HostSlots:
 
     @property
     def room(self) -> int | None:
-        """How many roles all hosts together may have. None means no bound."""
+        """How many roles all hosts that are not lost may have together. None means no bound."""
         slots = [self._slots[host] for host in self._roles]
         return None if None in slots else sum(each or 0 for each in slots)
 

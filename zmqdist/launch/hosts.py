@@ -125,7 +125,7 @@ class AgentPool:
 
     @property
     def room(self) -> int | None:
-        """How many roles the hosts that are not lost may have. None means no bound."""
+        """How many roles all hosts that are not lost may have together. None means no bound."""
         with self._lock:
             return self.slots.room
 
@@ -154,7 +154,7 @@ class AgentPool:
 
     def send_code(self, bundle: CodeBundle) -> None:
         """Send this code to all hosts at the same time, so that all later roles run with it. Raises the errors of `AgentLink.send_code`. If
-        the code cannot be sent to several hosts, the error names the first of these hosts.
+        several hosts fail, the error is that of the first of them.
         """
 
         def send(link: AgentLink) -> None:
@@ -165,8 +165,8 @@ class AgentPool:
                 sending.result()
 
     def lost_port_host(self, role: str) -> str:
-        """Return the lost host on which this role has a reserved port. The role can run on no other host. "" means that the role can still
-        run: its host is not lost, or it has no reserved port.
+        """Return the name of the host of the role's reserved port if this host is lost, so that the role cannot run any more. "" means that
+        the host is not lost, or that the role has no reserved port.
         """
         host = self._reserved.get(role, "")
         return "" if host in self.slots.hosts else host
@@ -221,7 +221,7 @@ class Hosts:
       on_exit: a function that is called with each role that has ended, in the reader thread of the link to the role's agent. For a role
         that was never started a new thread calls it.
       say: a function that is called with a line for each host that is lost.
-      files: makes the files that are sent with each role. None means that no files are sent.
+      files: the RoleFiles that makes the files that are sent with each role. None means that no files are sent.
       on_lost: a function that is called when a host was lost, before `on_exit` is called with the roles of the host.
     """
 
@@ -328,8 +328,8 @@ class Hosts:
         return StartRole(0, name, kind, json.dumps(dataclasses.asdict(config)), variables, files)
 
     def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:
-        """Report the end of a role that was never started. A new thread calls `on_exit`, because `on_exit` may need a lock that the caller
-        of this method holds.
+        """Report that a role has ended which was never started. A new thread calls `on_exit`, because `on_exit` may need a lock that the
+        caller of this method holds.
         """
         role.exit_code, role.tail = exit_code, reason
         role.ended.set()

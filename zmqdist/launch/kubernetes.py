@@ -362,8 +362,8 @@ def _cores(cores: float) -> str:
 def _answers(command: str, port: int) -> _Object:
     """Return a liveness probe that calls the server with the client's key.
 
-    The period of the probe is long, because each probe starts a Python interpreter, which takes half a second of a core. Many probes have
-    to fail before Kubernetes restarts the pod, because a restart costs more than a wait.
+    The period of the probe is long, because each probe starts a Python interpreter, which takes half a second of a core. Kubernetes
+    restarts the pod only after POD_ALIVE_FAILURES probes in a row have failed, because a restart costs more than a wait.
     """
     words = ["zmqdist", command, f"127.0.0.1:{port}", "--timeout", f"{limits.POD_ALIVE_ANSWER_S / 2:g}"]
     return {

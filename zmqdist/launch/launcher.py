@@ -168,13 +168,14 @@ class Launch:
     # -- before -------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise an error if the cluster file cannot be started on this host. This checks what can be checked without binding a port or
-        creating a file.
+        """Raise an error if the cluster file cannot be started on this host. The method binds no port and creates no file, so it does not
+        notice a port in use.
 
         Raises:
           NotFoundError: a program or a path of `code:` that the file names, or a program that its launcher needs, is missing.
           InvalidArgumentError: entries of the file contradict each other.
           FailedPreconditionError: a key is missing in the key folder that the file names, or cannot be used.
+          UnimplementedError: the launcher is kubernetes.
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
@@ -292,7 +293,7 @@ class Launch:
         others.
         """
         tf_config = {TF_CONFIG_ENV: self._tf_config(job, index)}
-        # Each agent adds the thread variables of its own host.
+        # With host agents leave out the thread variables, because each agent adds those of its own host.
         threads = self._thread_variables() if self._pool is None else {}
         variables = {**self._variables, **self._importable(), **tf_config, **threads}
         return {**variables, **self._config.jobs.task_jobs()[job].env}
@@ -306,8 +307,7 @@ class Launch:
         return config.tf_config(job, index)
 
     def _room(self) -> tuple[int | None, str]:
-        """Return how many workers the hosts that are not lost have room for, and why there is no more room (`room` and `room_reason` of
-        SizeBounds)."""
+        """Return for how many workers the hosts that are not lost have room, and why not for more (`room`, `room_reason` of SizeBounds)."""
         section, pool = self._workers, self._pool
         count, ps = len(section.indices()), self._config.jobs.ps
         if section.tasks is not None:
@@ -391,11 +391,11 @@ class Launch:
         return next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
 
     def _importable(self) -> dict[str, str]:
-        """Return the PYTHONPATH of the workers with the folder of the program's script, so that functions can import modules of that
-        folder.
+        """Return the PYTHONPATH of workers and ps with the folder of the program's script, so that functions can import modules of that
+        folder. Return {} if the command has no script, or if the agents set PYTHONPATH.
         """
         script = self._script()
-        if script is None or (self._pool is not None and self._code_paths()):  # the agent sets PYTHONPATH for its host
+        if script is None or (self._pool is not None and self._code_paths()):  # the agents set PYTHONPATH themselves
             return {}
         before = os.environ.get("PYTHONPATH") if self._pool is None else None
         folder = str(Path(script).absolute().parent)
@@ -450,7 +450,9 @@ class Launch:
                 self._program.kill()
 
     def _signalled(self, number: int) -> None:
-        """Pass the first signal on to the program, and kill it on a later one. Do neither for a signal that the terminal sends to it."""
+        """Pass the first signal on to the program, and kill the program on a later signal. If the terminal sends the signal to the program
+        itself, do neither.
+        """
         with self._lock:
             first = not self._signals
             self._signals.append(number)
@@ -463,8 +465,8 @@ class Launch:
         """Return whether the terminal sends this signal to the program as well as to the launcher. If so, the launcher does not pass the
         signal on, because a second signal would interrupt the clean-up that the first signal has started.
 
-        If Ctrl-C is pressed just before the program is started, only the launcher gets the signal. The program then runs until the grace is
-        over.
+        If Ctrl-C is pressed while the program is being started, only the launcher may get the signal. The program then runs until the grace
+        is over.
         """
         return number == signal.SIGINT and self._shares_terminal
 
@@ -475,7 +477,9 @@ class Launch:
             self._elastic.worker_ended(index, role, restarts)
 
     def _report_room(self) -> None:
-        """Tell the elasticity machine how many workers the hosts have room for. The reader thread of a lost host's link calls this."""
+        """Tell the elasticity machine for how many workers the hosts have room. `run` calls this method before it starts the workers, and
+        when a host is lost, the reader thread of the link to that host calls it.
+        """
         with self._lock:  # the lock keeps the order, so that the machine gets the latest number last
             if self._elastic is not None:
                 self._elastic.room_changed(*self._room())

@@ -72,7 +72,8 @@ class local_cluster:
       workers: number of workers that were started, including killed workers. The indices of all workers are below this number.
       ps: the addresses of the parameter servers, by index. A restarted parameter server has the same address.
       spec: the ClusterSpec with the addresses of the dispatcher and the parameter servers.
-      pids: pids of the running processes by task name, such as "worker:0". If `processes` is False, only those that `add_worker` started.
+      pids: pids of the running child processes by task name, such as "worker:0". If `processes` is False, only `add_worker` starts such
+        processes.
 
     Raises:
       UnavailableError: a process ended before it was ready, and the text has its exit code; or it was not ready after 30 s.
@@ -155,7 +156,7 @@ class local_cluster:
 
     @property
     def cancel_grace_s(self) -> float:
-        """As `DispatchServer.cancel_grace_s`."""
+        """The `cancel_grace_s` of the dispatcher, which is the default of coordinators that get this cluster as their target."""
         return self.dispatcher.cancel_grace_s
 
     @property

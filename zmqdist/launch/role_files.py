@@ -35,7 +35,7 @@ class JoiningChildren(Children):
     """Child processes that each join the cluster with a ticket, so that each has keys of its own.
 
     Args:
-      files: makes the files of a role.
+      files: the RoleFiles that makes the files of each role.
       folder: the private folder that has the files.
     """
 
@@ -56,7 +56,7 @@ class JoiningChildren(Children):
 
 
 class RoleFiles:
-    """The files of the roles of one cluster.
+    """Makes the files of the roles of one cluster.
 
     Args:
       cluster: the cluster file with its section `runtime`.

@@ -31,8 +31,8 @@ class JoinedAs:
 
 
 def given_ticket(ticket_file: str | None, ticket_fd: int | None) -> JoinTicket | None:
-    """Read the join ticket of this process from its private file or descriptor. Return None if it has neither. Raises the errors of
-    `read_ticket`.
+    """Read the join ticket of this process from its private file or descriptor. Return None if both arguments are None. Raises the errors
+    of `read_ticket`.
     """
     if ticket_file is None and ticket_fd is None:
         return None

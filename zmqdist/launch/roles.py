@@ -123,7 +123,8 @@ def _run_worker(config: WorkerConfig, are_limited: bool, grace_s: float, lifelin
     from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     zygote = None
-    # Otherwise `WorkerServer` starts a zygote by command: a fork keeps NumPy's numbers of threads, and must not have several threads.
+    # Fork the zygote only if NumPy has the right numbers of threads, because a fork keeps them, and only while this process has one thread,
+    # because a fork would copy the locks of other threads. Otherwise `WorkerServer` starts a zygote as a new Python interpreter.
     if config.processes and are_limited and threading.active_count() == 1:
         environment = config.credentials.environment()
         import_modules()
@@ -269,7 +270,9 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
 
 
 def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, stop: Callable[[float], object]) -> None:
-    """Wait until the server ends by itself. On a signal, call `stop(grace_s)`. If the lifeline breaks, call `stop(0)`."""
+    """Wait until the server ends by itself. On a signal, call `stop(grace_s)`, and if the lifeline breaks, `stop(0)`. A further signal then
+    ends the process at once.
+    """
 
     def wake_when_ended() -> None:
         try:
@@ -298,8 +301,8 @@ class _Signals:
     """A context manager in which a thread can wait for SIGINT, SIGTERM and the break of the lifeline.
 
     As soon as a signal arrives, the interpreter writes the signal's number into a pipe, which ends the wait. A handler written in Python
-    could not end the wait if the signal arrived just before it: such a handler runs only between two bytecode instructions, and the wait is
-    one instruction.
+    could not end the wait if the signal arrived just before the wait began: such a handler runs only between two bytecode instructions, and
+    the wait is one instruction.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)

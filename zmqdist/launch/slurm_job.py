@@ -350,7 +350,7 @@ class JobFollower:
         return bool(data)
 
     def _report(self, state: JobState, submitted: bool) -> None:
-        """Tell the user where the job runs or why it waits, if the answer has changed. Cancel a submitted job that can never start."""
+        """Tell the user where the job runs or why it waits, if this has changed. Cancel a submitted job that can never start."""
         if state.state == "PENDING":
             if submitted and state.reason in _NEVER:
                 cancel(self._number)

@@ -52,8 +52,8 @@ def _host(given: str | SshHost, config: SshConfig, silence_limit_s: float) -> Ag
 
 
 def ssh_command(host: str, options: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the ssh command that runs `command` on a host. The user's options precede those of this module except BatchMode, because ssh
-    uses the first value of an option.
+    """Return the ssh command that runs `command` on a host. ssh uses the first value of an option. The options of the user therefore
+    precede those of this module, except BatchMode, which the user cannot change.
     """
     return [
         *(SSH, "-T", "-o", "BatchMode=yes", *options, "-o", f"ConnectTimeout={CONNECT_S}"),

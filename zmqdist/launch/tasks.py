@@ -62,7 +62,11 @@ class Restarts:
 
 @dataclass(eq=False)
 class _Task:
-    """A worker or ps, with the timer of its pause before a restart."""
+    """A worker or ps that a launcher starts and restarts.
+
+    Attributes:
+      pause: the timer that restarts the task. None means that no restart is due.
+    """
 
     config: WorkerConfig | TaskConfig
     environment: Mapping[str, str]
@@ -81,7 +85,7 @@ class Tasks:
       on_worker_exit: a function that is called when a worker has ended, before the worker is restarted.
       say: a function that is called with each line that a task prints, after a prefix with the task's name, and with a line when a task
         ends.
-      launcher: makes the launcher that starts the tasks. By default the tasks are child processes of this process.
+      launcher: the function that makes the launcher of the tasks. By default the tasks are child processes of this process.
     """
 
     def __init__(self, on_worker_exit: WorkerExitHandler, say: Say, launcher: MakeLauncher = Children) -> None:
