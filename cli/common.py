@@ -63,7 +63,9 @@ def grace_option(help: str) -> Callable[[F], F]:
 
 
 def secret_options(command: F) -> F:
-    """Add the options --token-file, --keys and --insecure to a command, for a secret in an unusual place or for no secret."""
+    """Add the options --token-file, --keys and --insecure to a command. The user needs them if the secret is in an unusual place, or to use
+    no secret.
+    """
     for option in (
         click.option(
             "--insecure",
@@ -162,7 +164,7 @@ def place(
     Args:
       target: the TARGET of the command line. This is an address, or the file of a cluster that `zmqdist launch` runs on this host. None
         means the cluster in ZMQDIST_CONFIG.
-      name: how the command calls the target.
+      name: the name of the target in the error text of the command.
 
     Raises:
       click.UsageError: neither TARGET nor ZMQDIST_CONFIG names a dispatcher, or TARGET is not an address.

@@ -1,7 +1,8 @@
-"""Ctrl-C during imports, for which Python would print a traceback, or lose the interrupt in a callback of its import locks.
+"""Handling of Ctrl-C while the command imports modules.
 
-SIGINT therefore has its default action during imports, and ends the process at once. At this point the command has no work that needs an
-orderly end.
+Python's own handler raises KeyboardInterrupt. During an import, Python would print its traceback, or would lose it in a callback of an
+import lock. `importing` therefore gives SIGINT its default action, which ends the process at once. At this point the command has no work
+that needs an orderly end.
 """
 
 from __future__ import annotations

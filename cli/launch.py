@@ -100,7 +100,7 @@ def launch(
 
 
 def _submit(cluster: ClusterConfig, config: str, arguments: tuple[str, ...], detach: bool, grace_s: float) -> int:
-    """Submit a job of Slurm that runs this command again, and follow the job unless `detach`."""
+    """Submit a job of Slurm that runs this command again, and follow the job unless `detach` is True. Return the exit code."""
     from zmqdist.launch.launcher import Launch
     from zmqdist.launch.slurm_job import JobFollower, submit
 
@@ -142,6 +142,6 @@ def _render(config: ClusterConfig, arguments: tuple[str, ...], render: bool, gra
 
 
 def _say(line: str) -> None:
-    """Print a line of output of a role. Ignore a closed standard output, because it must not stop the cluster."""
+    """Print a line of output of a role. If standard output was closed, drop the line, because the cluster must go on."""
     with contextlib.suppress(OSError, ValueError):
         click.echo(line)

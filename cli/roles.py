@@ -222,7 +222,7 @@ def _load(file: str) -> ClusterConfig:
 
 
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of DispatcherConfig that a cluster file sets. This process then uses the range of ports in the file."""
+    """Return the fields of DispatcherConfig that a cluster file sets. Also have this process choose free ports as `use_ports_of` says."""
     from zmqdist.cluster.file_sections import DispatcherJob, WorkerJob
     from zmqdist.transport.endpoint import split
 

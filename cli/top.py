@@ -68,7 +68,7 @@ def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[floa
 
 
 def _page(record: dict[str, Any]) -> Any:
-    """Return a status record as tables of rich. They have the rows that `zmqdist status` prints."""
+    """Return a status record as text and tables of rich. The tables have the rows that `zmqdist status` prints."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

@@ -5,8 +5,8 @@ Input
     Python's spellings of numbers and constants are read, too: True, False, None, .5, nan, -inf, 1+2j.
     @FILE is the content of a file. A file .npy is an array, .npz is a dict of arrays by name, .json is JSON, and any other file is bytes.
     NAME=WORD is an argument by name.
-    Any other word is a string, except that a word which begins like JSON and is not JSON is a mistake. To pass a string that would be read
-    as another value, write it as JSON: '"3"', '"a=b"', '"@x"'.
+    Any other word is a string. However, a word that begins with {, [ or " and is not JSON is a mistake, and so is a word that begins with -
+    and is no number. To pass a string that would be read as another value, write it as JSON: '"3"', '"a=b"', '"@x"', '"-x"'.
 
 Output
     Each value is printed as one line of JSON, or as several indented lines if it is long. Values that JSON does not have are converted:
@@ -117,7 +117,7 @@ def shown(value: Any, *, as_json: bool) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value of an RPC with all parts converted to the types of JSON."""
+    """Return the result of a call with all parts converted to the types of JSON, by the rules of the module's docstring."""
     if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, (np.ndarray, np.generic)):

@@ -42,7 +42,7 @@ REPLY_MS: Final = 30_000
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How much is measured. Each block is run once with zmqdist and once with the other technique.
+    """The amounts that a benchmark measures. Each block is run once with zmqdist and once with the other technique.
 
     Attributes:
       blocks: number of blocks for each comparison.
@@ -220,7 +220,7 @@ def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
     """
     pool_tasks = max(1, plan.tasks // 5)
     # The pool's processes are spawned, because a fork of a process with threads is unsafe. They import this module, as workers do.
-    with _interrupts_held():  # an interrupt of the constructor would leave a semaphore behind
+    with _interrupts_held():  # Ctrl-C inside the constructor would leave a semaphore behind
         pool = ProcessPoolExecutor(2, get_context("spawn"))
     with ClusterCoordinator(cluster) as coordinator, pool:
 

@@ -59,7 +59,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the registered workers and coordinators. `rate` is the number of functions that finish per second."""
+    """Sums over the registered workers, and the counts of queued work, coordinators and lost workers.
+
+    `waiting` is the number of functions that workers have and have not begun. `rate` is the number of functions that finish per second.
+    """
 
     workers: int
     slots: int
@@ -73,7 +76,7 @@ class Totals:
 
 
 def totals(status: Status) -> Totals:
-    """Return the sums over the workers and coordinators of a record."""
+    """Return the Totals of a record."""
     workers, coordinators = status["workers"], status["coordinators"]
     return Totals(
         workers=len(workers),

@@ -1,4 +1,4 @@
-"""Checks of a whole cluster. They check each address of the cluster, and whether its tasks reach each other."""
+"""Checks of each address of a cluster, and checks whether the tasks of the cluster reach each other."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def descriptors(wanted: int) -> Finding:
 
 
 def proc() -> Finding:
-    """Check that /proc can be read. zmqdist reads there which user listens on a port, and opens shared memory through /proc."""
+    """Check that /proc can be read. zmqdist reads from /proc which user listens on a port, and opens shared memory through /proc."""
     try:
         Path("/proc/net/tcp").read_bytes()
         os.listdir("/proc/self/fd")
@@ -165,7 +165,7 @@ def loopback() -> Finding:
 
 
 def proxies() -> list[Finding]:
-    """If proxy variables are set, return a finding that zmqdist ignores them, because users of gRPC expect them to work."""
+    """If proxy variables are set, return a finding that zmqdist ignores them, because users of gRPC expect them to have an effect."""
     variables = [name for name in PROXIES if os.environ.get(name)]
     return (
         [ok("proxies", f"{', '.join(variables)} set, which zmqdist ignores: it connects directly")] if variables else []

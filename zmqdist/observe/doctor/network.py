@@ -189,7 +189,9 @@ def _of_dispatcher(subject: str, client: ZmqClient, timeout_s: float) -> list[Fi
 
 
 def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float) -> list[Finding]:
-    """Return a finding for each worker whose own port cannot be reached, or one finding if all can. Large results are read from it."""
+    """Check the ports of the workers, from which other processes read large results. Return a finding for each port that cannot be reached,
+    or one finding if all ports can be reached.
+    """
     own = is_loopback(split(dispatcher)[0])
     addresses = {row["name"]: row["address"] for row in workers if row.get("address")}
     with ThreadPoolExecutor(PORTS_AT_A_TIME, thread_name_prefix="zmqdist-doctor") as pool:
@@ -218,7 +220,8 @@ def _data_ports(workers: list[dict[str, Any]], dispatcher: str, timeout_s: float
 
 
 def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
-    """Return a client in the first of the roles submit, worker, admin and client for which this process has a key, or with its token.
+    """Return a client of the server at an address. If the client needs a key, it uses the key of the first of these roles that this process
+    has: submit, worker, admin, client.
 
     Args:
       key: the public key of the server. It is needed for a worker, because a worker does not have the cluster's server key.
@@ -279,8 +282,8 @@ def _described(subject: str, info: ServerInfo, rtt_s: float, clock_ahead_s: floa
 
 
 def _refused(subject: str, error: errors.OpError, owner: PortOwner | None, timeout_s: float) -> Finding:
-    """Return a finding that says why a ZeroMQ server did not reply. If the server refused this process, the finding has the client's
-    error.
+    """Return a finding that says why a ZeroMQ server did not reply. If the server refused this process, the message of the finding is that
+    of the client's error.
     """
     if isinstance(error, errors.DeadlineExceededError):
         message = f"it accepts connections, but does not answer within {timeout_s:g} s: its Python is busy or stuck"

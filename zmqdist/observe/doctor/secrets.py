@@ -17,7 +17,7 @@ _KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once mor
 
 
 def examine(credentials: Credentials) -> list[Finding]:
-    """Check the key folder that processes will use or, without a key folder, the token. transport/security.py has the rules."""
+    """Check the key folder that processes will use, or the token if there is no key folder. transport/security.py has the rules."""
     if credentials.insecure:
         return [
             warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")
