@@ -91,7 +91,7 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", implementation)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """Return new options. An option of `other` that is not the default replaces the option of this object."""
+        """Return the options of this object, replaced by those options of `other` that do not have their default value."""
         if other is None:
             return self
         default = CommunicationImplementation.AUTO

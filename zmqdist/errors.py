@@ -122,7 +122,7 @@ class CancelledError(_Coded):
 
 
 class UnknownError(_Coded, RuntimeError):
-    """User code raised an exception, or an operation failed, for a reason that no other class describes."""
+    """User code raised an exception, or an operation failed for a reason that no other class describes."""
 
     code = UNKNOWN
 
@@ -170,7 +170,7 @@ class FailedPreconditionError(_Coded, RuntimeError):
 
 
 class AbortedError(_Coded):
-    """The operation was given up because of an event that happened before it ended."""
+    """Another event ended the operation before it was done. For example, its session ended, or the variable that it needs was dropped."""
 
     code = ABORTED
 

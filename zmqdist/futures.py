@@ -26,7 +26,9 @@ class ReadyValue:
 
 
 class Then:
-    """A future whose value is `fn(value)`, where `value` is the value of another future. `fn` is called once."""
+    """A future whose value is `fn(value)`, where `value` is the value of another future. `get_value` calls `fn`, but not again after `fn`
+    has returned.
+    """
 
     __slots__ = ("_fn", "_future", "_value")
 
@@ -46,7 +48,7 @@ class Gathered:
     """A future that is ready when all of several futures are ready."""
 
     def __init__(self, futures: Iterable[Future], combine: Callable[[list[Any]], Any] | None = None) -> None:
-        """Start all futures. If an operation cannot be started, wait until the started futures have ended, and then raise the error.
+        """Start all operations. If one cannot be started, wait until the started operations have ended, and then raise the error.
 
         Args:
           futures: an iterable that starts an operation in each step, and yields its future.
@@ -68,7 +70,7 @@ class Gathered:
 
 
 def all_values(futures: Iterable[Future]) -> list[Any]:
-    """Wait for all futures, even after one has failed. Return their values, or raise the first error."""
+    """Wait for all futures, even after one of them has failed. Return their values, or raise the error of the first failed one in order."""
     values, failed = _outcomes(list(futures))
     if failed is not None:
         raise failed

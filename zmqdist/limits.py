@@ -249,7 +249,7 @@ ORPHAN_LIMIT_S: Final = 60.0
 """Seconds after which a worker stops if it finds no dispatcher."""
 
 INVITED_ORPHAN_LIMIT_S: Final = 10.0
-"""Seconds without a dispatcher after which a worker stops that a program has recruited in a task. This is shorter than ORPHAN_LIMIT_S,
+"""Seconds without a dispatcher after which a worker stops if a program has recruited it in a task. This is shorter than ORPHAN_LIMIT_S,
 because the task continues, and the next program can recruit a worker in it again.
 """
 
@@ -328,8 +328,8 @@ POD_ALIVE_ANSWER_S: Final = 30
 """Seconds that the check whether a server replies may take on a busy node."""
 
 POD_ALIVE_FAILURES: Final = 3
-"""Checks in a row without a reply after which Kubernetes restarts the server. They are many, because a restarted server has lost its
-data.
+"""Checks in a row without a reply after which Kubernetes restarts the server. One check is not enough, because a restarted server has lost
+its data.
 """
 
 POD_GRACE_MARGIN_S: Final = 5
@@ -359,9 +359,9 @@ twice as much as a client sends, because the server still counts a call for a sh
 """
 
 UNCOUNTED_BYTES_MAX: Final = CLIENT_UNASKED_BYTES_MAX // CALLS_PENDING_MAX
-"""Bytes of the arguments of a call up to which neither client nor server counts the call against these bounds. The client sends such a
-call at once, also while it holds back others. Such arguments are so small that all calls that a client may have stay within the server's
-bound.
+"""Bytes of arguments up to which a call counts neither against the client's EAGER_BYTES_MAX nor against the server's
+CLIENT_UNASKED_BYTES_MAX. The client sends such a call at once, also while it holds back other calls. CALLS_PENDING_MAX such calls together
+stay within the server's bound.
 """
 
 CLIENT_PULLED_BYTES_MAX: Final = 256 * 2**20
@@ -555,7 +555,7 @@ KEY_RENEWAL_S: Final = 5.0
 """Seconds for which a replaced key keeps its role, so that connections that processes are just making with the key succeed."""
 
 VOUCHING_S: Final = 2.0
-"""Seconds for which a connection with a key of the file `authorized` waits until the dispatcher has told whether the key was revoked."""
+"""Seconds for which a connection with a key of the file `authorized` waits until the dispatcher has said whether the key was revoked."""
 
 # -- agents of hosts -----------------------------------------------------------------------------------------------------
 

@@ -40,9 +40,8 @@ def leave() -> None:
 
 
 def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
-    """Set the state for the whole slot process, so that threads of the function see it, too.
-
-    A slot process runs one scheduled function at a time.
+    """Set the state for all threads of this slot process, so that threads that a function starts see the state, too. This is possible
+    because a slot process runs only one scheduled function at a time.
     """
     global _cancelled_of_process, _worker_of_process
     _cancelled_of_process = cancelled
@@ -109,7 +108,9 @@ def _worker_position(function: str) -> tuple[int, int]:
 
 @contextmanager
 def under_construction(kind: str) -> Iterator[None]:
-    """Return a context manager in which this thread creates an object of the worker. `kind` is "resource" or "dataset"."""
+    """Return a context manager for the code that creates a per-worker object in this thread. Inside this context
+    `resource_kind` returns `kind` ("resource" or "dataset"), so that `Variable` knows whether and where a variable may be created.
+    """
     before, _of_thread.under_construction = resource_kind(), kind
     try:
         yield
@@ -118,12 +119,14 @@ def under_construction(kind: str) -> Iterator[None]:
 
 
 def resource_kind() -> str | None:
-    """Return the kind of object that this thread is creating (`under_construction`). None means that it creates no object."""
+    """Return the kind of the per-worker object that this thread is creating (`under_construction`). None means that it creates none."""
     return getattr(_of_thread, "under_construction", None)
 
 
 class _UpdateKey:
-    """The key and the update counters of a function whose updates are applied once, even if it runs several times."""
+    """The keys for the updates of one function. `key` is equal in each attempt of the function. `numbers` counts, for each subject, the
+    updates that this attempt has made.
+    """
 
     def __init__(self, key: str) -> None:
         self.key = key
