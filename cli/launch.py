@@ -93,7 +93,7 @@ def launch(
             raise click.UsageError(f"--detach submits a job of Slurm without following it, but {why}")
         else:
             code = run(loaded, list(arguments), say=_say, grace_s=grace_s)
-    except NotFoundError as error:  # a program that the file names is missing
+    except NotFoundError as error:  # a program or a path that the file names is missing
         click.echo(f"zmqdist launch: {config}: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
     context.exit(code)

@@ -266,7 +266,7 @@ class AgentLink:
             answer.put(event)
             return
         role = self._roles.get(event.order_id)
-        if role is None:  # the role has ended
+        if role is None:  # the role has ended, so its late events are ignored
             return
         match event:
             case RoleStarted():

@@ -188,7 +188,9 @@ class CodeWanted(AgentMessage, frozen=True):
 
 
 class CodeReady(AgentMessage, frozen=True):
-    """The agent's host has the code in `folder`, which is the working directory of all roles that the agent starts after this event."""
+    """The agent's host has the code in `folder`. All roles that the agent starts after this event run with this code, and in the folder
+    `working` of the offer, which is below `folder`.
+    """
 
     order_id: int
     folder: str

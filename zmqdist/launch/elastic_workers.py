@@ -162,7 +162,7 @@ class ElasticWorkers:
         try:
             snapshot = self._dispatcher.snapshot()
             seen = self._seen()
-        except errors.OpError:  # the dispatcher has been stopped
+        except errors.OpError:  # the dispatcher has been stopped, so there are no figures to read
             return
         self._handle(machine.ClusterSeen(snapshot.queued - snapshot.queued_pinned, seen))
 

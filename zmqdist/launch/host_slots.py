@@ -32,7 +32,7 @@ class HostSlots:
         return list(self._roles)
 
     def place(self, role: str) -> str | None:
-        """Return the host of a role. If the role has no place yet, give it a place first. Return None if no host has a free slot."""
+        """Return the host of a role. If the role has no place yet, choose one for it. Return None if no host has a free slot."""
         for host, roles in self._roles.items():
             if role in roles:
                 return host

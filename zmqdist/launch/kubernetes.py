@@ -4,8 +4,8 @@ Promises
     K1  The same file, arguments and grace give the same bytes.
     K2  A pod mounts only the keys of its role, so that no worker and no program has the server's key. The manifests contain no key: they
         name the Secret that has the keys.
-    K3  Every pod finds the cluster by the same environment variables as under the local launcher: ZMQDIST_CONFIG, TF_CONFIG and
-        ZMQDIST_KEYS_DIR. The addresses are names of Services, which do not change when a pod is replaced.
+    K3  Workers, parameter servers and the program find the cluster by ZMQDIST_CONFIG, TF_CONFIG and ZMQDIST_KEYS_DIR, and the evaluator
+        by TF_CONFIG, as under the local launcher. The addresses are names of Services, which do not change when a pod is replaced.
     K4  Pods do not run as root and have no privileges. They have a token for the API of Kubernetes only if the file names a service
         account.
 

@@ -80,7 +80,8 @@ class Launch:
       grace_s: seconds that the program and the tasks may take to stop before they are killed.
 
     Raises:
-      OpError: `run` raises it if `check` refuses the file, the dispatcher cannot be started, or the port of a ps is in use.
+      OpError: `run` raises it if `check` refuses the file, a host cannot run roles, the dispatcher cannot be started, or the port of a ps
+        is in use.
     """
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
@@ -162,7 +163,9 @@ class Launch:
             return code
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal to the program. When the program has ended, `run` stops all jobs. Any thread may call this method."""
+        """Send a signal to the program. A second call kills the program. When the program has ended, `run` stops all jobs. Any thread may
+        call this method.
+        """
         self._signalled(number)
 
     # -- before -------------------------------------------------------------------------------------------------

@@ -146,7 +146,9 @@ class local_cluster:
 
     @property
     def servers(self) -> tuple[WorkerServer | Server, ...]:
-        """The workers and parameter servers that the constructor started as threads, each by index. Empty if `processes` is True."""
+        """The workers and then the parameter servers that the constructor started as threads, in the order of their indices. Empty if
+        `processes` is True.
+        """
         return tuple(self._threads)
 
     @property

@@ -1,4 +1,6 @@
-"""The keys of a role that joins a cluster with a join ticket. The role makes its keys in a private folder, which it removes at its end."""
+"""The keys of a role that joins a cluster with a join ticket. The role makes its keys in the folder that its launcher or its user has
+named, or else in a private folder of its own, which it removes before it ends.
+"""
 
 from __future__ import annotations
 

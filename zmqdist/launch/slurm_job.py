@@ -293,8 +293,8 @@ class JobFollower:
             signal.signal(number, handler)
 
     def run(self, number: int, submitted: bool) -> int:
-        """Follow a job until it has ended, and return the job's exit code. If signal n to this process has cancelled the job, return 128 +
-        n. Call this method once.
+        """Follow a job until it has ended, and return the job's exit code. If the job was cancelled because this process got signal n,
+        return 128 + n. Call this method once.
 
         After the first signal this method waits until the job has ended. After the second signal it returns at once.
 
@@ -326,7 +326,7 @@ class JobFollower:
                 asked_at = time.monotonic()
                 try:
                     state, answered_at = job_state(number), asked_at
-                except errors.UnavailableError:  # the controller may be restarting
+                except errors.UnavailableError:  # the controller may be restarting, so ask again for a while
                     if asked_at - answered_at > PATIENCE_S:
                         raise
         while self._pass_on(state.output):
