@@ -39,5 +39,5 @@ def child_command(module: str, *arguments: str) -> list[str]:
 def add_working_directory() -> None:
     """Put the working directory first on the module path, as `python -m` does, unless Python runs in safe-path mode."""
     if not getattr(sys.flags, "safe_path", False):
-        with contextlib.suppress(OSError):  # the directory was removed
+        with contextlib.suppress(OSError):  # if the working directory was removed, there are no modules to find in it
             sys.path.insert(0, os.getcwd())

@@ -1,8 +1,8 @@
-"""Functions that open and read the files that a user names, and never block on them.
+"""Functions that open and read the files that a user names, and refuse files on which they could block by mistake.
 
 Opening a named pipe blocks until another process writes to the pipe, and reading a device may never end. These functions therefore refuse
 files that are not regular. They accept file descriptors that the user has opened for this process, such as `/dev/stdin`, or `/dev/fd/63`
-for the shell's `<(command)`.
+for the shell's `<(command)`, and wait for their data.
 """
 
 from __future__ import annotations

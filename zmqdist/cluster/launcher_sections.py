@@ -44,7 +44,7 @@ class SshConfig(Section, frozen=True):
 
 
 class SlurmConfig(Section, frozen=True):
-    """One job of Slurm that holds the whole cluster."""
+    """Settings of the one Slurm job in which the whole cluster runs."""
 
     nodes: Annotated[NodeCount | None, documented("Nodes of the job.", "a whole number above 0, or null")] = None
     partition: Annotated[str | None, documented("The job's partition.", "a name, or null")] = None

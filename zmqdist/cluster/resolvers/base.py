@@ -92,7 +92,7 @@ class ClusterResolver(abc.ABC):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
     ) -> dict[str, int]:
-        """Return the number of accelerators of each type, as {"GPU": 4}. {} means that the host has only CPUs.
+        """Return the number of accelerators of each type, as {"GPU": 4}. {} means that no accelerators are known.
 
         Args:
           task_type, task_id: if both are given, count only the accelerators of the task that they name. The result is {} unless this is the

@@ -15,7 +15,7 @@ CUDA = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus() -> list[str]:
-    """Return the ids of the GPUs, as CUDA_VISIBLE_DEVICES has them. [] means that the host has no GPUs."""
+    """Return the ids of the GPUs, as CUDA_VISIBLE_DEVICES has them. [] means that this process may use no GPU, or that none is known."""
     named = os.environ.get(CUDA)
     return _listed() if named is None else visible(named)
 
