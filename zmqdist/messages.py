@@ -64,8 +64,8 @@ ALL_NUMBERS = -1
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """The base class of all messages. A message is an array in MessagePack that starts with the tag. No code changes a message, except that
-    transport/transfers.py sets `parts` of a Call or Reply before it sends the message.
+    """The base class of all messages. A message is an array in MessagePack that starts with the tag. It is immutable by convention:
+    only transport/transfers.py sets a field, which is the field `parts` of a Call or Reply before it is sent.
     """
 
     SENT: ClassVar[str] = ""

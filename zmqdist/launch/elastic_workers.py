@@ -210,7 +210,9 @@ class ElasticWorkers:
                 self._take_reply(request).set_result(effect)
 
     def _retire(self, index: int) -> bool:
-        """Make sure that `tasks` never starts this worker again. Return whether the worker has a process; if not, report its end."""
+        """Make sure that `tasks` never starts this worker again. Return whether the worker has a process. If it was waiting for a restart,
+        report its end to the machine.
+        """
         if self._tasks.retire(f"{WORKER}:{index}"):
             return True
         self._events.put(machine.WorkerEnded(index, in_order=True, restarts=False))

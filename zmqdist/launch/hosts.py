@@ -328,8 +328,8 @@ class Hosts:
         return StartRole(0, name, kind, json.dumps(dataclasses.asdict(config)), variables, files)
 
     def _fail(self, role: RemoteRole, exit_code: int, reason: str) -> None:
-        """Report that a role has ended which was never started. A new thread calls `on_exit`, because `on_exit` may need a lock that the
-        caller of this method holds.
+        """Report a role that was never started as ended. A new thread calls `on_exit`, because `on_exit` may need a lock that the caller of
+        this method holds.
         """
         role.exit_code, role.tail = exit_code, reason
         role.ended.set()

@@ -468,8 +468,8 @@ class Launch:
         """Return whether the terminal sends this signal to the program as well as to the launcher. If so, the launcher does not pass the
         signal on, because a second signal would interrupt the clean-up that the first signal has started.
 
-        If Ctrl-C is pressed while the program is being started, only the launcher may get the signal. The program then runs until the grace
-        is over.
+        If Ctrl-C is pressed while the program is being started, it can happen that only the launcher gets the signal. The program then runs
+        until the grace is over.
         """
         return number == signal.SIGINT and self._shares_terminal
 
