@@ -74,7 +74,9 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class RoundSettled:
-    """This round is over: no work of this round or an earlier round can be executing, and all of the work is resolved."""
+    """This round is over: all of its work is resolved. Unless the dispatcher is gone for good, no work of this round or an earlier one can
+    be executing.
+    """
 
     round: int
 

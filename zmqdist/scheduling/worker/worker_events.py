@@ -56,7 +56,7 @@ class SlotReclaimed:
 
 @dataclass(frozen=True, slots=True)
 class SlotDied:
-    """A slot's process has died while it ran the item at `position`; 0 means that it ran no item. A Spawn follows if it is needed."""
+    """A slot's process has died while it ran the item at `position`. Position 0 means that the slot ran no item."""
 
     slot: int
     position: int
