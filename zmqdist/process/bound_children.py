@@ -28,7 +28,7 @@ from zmqdist.transport.loop import Loop
 log = logging.getLogger("zmqdist.scheduling")
 
 SPAWNS_AT_ONCE = 32
-"""Largest number of children that are ordered and not yet forked. The kernel limits the number of file descriptors
+"""Largest number of children that are ordered and not yet forked. It is bounded because the kernel limits the number of file descriptors
 that are in transit on a socket.
 """
 
@@ -39,8 +39,8 @@ child because the worker did not run.
 
 
 SpawnChild: TypeAlias = "Callable[[Sequence[int], Exited], BoundChild]"
-"""A function that forks a child, which runs a certain module. The child gets the file descriptors, which are then closed in this
-process.
+"""`BoundChildren.spawn` with its argument `module` already given, so that the function needs only the file descriptors for the child and
+`exited`.
 """
 
 
@@ -69,7 +69,7 @@ class BoundChild:
         self._loop.add_fd(self._errors, self._read_errors)
 
     def kill(self) -> None:
-        """Send SIGKILL to the child and to the other processes of its process group. When the child has ended, `exited` is called."""
+        """Have the zygote send SIGKILL to the child's process group. `exited` is called when the child has ended."""
         self.killed = True
         if self.ticket:
             self._owner.send_record(KILL, self.ticket)
@@ -118,8 +118,8 @@ class BoundChildren:
     """The child processes of one zygote. The module's docstring has the rules.
 
     Attributes:
-      on_lost: functions that are called with the zygote's exit code when the zygote has ended unexpectedly. The function `exited`
-        of each child is called first.
+      on_lost: functions that are called when the zygote has ended unexpectedly, with its exit code, or with None if the exit code is not
+        known. The function `exited` of each ordered child is called before them.
     """
 
     def __init__(self, loop: Loop, zygote: ZygoteProcess) -> None:
@@ -135,7 +135,7 @@ class BoundChildren:
         """The children that were ordered and have not ended, by ticket."""
         self._being_forked = 0
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        """The messages for which the control socket had no room, each with its file descriptors, which are closed after it was sent."""
+        """The messages to the zygote that are not sent yet, each with its file descriptors, which are closed after the message was sent."""
         self._watch_s = LEASE_S / 2
         self._closed = self._lost = self._blocked = False
         loop.call_soon(self._open)
@@ -150,7 +150,8 @@ class BoundChildren:
         Args:
           descriptors: the file descriptors that the child gets as arguments of `main`. They are closed in this process after they were
             sent.
-          exited: a function that is called once, when the child has ended. It is not called after `close`.
+          exited: a function that is called once, when the child has ended. It is not called after `close`, or if the zygote ends before
+            the child was ordered.
         """
         child = BoundChild(self, module, descriptors, exited)
         self._unordered.append(child)

@@ -93,7 +93,7 @@ class FrameReader(Generic[M]):
         self._filling: list[tuple[M, Parts]] = []
         """The message to which the memory in `_unfilled` belongs. Empty if no parts are being read."""
         self._skip = 0
-        """The number of bytes that must still be read and dropped, because there was no memory for their parts."""
+        """The number of bytes of parts that must still be read and dropped, because there was no memory for these parts."""
 
     @property
     def in_parts(self) -> bool:
@@ -216,11 +216,11 @@ class LoopPipe(Generic[M]):
     """The parent's end of a pipe. Only the loop thread uses it.
 
     Args:
-      on_message: a function that is called with each message and its parts. It is not told of the end of the child: the code that has
-        forked the child is.
+      on_message: a function that is called with each message and its parts. The pipe does not report the end of the child, because the
+        zygote reports it to the code that has ordered the child.
 
     Attributes:
-      theirs: the file descriptor of the child's end. The code that forks the child closes this descriptor here.
+      theirs: the file descriptor of the child's end. `BoundChildren` sends this descriptor to the zygote, and then closes it here.
     """
 
     def __init__(self, loop: Loop, codec: PipeCodec[M], on_message: Callable[[M, Parts], object]) -> None:
@@ -285,7 +285,7 @@ class LoopPipe(Generic[M]):
             with contextlib.suppress(OSError):  # the child has ended
                 self._socket.shutdown(socket.SHUT_WR)
         blocked = bool(out)
-        # Most messages are sent at once, so the loop is told only when the pipe begins or stops waiting for room.
+        # Most messages are sent at once, so the pipe calls the loop only when it begins or stops to wait for room in the socket.
         if blocked != self._blocked and not self._finished:
             self._blocked = blocked
             self._loop.watch_writable(self._socket.fileno(), blocked)

@@ -14,7 +14,7 @@ import signal
 
 def exit_code(pid: int) -> int:
     """Wait until a child has ended, and return its exit code, which is -n if signal n ended it. The process id of the child stays
-    reserved.
+    reserved until `reap`.
     """
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None

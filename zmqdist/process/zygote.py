@@ -26,8 +26,8 @@ Messages to the control socket (SOCK_SEQPACKET)
     KILL has the zygote kill the bound child with the ticket of the message.
     BEAT tells the zygote that the starting process runs. Its number is the watch: the milliseconds within which the next BEAT must arrive.
 About each child, the zygote reports BORN with the pid, and later ENDED with the exit code. Both reports have the child's ticket. The zygote
-writes the reports about a bound child to the control socket. It writes the reports about an unbound child, together with a pidfd, to the
-child's status socket.
+writes the reports about a bound child to the control socket. It writes the reports about an unbound child to the child's status socket, and
+sends a pidfd of the child with BORN.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from zmqdist.child_command import add_working_directory
 from zmqdist.process import reaper
 
 CONTROL_RECORD = struct.Struct("<4sqq")
-"""A verb, the ticket of a child, and a number."""
+"""The form of KILL, BEAT, BORN and ENDED: the verb, the ticket of a child, and a number."""
 
 SPAWN, KILL, BEAT, BORN, ENDED = b"spwn", b"kill", b"beat", b"born", b"end "
 MESSAGE_BYTES_MAX = 4096
@@ -78,16 +78,16 @@ _STREAMS = 3
 
 @dataclass(frozen=True)
 class Order:
-    """A child to be forked.
+    """The order for one child, which the starting process writes into a memfd and the zygote carries out.
 
     Attributes:
       name: the name of the child in `ps -o comm`. "" means the zygote's name.
-      module: a module of this package. The child calls its `main`, which returns the exit code. The arguments of `main` are the file
-        descriptors for the child that are not listed in `numbers`.
+      module: a module of this package. The child calls its `main`, which returns the exit code. The arguments of `main` are the child's
+        file descriptors, except those that get a number of `numbers`.
       arguments: the child's `sys.argv[1:]`.
       environment: all environment variables of the child. None means that the child has the zygote's environment, working directory and
         module path.
-      numbers: the numbers that the first of the file descriptors get in the child.
+      numbers: numbers of file descriptors in the child. The first descriptor of the order gets the first number, and so on.
       ticket: the ticket of a bound child. 0 means that the child is unbound.
     """
 
@@ -148,20 +148,22 @@ class Zygote:
         self._bound: dict[int, _Child] = {}
         """The running children that are bound, by ticket."""
         self._ended: dict[int, _Child] = {}
-        """Unbound children that have ended and whose status sockets are not yet closed by the starting process, by status socket."""
+        """Unbound children that have ended, until the starting process closes their status sockets. The key is the zygote's descriptor of
+        the status socket.
+        """
         self._watch_s: float | None = None
         self._silent_at = 0.0
         self._python_path = _folders(os.environ.get("PYTHONPATH", ""), os.getcwd())
         self._own_path = [folder for folder in sys.path if folder not in self._python_path]
-        # The zygote ignores signals to its whole process group, because the starting process ends its children itself.
+        # The zygote ignores these signals, which may go to its whole process group, because the starting process ends its children itself.
         self._handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(starter, select.POLLIN)
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork children until the process that started this zygote has ended, and then return None. In each forked child, return the
-        function that the child must run.
+        """Fork children until the starting process has ended or has closed the control socket, and then return None. In each forked child,
+        return the function that the child must run.
         """
         while True:
             ready = self._poll.poll(self._silence_left_ms())
@@ -211,7 +213,7 @@ class Zygote:
         if data == SPAWN:
             return self._spawn(*descriptors)
         if data.startswith(b"["):
-            with contextlib.suppress(Exception):  # the order of a child imports the module again, and is refused
+            with contextlib.suppress(Exception):  # `_spawn` repeats the import, and refuses the child's order
                 _imported(*json.loads(data))
             return None
         verb, ticket, number = CONTROL_RECORD.unpack(data)
@@ -313,7 +315,7 @@ class Zygote:
             self._poll.register(child.report_to, 0)  # without flags, poll reports only that the other end is closed
 
     def _reap(self, fd: int) -> None:
-        """Reap an unbound child that has ended. The process that ordered the child has closed the status socket, and so needs no pid."""
+        """Reap an unbound child that has ended. The starting process has closed the status socket, so it no longer uses the pid."""
         child = self._ended.pop(fd)
         self._poll.unregister(fd)
         child.report_to.close()

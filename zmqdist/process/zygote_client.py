@@ -179,7 +179,7 @@ def fork(order: Order, descriptors: Sequence[int], stdout: IO[bytes] | None = No
     """Have the zygote fork a child. Return None if the zygote cannot, so that the caller must start the child by command.
 
     Args:
-      descriptors: the file descriptors for the child, including its standard output and error. The child gets them under `order.numbers`.
+      descriptors: the file descriptors for the child, including its standard output and error. `order.numbers` has their numbers there.
       stdout: the reading end of the pipe for the child's standard output. It becomes `stdout` of the ForkedProcess.
     """
     environment = order.environment or {}
@@ -233,7 +233,7 @@ def _zygote(environment: Mapping[str, str]) -> _Zygote | None:
 
 
 def _discard_if_dead(facts: InheritedState, zygote: _Zygote) -> None:
-    """Drop a zygote if it has ended. If it had forked no child, start no other zygote with the same facts: children start by command."""
+    """Drop a zygote if it has ended. If it has never forked a child, start no zygote with the same facts again."""
     code = zygote.exit_code_soon()
     if code is None:  # the zygote runs, and has refused this order
         return
@@ -260,7 +260,7 @@ def _inherited_state(environment: Mapping[str, str]) -> InheritedState:
 def _start_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that Python, NumPy and the C library read when they start.
 
-    PYTHONPATH and the variables for threads are left out, because an order can set them for its child.
+    PYTHONPATH and the variables for the threads of BLAS are left out, because an order can set them for its child.
     """
     own = {"PYTHONPATH", *VARIABLES}
     return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name not in own}
