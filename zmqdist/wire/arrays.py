@@ -2,8 +2,8 @@
 
 Rules
     A dtype travels as plain data, never as a pickle: NumPy's string ("<f4", ">M8[ns]"), the name of one of ml_dtypes' dtypes
-    ("bfloat16"), or, if it has fields, a list of them with their offsets. The string of a long double also has its number of bits,
-    because "<f16" may mean different numbers on two hosts.
+    ("bfloat16"), or, if it has fields, a list of them with their offsets. The string of a long double also has the number of bits of its
+    mantissa, because "<f16" may mean different numbers on two hosts.
 
     A dtype can travel only if the bytes of a value describe the value completely: bool, numbers, fixed-length strings, times, raw and
     structured data. Dtypes that hold pointers (object, NumPy's variable-length strings) cannot travel.
@@ -147,7 +147,8 @@ def dtype_from_json(described: Any) -> np.dtype[Any]:
     """Return the dtype that `dtype_to_json` described.
 
     Raises:
-      BadArray: `described` is no result of `dtype_to_json`, or names a dtype of ml_dtypes, which is not installed here.
+      BadArray: `described` is no result of `dtype_to_json`, or this host lacks the dtype: ml_dtypes is not installed, or long doubles
+        have another form here.
     """
     dtype = _KNOWN_NAMES.get(described) if type(described) is str else None
     return dtype if dtype is not None else _any_from_json(described, DEPTH_MAX)

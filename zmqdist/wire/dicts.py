@@ -68,7 +68,8 @@ def unpack(body: bytes | memoryview) -> Any:
 def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     """Return the value of a part of a body, as `unpack` does.
 
-    Decoding with types has failed for an enclosing part of `typed_below` bytes, so try it again only if this part is at most half as long.
+    Decode with types only if this part has at most half of `typed_below` bytes. `typed_below` is the length of the last enclosing part for
+    which decoding with types has failed, and at first twice the length of the whole body.
     """
     if depth_left == 0:
         raise ValueError(f"a large part is nested deeper than {2 * DEPTH_MAX}")

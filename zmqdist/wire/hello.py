@@ -109,8 +109,8 @@ def decode_hello(header: bytes, peer: str) -> Hello:
 
 @lru_cache(maxsize=1)
 def host_identity() -> str:
-    """Return a text with boot id, pid namespace and user namespace. Unlike host names, these are equal exactly for processes that can share
-    memory.
+    """Return a text with boot id, pid namespace and user namespace. Only processes with equal texts try to share memory. Unlike equal host
+    names, equal texts show that a pid means the same process to both.
     """
     parts = []
     for path, read in (

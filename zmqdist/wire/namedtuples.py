@@ -46,8 +46,8 @@ def known_namedtuple(cls: Kind) -> Kind:
 
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
 def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return the namedtuple class with this name and these fields. A class that was used recently is not made
-    anew. Objects of the class can be pickled.
+    """Return a namedtuple class with this name and these fields: the class that `known_namedtuple` has registered, or a generic class. A
+    class that was used recently is not made anew. Objects of the class can be pickled.
     """
     if (name, fields) in _known:
         return _known[name, fields]

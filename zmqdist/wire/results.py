@@ -81,7 +81,9 @@ def unpack(packed: Any, *, safe_only: bool) -> Any:
 
 
 def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
-    """Return an exception with its traceback, in the safe form. An OpError, or a class that is built into Python, keeps its class."""
+    """Return an exception with its traceback, in the safe form. `unpack_error` keeps the class of an OpError, and of an Exception that is
+    built into Python if its constructor takes a text alone. `unpickling` is as in `trusted.pack_error`.
+    """
     error = trusted.as_ordinary_error(error)
     code = error.error_code if isinstance(error, OpError) else _FOREIGN
     text = error.message if isinstance(error, OpError) else trusted.text_of(error)

@@ -12,8 +12,9 @@ Rules
 
 Form
     The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are encoded as themselves. A dict that has only str as keys
-    is encoded as a map. Every other value is encoded as a MessagePack array that begins with a tag of `_READERS`. Large parts (arrays, and
-    in a large body also str and bytes) are in the frames, in the order of a walk through the value from left to right.
+    is encoded as a map. Every other value is encoded as a MessagePack array that begins with a tag of `_READERS`. A second, careful attempt
+    (`_Writer`), which encodes only large or difficult values, also uses tags for each str and dict. Large parts (arrays, and after the
+    careful attempt also str and bytes) are in the frames, in the order of a walk through the value from left to right.
 
 Not here: dicts whose keys a peer has chosen (dicts.py), functions and objects (trusted.py), the bound on a frame (transport).
 """
@@ -103,8 +104,8 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
     copy.
 
     Raises:
-      InvalidArgumentError: part of the value has a type that cannot travel (the text names its place), or is nested too deeply, or the
-        value is too large without its arrays.
+      InvalidArgumentError: part of the value has a type that cannot travel (the text names its place), or is nested too deeply; or the
+        value is too large without its arrays, or has too many large parts.
     """
     cls = type(value)
     try:  # the fast path, for most replies and the arguments of most calls
@@ -401,7 +402,7 @@ def single_array_layout(body: bytes | memoryview, peer: str) -> tuple[np.dtype[A
     value.
 
     Raises:
-      WireError: the bytes do not encode a value.
+      WireError: the body is not MessagePack, or encodes an array of an unknown dtype. The rest of the body is not checked.
     """
     try:
         node = unpack(body)

@@ -35,7 +35,9 @@ def encode_items(items: Items) -> bytes:
 
 
 def decode_items(body: bytes, frames: int, peer: str) -> Items:
-    """Return the items in the body of a reply with `frames` payload frames. Raises WireError if the body does not encode such items."""
+    """Return the items in the body of a reply with `frames` payload frames. Raises WireError if the body does not encode items, or if the
+    items have more or fewer large parts than the reply has frames.
+    """
     try:
         items = _decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:

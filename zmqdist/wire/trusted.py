@@ -59,14 +59,14 @@ Packed: TypeAlias = "bytes | list[Any]"
 
 
 class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
-    """Part of a value cannot be pickled; the message names the part and its place."""
+    """The error for a value that cannot be pickled. The message names the part that is at fault, and its place."""
 
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
 _NONE = pickle.dumps(None, 5)
 _NO_ARGUMENTS = pickle.dumps(((), {}), 5)
-"""The pickle of a call without arguments. Many calls have none, and most functions return None, so these two values need no pickler."""
+"""The pickle of a call without arguments. It and `_NONE` are made once, because many calls have no arguments and most results are None."""
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any]
 
 
 class _WithProxies(dict[type, Callable[[Any], Any]]):
-    """Rules of a pickler that send the proxy of a manager with the manager's key. A child of the program would inherit this key, but a
-    worker is not a child of the program.
+    """Rules of a pickler by type, with a rule for the proxies of multiprocessing's managers: a proxy is sent with the key of its manager. A
+    child of the program would inherit this key, but a worker is not a child of the program.
     """
 
     def __init__(self, table: dict[type, Callable[[Any], Any]], base: type) -> None:
@@ -567,9 +567,9 @@ def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
 
 
 def _pickled_error(error: BaseException) -> bytes:
-    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class.
+    """Return the pickle of an exception; empty if no form of the exception can be rebuilt with the same class, or the pickle is too large.
 
-    A copy with another text does not count as rebuilt, because it was made from wrong arguments.
+    A copy that the class itself makes with another text is rejected, because it got wrong arguments. Then `_Bare` makes the copy.
     """
     for form, is_last in ((error, False), (_Bare(error), True)):
         try:
