@@ -59,8 +59,8 @@ class _Backlog:
 class FairAdmission:
     """The calls of all clients that have not begun; the module's docstring has the rules.
 
-    A call is identified by its client and a key. Its `item` is an object of the owner, which the methods return. A client is known from its
-    first call until the client disconnects.
+    A call is identified by its client and a key. Its `item` is an object that the owner passes in, and that the methods return. A client is
+    known from its first call until the client disconnects.
 
     Attributes:
       count: number of calls that are ready.
@@ -135,7 +135,7 @@ class FairAdmission:
     # -- how calls begin ----------------------------------------------------------------------------------------------------
 
     def ready(self, client: Hashable, key: Hashable, item: Any) -> None:
-        """Queue a call for a thread, because all its arguments have arrived. Small arguments need not have passed `arrived` or `let_in`."""
+        """Queue a call for a thread, because all its arguments have arrived. Small arguments need no earlier `arrived`."""
         backlog = self._clients.get(client)
         if backlog is None:
             backlog = self._clients[client] = _Backlog()
@@ -157,7 +157,7 @@ class FairAdmission:
             self._uncount(backlog, key)
         return item
 
-    # -- how they end otherwise -----------------------------------------------------------------------------------------------
+    # -- how calls are dropped -----------------------------------------------------------------------------------------------
 
     def dropped(self, client: Hashable, key: Hashable) -> bool:
         """Remove a call that `next` must not return any more, because its reply is not wanted or because it has begun in a batch. Return
@@ -220,7 +220,7 @@ class FairAdmission:
 
 
 class StallDetector:
-    """Reports once when all threads are busy, calls wait, and no call ends for STALL_S.
+    """Recognises a stall: all threads are busy, calls wait, and no call has ended for `limit_s`. Each stall is reported once.
 
     Attributes:
       deadline: when to call `look` again. None means that a thread is free or no call waits.
@@ -234,7 +234,7 @@ class StallDetector:
         self._reported = False
 
     def look(self, stuck: bool, ended: int, now: float) -> bool:
-        """Return whether to log a warning now.
+        """Take the current figures, and return whether to log a warning about a stall now.
 
         Args:
           stuck: whether every thread is busy and calls wait.

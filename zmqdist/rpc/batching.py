@@ -84,7 +84,7 @@ class Batched:
         self._run_next()
 
     def __len__(self) -> int:
-        """Return the number of calls that wait for other calls to join them, or for the batch before their batch. The loop calls this."""
+        """Return the number of calls whose batch still collects calls, or waits until another batch has run. The loop calls this."""
         return len(self._batches)
 
     def close(self) -> None:

@@ -209,11 +209,10 @@ class ZmqClient(RpcClient):
     def methods(self) -> dict[str, MethodInfo]:
         """Fetch the methods that the server has now, by name. Blocks, at most for the client's default deadline.
 
-        If the connection ends meanwhile, this requests the list once more, because a restarted server may listen at the address.
+        If the connection ends meanwhile, this method requests the list once more, because a restarted server may listen at the address.
 
         Raises:
           OpError: the error with which the call for the list ended.
-
         """
         due = due_after(0, self._timeout_in_ms)
         try:

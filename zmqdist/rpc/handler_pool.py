@@ -1,4 +1,4 @@
-"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and its owners, the clients, take turns.
+"""Threads for handlers. The pool starts threads on demand, up to a bound. Further work waits, and the clients that own it take turns.
 
 The threads are daemons, because a handler that never ends must not keep the process from ending. The pool does not use
 `concurrent.futures`, which joins its threads at exit, and makes a Future for each call, although the pool needs none.
@@ -110,7 +110,7 @@ class HandlerPool:
     # -- removing work ----------------------------------------------------------------------------------------------------------
 
     def dropped(self, owner: Hashable, key: Hashable) -> bool:
-        """Remove work that the pool will not begin (`FairAdmission.dropped`)."""
+        """Remove work that the pool must not begin. Return whether the work waited (`FairAdmission.dropped`)."""
         with self._lock:
             waited = self._admission.dropped(owner, key)
             self._notify_if_idle()

@@ -35,7 +35,7 @@ PROBE_AGAIN_S: Final = 0.25
 
 
 class NotListeningError(UnavailableError):
-    """The server's port refuses connections: its process has ended, or has not started."""
+    """The error for a server whose port refuses connections, because its process has ended or has not started."""
 
 
 def start(

@@ -53,7 +53,7 @@ class LoopClient:
             then(None, UnavailableError(f"not connected to {self._dealer.address}"))
 
     def handle_message(self, message: Message) -> bool:
-        """Process a message if it is a reply, and return whether it is one."""
+        """Process a message if it has replies, and return whether it has any."""
         if isinstance(message, Reply):
             self._ended(message)
         elif isinstance(message, Replies):

@@ -18,8 +18,8 @@ from zmqdist.wire.safe import single_array_layout
 class OutputArray:
     """The caller's array: it provides the memory for a call's reply (transport/calls_machine.py) and reads the reply.
 
-    A reply that travels in chunks is received directly into the array. Any other reply is copied into it once. No byte of the array is
-    written before the header of the reply has shown that the reply is one array of the same shape and dtype.
+    A reply that travels in chunks and has the array's memory order is received directly into the array. Any other reply is copied into the
+    array once. No byte of it is written before the reply's header has shown that the reply is one array of the same shape and dtype.
     """
 
     def __init__(self, out: NDArray[Any]) -> None:
@@ -38,7 +38,8 @@ class OutputArray:
         self._bytes: NDArray[np.uint8] | None = None
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
-        """Return the memory for the large parts of a reply with this body. `sizes` has the size in bytes of each part.
+        """Return the memory for the large parts of a reply with this body: the caller's array, if the reply travels in chunks and has the
+        array's memory order, otherwise other memory. `sizes` has the bytes of each part, or 0 for a part that is in shared memory.
 
         Raises:
           InvalidArgumentError: the reply does not fit the array.
@@ -54,8 +55,8 @@ class OutputArray:
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
-        """Return the caller's array with the reply in it. A reply that was received in chunks is in the array already, any other is copied.
-        Raises InvalidArgumentError if the reply does not fit.
+        """Return the caller's array with the reply in it. Copy the reply, unless its chunks were received directly into the array. Raises
+        InvalidArgumentError if the reply does not fit.
         """
         if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:
             return self._out

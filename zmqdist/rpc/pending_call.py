@@ -46,8 +46,8 @@ class PendingCall:
         self._service.begun(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:
-        """Have the loop call `fn` if the caller cancels the call or disconnects before the reply. A deadline that passes does not cause
-        this.
+        """Have the loop call `fn` if the caller cancels the call or disconnects before the reply. The loop does not call `fn` when the
+        call's deadline passes.
         """
         service, served = self._service, self._served
 

@@ -208,7 +208,7 @@ class RpcService:
         return self._wait_sent(until) and idle and not any(thread.is_alive() for thread in streaming)
 
     def close(self) -> None:
-        """Refuse new calls, without waiting for the current calls. The loop calls this when it ends without `stop`."""
+        """Refuse new calls, without waiting for the current calls. The server's loop calls this when it ends, even after `stop`."""
         self._stopping = True
         self._generators.stop()
         self._pool.stop()
@@ -285,8 +285,8 @@ class RpcService:
                 self._gather(peer, *result)
 
     def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
-        """Take an arrived call. Return the reply if the call is refused or its method is inline. Otherwise begin the call and return
-        None.
+        """Take an arrived call. Return the reply if the call is refused or its method is inline. Otherwise pass the call to `_begin` and
+        return None.
         """
         method = self._methods.get(call.method)
         # The fast path has one test for all reasons to refuse a call. The code in the branch finds out which reason holds, if any.
@@ -325,7 +325,7 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Begin a call. Its method runs when all arguments have arrived and, for a method of the pool, when it is the client's turn."""
+        """Have the method of an accepted call run when all arguments have arrived and, if a pool thread runs it, at the client's turn."""
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
@@ -344,7 +344,7 @@ class RpcService:
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
-        """Count the arguments that were sent with a call. If there is no room for them, refuse the call and return False."""
+        """Count the arguments that were sent with a call as waiting. If there is no room for them, refuse the call and return False."""
         refused = self._pool.arrived(peer, served, nbytes)
         # Calls past their deadline must not use up the room of a call that is still wanted.
         if refused and self._drop_unwanted(peer):
@@ -443,7 +443,7 @@ class RpcService:
             pass
 
     def submit(self, fn: Callable[..., None], *args: Any, refuse: Callable[[OpError], object] | None = None) -> None:
-        """Have a thread of the pool call `fn(*args)`. If the server stops first, the loop calls `refuse`. Only the loop may use this."""
+        """Have a thread of the pool call `fn(*args)`. If the server stops before that, the loop calls `refuse`. Only the loop uses this."""
         self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:

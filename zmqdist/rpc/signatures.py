@@ -3,8 +3,8 @@
 Rules
     A signature is a structure of TensorSpecs, with one item for each of the function's first parameters. Arguments for parameters that
     have a default may be left out. A parameter beyond the signature cannot be given.
-    A value fits if it has the lists, tuples and dicts of the signature down to the specs, and an array in any form at each spec. A list of
-    numbers is such a form.
+    A value fits if it has the lists, tuples and dicts of the signature down to the specs, and at each spec an array, or a value of which
+    `convert` (specs.py) makes an array, such as a list of numbers.
     A value with a dict where the signature has a list, for instance, causes a TypeError. A wrong number of items, or wrong keys, causes a
     ValueError. Both errors name the place.
     The client checks only the structure. The server also checks dtype and shape, and only the server's check decides.
@@ -134,7 +134,7 @@ class Parameters:
     def fit(
         self, specs: Any, args: Sequence[Any], named: Mapping[str, Any], at_spec: Callable[[Any, TensorSpec], Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return (positional arguments, arguments by name) in the structure of a signature. The function `fit` describes `at_spec`.
+        """Return (positional arguments, arguments by name) in the structure of a signature. `at_spec` is as in the function `fit`.
 
         Raises:
           TypeError, ValueError: an argument has another structure, is missing, or cannot be given.

@@ -81,7 +81,7 @@ def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], N
 
 
 def _count(info: MethodInfo) -> int | None:
-    """Return the number of positional arguments with which a call needs no check, if it has no other arguments. `None` means any
+    """Return how many positional arguments a call must have to be sent without a check, if it has no arguments by name. `None` means any
     number. -1 means that every call needs a check.
     """
     specs = info.input_signature
@@ -89,7 +89,7 @@ def _count(info: MethodInfo) -> int | None:
 
 
 def stubs(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
-    """Return `client.m`, and also `client.m_blocking` if the method returns one value."""
+    """Return the function `client.m` of a method and, unless the method is a stream, also `client.m_blocking`."""
     functions = (_stream(channel, info, default_in_ms),) if info.streaming else _calls(channel, info, default_in_ms)
     for function, name in zip(functions, (info.name, f"{info.name}_blocking"), strict=False):
         function.__name__ = function.__qualname__ = name
