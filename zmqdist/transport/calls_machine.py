@@ -277,7 +277,7 @@ class ClientCalls:
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
-        """Record that the connection did not take the message with these calls. The calls wait again, before all other waiting calls."""
+        """Record that the connection did not take the message with these calls. They wait again, as do all calls that were held back."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
         self.eager_bytes -= sum(call.nbytes for call in unsent.values())
         self._requeue(unsent)
@@ -426,7 +426,7 @@ class ServerCalls:
         )
 
     def call_arrived(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
-        """Add a call whose reply will take time. Return the record of the call, or the reply that refuses the call."""
+        """Add a call that is not served inline. Return the record of the call, or the reply that refuses the call."""
         refused = self.stale_reply(call)
         if refused is not None:
             return refused

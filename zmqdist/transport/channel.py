@@ -1,9 +1,10 @@
 """The client's side of calls: many threads, one DEALER socket, and usually no thread of its own.
 
 Theory of operation: leader and followers
-    The first thread that waits for a reply becomes the leader: it polls the descriptors and reads for all threads. Other waiting threads
-    are followers: each sleeps on a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in
-    ZeroMQ's receive queue. A blocking call costs no more than on the bare socket, because the waiting thread itself reads the reply.
+    The first thread that waits for a reply becomes the leader: it polls the descriptors of the socket, of the socket's monitor and of an
+    eventfd, which other threads write to wake the leader, and it reads for all threads. Other waiting threads are followers: each sleeps on
+    a lock of its own until its call has ended or it is promoted. While no thread waits, replies stay in ZeroMQ's receive queue. A blocking
+    call costs no more than on the bare socket, because the waiting thread itself reads the reply.
 
     A reader thread leads in the same way, but only for work that no waiting thread does: a call has a callback, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
@@ -160,7 +161,7 @@ class Channel:
             self._wait(call, shielded)
 
     def poll(self, call: ClientCall) -> bool:
-        """Read the messages that have arrived, and return whether the call has ended. Does not wait."""
+        """Read the messages that have arrived, end expired calls, and return whether the call has ended. Does not wait."""
         if call.ended:
             return True
         with self._guard, self._lock:
@@ -245,7 +246,7 @@ class Channel:
     # -- sending --------------------------------------------------------------------------------------------------------
 
     def _gather(self, call: ClientCall) -> bool:
-        """Add a call that can be batched. Return False if the call needs `_submit`. Only a call that uses the socket enters the guard."""
+        """Add a call that can be batched. Return False if the call needs `_submit`. The guard is entered only if the socket is used."""
         self._guard.check()
         with self._lock:
             connection, table = self._connection, self._connection.table
@@ -332,7 +333,7 @@ class Channel:
             self._lead(call, shielded)
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
-        """Read for all threads until the call has ended."""
+        """Read for all threads, as the leader, until the call of this thread has ended or Ctrl-C has arrived."""
         slice_ms = 0.0  # query EVENTS before the first sleep, because a thread may just have sent a message (R1)
         try:
             while True:
@@ -372,7 +373,7 @@ class Channel:
         return ready
 
     def _follow(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
-        """Sleep until the call has ended, or this thread has become the leader; return True in the second case."""
+        """Sleep until the call has ended, Ctrl-C has arrived, or this thread has become the leader; return True in the last case."""
         if shielded:
             followers = self._followers
             self._guard.wake = lambda: _release(followers, me)
@@ -445,7 +446,7 @@ class Channel:
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
     def _after_poll(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
-        """Read messages, maintain the connection and end late calls, after the leader has polled for `slept_ms` at most."""
+        """Read messages, maintain the connection and end expired calls, after the leader has polled for `slept_ms` at most."""
         connection = self._connection
         if self._closed:
             return

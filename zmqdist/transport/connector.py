@@ -148,7 +148,7 @@ class Connector:
         return changes
 
     def retry(self, now: float) -> None:
-        """Drop the current connection or refusal, and try again after the back-off."""
+        """Drop the current connection, or disregard the refusal, and try again after the back-off."""
         self._drop()
         self._schedule_attempt(now)
 

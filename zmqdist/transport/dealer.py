@@ -90,7 +90,7 @@ class DealerConnection:
         self._rearm()
 
     def reconnect(self) -> None:
-        """Drop the current connection or refusal without a callback, and try again after the back-off."""
+        """Drop the current connection, or disregard the refusal, and try again after the back-off. No callback is called."""
         self.up = False
         self._connector.retry(self._loop.now())
         self._rearm()

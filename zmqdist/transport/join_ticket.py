@@ -140,8 +140,8 @@ def join(ticket: JoinTicket, folder: str | Path, *, dispatcher: str | None = Non
 
     Args:
       dispatcher: "host:port" at which this process reaches its dispatcher; None means the address in the ticket. Another address is safe,
-        because the key in the ticket identifies the dispatcher: no process without this key can read the token. The ticket stays unused
-        if another dispatcher with this key refuses the token.
+        because the key in the ticket identifies the dispatcher: no process without this key can read the token. If the address leads to
+        another dispatcher that has the same key, that dispatcher refuses the token, and the ticket stays unused.
 
     Returns:
       The role of the key.

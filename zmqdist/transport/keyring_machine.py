@@ -135,7 +135,13 @@ class _Token:
 
 @dataclass(slots=True)
 class _Questioner:
-    """A connection whose peer has asked about keys."""
+    """A connection whose peer has asked about keys.
+
+    Attributes:
+      key: the key of the peer itself.
+      renews: whether the peer makes a new key pair when it gets RenewKey.
+      keys, addresses: the keys about which the peer has asked, and the addresses at which it wants to know the key.
+    """
 
     key: bytes
     renews: bool = False
@@ -219,7 +225,7 @@ class Keyring:
         self._expiring: dict[bytes, float] = {}
         """For each replaced key, the time on the machine's clock at which it loses its role."""
 
-    # -- what it knows --------------------------------------------------------------------------------------------
+    # -- rights of keys --------------------------------------------------------------------------------------------
 
     def verdict(self, key: bytes) -> KeyVerdict:
         """Return the rights of a key at this moment."""

@@ -50,7 +50,9 @@ def oom_kills(proc: Path = _PROC) -> int:
 
 
 def check_room(nbytes: int, purpose: str) -> None:
-    """Raise ResourceExhaustedError if `nbytes` bytes are not available. `purpose` completes "no memory for ..."."""
+    """Raise ResourceExhaustedError if `nbytes` bytes are not available; never if they are fewer than CHECKED_BYTES_MIN. `purpose` completes
+    "no memory for ...".
+    """
     if nbytes >= CHECKED_BYTES_MIN:
         available = available_bytes()
         if available is not None and nbytes > available:

@@ -154,7 +154,7 @@ class ConnectionWatch:
         if not was_connected:
             self._closes = 0
             return AttemptFailed("no process listens there")
-        return self._handshake_closed(0)  # libzmq reports this if the server does not speak ZeroMQ, or has ended
+        return self._handshake_closed(0)  # the server does not speak ZeroMQ, or has ended
 
     def _handshake_closed(self, value: int) -> Verdict:
         if value == zmq.EAGAIN:

@@ -50,8 +50,8 @@ SOJOURN_S_MAX: Final = 1.0
 """Seconds. A chunk that is on the way for longer narrows the window, even if its link is long. It is half of the heartbeat's time-out."""
 
 GROWTH: Final = 4
-"""Bytes by which one acknowledged byte widens the window. With 1, the first mebibyte takes half as long again on a fast link. With more
-than 4, the pace takes too long to recognise a slow link that lets a burst pass at full speed.
+"""Bytes by which one acknowledged byte widens the window. With 1 instead of 4, the first mebibyte takes 1.5 times as long on a fast link.
+With more than 4, the pace takes too long to recognise a slow link that lets a burst pass at full speed.
 """
 
 TRIP_KEPT_S: Final = 20.0

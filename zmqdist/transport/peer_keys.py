@@ -9,8 +9,8 @@ Rules
     the dispatcher may admit the key later.
     When the link is up again after a loss, the process asks all questions again.
     If no reply arrives within VOUCHING_S, the file `authorized` of the folder decides about each key that it lists. For any other key the
-    process waits until the handshake times out, and the peer tries again. So no member is refused because its dispatcher was slow. When a
-    key is revoked, the process notifies each socket of the folder (`KeyWatcher`), which ends its connections with that key.
+    process waits until the handshake times out, and the peer tries again. So no member is refused because its dispatcher was slow.
+    When a key is revoked, the process notifies each socket of the folder (`KeyWatcher`), which ends its connections with that key.
     The process that joined makes a new key pair when the dispatcher asks for one. Other processes that use the folder read the new key
     pair.
 
@@ -75,7 +75,9 @@ class Voucher:
         self._owns = False
 
     def own(self) -> None:
-        """From now on, make a new key pair whenever the dispatcher asks for one. Call this only in the process that joined."""
+        """Have this process make a new key pair whenever the dispatcher asks for one. Call this only in the process that joined, and before
+        the first socket uses the folder.
+        """
         self._owns = True
 
     def attach(self, watcher: KeyWatcher) -> None:

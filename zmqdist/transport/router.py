@@ -102,7 +102,7 @@ _PING: Final = encode(Ping())
 
 
 class PortTakenError(UnknownError):
-    """A port could not be bound because it is in use."""
+    """The error for a port that could not be bound because it is in use."""
 
 
 Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
@@ -356,7 +356,7 @@ class Router:
     # -- in -----------------------------------------------------------------------------------------------------------
 
     def count_work(self, count: int) -> None:
-        """Count the message that is being handled as `count` messages of this turn, because its handler did the work of that many."""
+        """Count the message that is being handled as `count` messages of this turn, because it makes as much work as `count` messages."""
         self._turn_budget -= count - 1
 
     @property

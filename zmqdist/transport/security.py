@@ -369,7 +369,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         _collect_listening(f"/proc/net/{name}", port, found)
-        # Do not read the other table, which takes milliseconds: only sockets of one user can share an address.
+        # The other table, which takes milliseconds to read, is not needed: all sockets that share an address belong to one user.
         if wanted in found:
             return found[wanted]
     for addresses in (exact, wild):

@@ -113,7 +113,7 @@ def make_mapped(nbytes: int) -> tuple[int, Mapping]:
     """Make a memfd of fixed size and map all of it; return its descriptor and the mapping.
 
     Raises:
-      OSError: the kernel refuses the file or the mapping. The error is ENOMEM also if fewer than `nbytes` bytes are available.
+      OSError: the kernel refuses the file or the mapping; or, as ENOMEM, `check_room` finds too little memory before the file is made.
     """
     try:
         check_room(nbytes, "it")
@@ -173,7 +173,7 @@ def free_pages(fd: int, nbytes: int) -> None:
 def try_lock(fd: int, byte: int, *, shared: bool = False) -> bool:
     """Lock one byte of a file for this open file description. Return False if another open file description holds the lock.
 
-    The kernel releases the lock when the last process that has the file description ends, so that other processes can recognise that the
+    The kernel releases the lock when no process has the open file description any more, so that other processes can recognise that the
     holder was killed.
 
     Args:

@@ -75,7 +75,7 @@ class Segment:
     """One memfd, which this process has made, or which another process has made and this process keeps open.
 
     Attributes:
-      capacity: bytes of each block of the segment.
+      capacity: bytes of each block of the segment; 0 if the segment is frozen or was made by another process.
       used: number of the segment's blocks that are in use.
       sealable: whether the segment can be sealed, because no other process has ever mapped it shared and writable.
       single_use: whether the segment's only block must not be reused.
@@ -311,11 +311,11 @@ class ShmPool:
         return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
 
     def is_unclaimed(self, handle: Handle) -> bool:
-        """Return whether a lease still waits for its receiver to claim it. The cell of a published block does not tell this."""
+        """Return whether a lease still waits for its receiver to claim it. Do not use this for a published block, which is not claimed."""
         return bool(self._cells[handle[5]] == handle[6])
 
     def take_back(self, handle: Handle) -> None:
-        """End a lease, so that no receiver can claim it any more. A receiver that has claimed it already keeps the bytes."""
+        """Prevent receivers from claiming a lease from now on. A receiver that uses the block already keeps its bytes."""
         cell, serial, mode = handle[5:]
         with self._lock:
             known, block = self._lent.get(cell, (0, None))
@@ -467,7 +467,7 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Return the segment that was unused for longest to the system, with its pages, even if other processes still map them."""
+        """Drop the segment that was unused for longest, and return its pages to the system, even if other processes still map them."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]
@@ -520,7 +520,7 @@ class ShmPool:
     # -- forks --------------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """Make the arrays of `user_array` private before a fork (R4). No thread can use the pool until `after_fork`."""
+        """Make the arrays of `user_array` private before a fork (R4). No other thread can use the pool until `after_fork`."""
         self._lock.acquire()
         for kept in list(self._user_arrays):
             segment = kept.block.segment

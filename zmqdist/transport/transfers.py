@@ -64,7 +64,7 @@ def announced_bytes(parts: Sequence[Part]) -> int:
 
 
 def allocate_fresh(sizes: list[int]) -> list[Any]:
-    """Return an array of fresh memory for each size. This is the usual Allocator."""
+    """Return an array of private memory for each size, and None for a size of 0. This is the usual Allocator."""
     return [memory_for(size) if size else None for size in sizes]
 
 
@@ -146,8 +146,8 @@ class BulkChannel:
 
     @property
     def sending(self) -> bool:
-        """Whether chunks are left to send. If so, a thread must read the peer's Credit and SendParts messages, which permit the next
-        chunks.
+        """Whether chunks are left to send, now or after SendParts. If so, a thread must read the peer's Credit and SendParts messages,
+        which permit the next chunks.
         """
         return len(self._outbound) > 0 or self._held_count > 0
 
