@@ -92,7 +92,7 @@ def _text(error: BaseException) -> str:
     """Return class, message and traceback of an error as one text. The traceback omits the leading frames of this package."""
     try:
         head = f"{type(error).__name__}: {error}"
-    except BaseException:  # `__str__` of the error has raised, for instance SystemExit
+    except BaseException:  # `__str__` of the error has raised an exception, for instance SystemExit
         return f"{type(error).__name__} (its text could not be made)"
     trace = error.__traceback__
     while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _HERE:

@@ -64,7 +64,7 @@ class Method:
         """Call the function with the arguments in `body` and `frames`. The list `frames` is emptied."""
         arguments = payload.unpack(body, frames, peer)
         if frames:
-            # the caller holds this list: once it is empty, a result that contains an argument needs no copy
+            # the caller refers to this list: if the list kept the frames, a result that contains an argument would have to be copied
             frames.clear()
         if (
             type(arguments) is tuple

@@ -408,7 +408,7 @@ class Channel:
             return True
         self._connection.expire(monotonic())
         self._wake_waiters()
-        if not call.ended and not asleep:  # Ctrl-C woke this thread, but its flag is cleared by now: sleep again
+        if not call.ended and not asleep:  # Ctrl-C woke this thread, but `interrupted` is not set any more: sleep again
             self._followers[me] = None
         return call.ended
 

@@ -10,7 +10,8 @@ Rules
     heartbeat tells the server how long to wait for the next. If the client's process is stopped before the first heartbeat, only the
     server's own, rarer heartbeats show the server that the client is silent.
 
-A connector neither waits nor starts a thread. The owner's threads use it one at a time. The owner
+A connector starts no thread, and waits for nothing but the look-up of a host name before a probe. The owner's threads use it one at a
+time. The owner
     polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py);
     calls `read` after input of the monitor, and `tick` at the time `due`: both methods return the changes of the connection;
     reads all messages in the socket after a Down, and then calls `retry`.
@@ -69,7 +70,7 @@ class Connector:
 
     Attributes:
       socket, monitor: the sockets of the current attempt; None between two attempts.
-      due: the time at which the owner calls `tick`, on the clock of the argument `now`; None if only input of the monitor matters.
+      due: the time at which the owner calls `tick`, on the clock of the arguments `now`; None if only input of the monitor matters.
       trouble: why the last attempt failed, for the log line about a caller that waits for the server.
     """
 
@@ -273,7 +274,7 @@ def configure(socket: zmq.Socket[bytes]) -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # no heartbeats before its end
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # no heartbeats until it ends
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))

@@ -23,7 +23,7 @@ _SIGINT: Final = int(_signal.SIGINT)
 
 
 class InterruptGuard:
-    """Use `with guard as shielded:` around all code that takes the channel's lock. Such blocks must not be nested.
+    """The guard of one channel. Use `with guard as shielded:` around all code that takes the channel's lock. Do not nest such blocks.
 
     Attributes:
       interrupted: whether Ctrl-C has arrived since the main thread entered the guarded code. If so, the main thread should leave that code.

@@ -247,7 +247,7 @@ class Keyring:
         return "" if member is None else member.name
 
     def joinable(self, now: float) -> bool:
-        """Return whether unknown keys may connect to show a token: until JOIN_EXPLAINED_S after the last token expires, used or not."""
+        """Return whether unknown keys may connect to show a token: until JOIN_EXPLAINED_S after all tokens, used or not, have expired."""
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:

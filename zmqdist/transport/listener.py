@@ -47,7 +47,7 @@ def listen(host: str, any_port: bool = False) -> sockets.socket:
 
 
 def look_up(host: str) -> str:
-    """Return the IP address of a host name, IPv4 if the name has one.
+    """Return the IP address of a host name, an IPv4 address if the name has one.
 
     A name that the system cannot look up is returned as it is, because it may be the name of an interface, which ZeroMQ knows.
     """

@@ -452,8 +452,8 @@ class Loop:
     def _end_context(self) -> None:
         """End the ZeroMQ context. In the loop's thread, wait until it has ended. In another thread, wait at most CONTEXT_ENDS_S.
 
-        A loop that never ran ends in the thread that made it, perhaps because of a Ctrl-C while pyzmq made a socket. Then only the
-        traceback refers to that socket. So no code can close it, and the context would wait for the socket for ever.
+        A loop that never ran ends in the thread that calls `stop`, perhaps because of a Ctrl-C while pyzmq made a socket. Then only the
+        traceback refers to that socket. So no code can close the socket, and the context would wait for it for ever.
         """
         if self.in_loop:
             self.context.destroy(linger=None)

@@ -4,7 +4,8 @@ A ZeroMQ server begins each connection: before any handshake it sends a greeting
 mechanism. So a port that sends this greeting has a ZeroMQ server, and a port that refuses a connection has no process that listens. If a
 port does neither, its process is stopped or busy, or a network on the way drops packets.
 
-A `PortProbe` never waits; the functions wait no longer than their time-outs.
+The steps of a `PortProbe` never wait, but making a `PortProbe` waits for the look-up of a host name. `connect_failure` and `listening` wait
+for such a look-up in addition to their time-outs.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Rejection:
 
 
 class PortProbe:
-    """One probe of a port, which never waits. Call `step` whenever the socket is ready, or every few milliseconds, until it returns True.
+    """One probe of a port. Call `step`, which never waits, whenever the socket is ready, or every few milliseconds, until it returns True.
 
     Attributes:
       connected: whether a TCP connection was made.
@@ -74,7 +75,7 @@ class PortProbe:
     """
 
     def __init__(self, address: str, now: float, connect_s: float = PROBE_S) -> None:
-        """Begin to connect. Raises InvalidArgumentError if `address` is not an address."""
+        """Begin to connect, after the look-up of a host name. Raises InvalidArgumentError if `address` is not an address."""
         self.connected = False
         self.failure: OSError | None = None
         self.rejection: Rejection | None = None
@@ -189,7 +190,7 @@ def connect_failure(address: str, connect_s: float) -> OSError | None:
 
 
 def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
-    """Return the tasks at whose "host:port" a server speaks ZeroMQ. All tasks are probed at the same time, for 2 s at most."""
+    """Return the tasks at whose "host:port" a server speaks ZeroMQ. After look-ups, all are probed at the same time, for 2 s at most."""
     probes: dict[tuple[str, int], PortProbe] = {}
     for task, address in addresses.items():
         # A cluster may have a task without an address, for which no process can listen.

@@ -112,7 +112,7 @@ class Router:
     """The server's socket and its peers; the module's docstring has the rules. Use it in the loop's thread, or before the loop starts.
 
     Attributes:
-      on_hello: called with a peer whose hello has arrived, after the server's hello was sent.
+      on_hello: called with a peer whose hello has arrived, after the server's hello was sent, unless the peer is `limited`.
       on_gone: functions that the loop calls once with each peer that has gone, if the peer's hello had been accepted.
       dropped: number of messages that were not accepted, by reason.
       received: number of messages that the router has received.
@@ -419,7 +419,7 @@ class Router:
             return
         if frames is None:
             self._count("too many frames or bytes")
-            # The C library keeps the message's freed memory, perhaps a gigabyte. A timer trims it once for many messages.
+            # The C library keeps the message's freed memory, perhaps a gigabyte. A timer returns it to the system once for many messages.
             self._loop.set_timer(trim_heap, self._loop.now() + TRIM_DELAY_S, trim_heap)
             return
         if is_hello(header):

@@ -88,7 +88,7 @@ class PeerPool:
         return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
 
     def attach(self, handle: Handle) -> NDArray[np.uint8]:
-        """Return the bytes of a handle as an array, without a copy.
+        """Return the bytes of a handle as an array, without a copy unless the block is published and small.
 
         The array is writable and private to the caller, or read-only if the bytes are frozen. The owner gets the bytes back when the array
         and all arrays made from it were collected.

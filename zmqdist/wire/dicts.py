@@ -194,7 +194,7 @@ def probe_count(hashes: NDArray[np.int64], bits: int) -> int:
             return max(made, PROBES_MAX * count + 1)
         at = place[asking]
         held = owner[at]
-        # If several keys probe one place, NumPy stores the key that is written last, which here is the earliest key.
+        # If several keys probe one place, NumPy stores the key that is written last: the earliest key, because of [::-1].
         owner[at[::-1]] = np.minimum(asking, held)[::-1]
         has = owner[at] == asking
         ousted = held[has]

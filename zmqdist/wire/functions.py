@@ -72,7 +72,7 @@ class FunctionCache:
         Raises:
           InvalidArgumentError: `pack_function` cannot pack the function. The cache is unchanged.
         """
-        named = self._kept.get((id(fn),))  # a key of one id belongs to a function that is pickled by its name
+        named = self._kept.get((id(fn),))  # a cache key of one id belongs to a function that is pickled by name
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
             self._kept.move_to_end((id(fn),))
             return named[0]
@@ -166,7 +166,7 @@ def _reduces_to_name(value: Any) -> bool:
 
 def _rebinds(code: CodeType) -> bool:
     """Return whether this code, or a function inside it, binds globals or cells of an outer function."""
-    known = _rebinding.get(id(code))  # by id, because comparing code objects is slow (`global_names`)
+    known = _rebinding.get(id(code))  # looked up by id, because comparing code objects is slow
     if known is None:
         found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
         if len(_rebinding) >= 4 * FUNCTIONS_KEPT_MAX:
