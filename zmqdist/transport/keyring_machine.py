@@ -52,7 +52,7 @@ from zmqdist.limits import (
 from zmqdist.messages import AskKey, Join, Joined, KeyState, NewKey, Refused, RenewKey
 
 JOINING: Final = "joining"
-"""Role of an unknown key while tokens are open: its process may only join."""
+"""Role of an unknown key while `Keyring.joinable` is true: the key's process may only join."""
 REVOKED: Final = "revoked"
 """Role of a key that has lost its former role: its connection gets one reply, the reason."""
 

@@ -19,7 +19,7 @@ from zmqdist.limits import RECEIVED_IDLE_BYTES_MAX
 from zmqdist.transport.shm_mapping import Exporter
 
 _KEPT_BYTES_MIN = 2**20
-"""Bytes. The C library itself keeps smaller freed blocks for later use, so those need no pool."""
+"""Bytes. Smaller arrays get no memory of the pool, because the C library itself keeps smaller freed blocks for later use."""
 
 
 class ReceivedMemory(Exporter):

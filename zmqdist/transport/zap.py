@@ -14,7 +14,7 @@ Roles
     worker   may run functions
     admin    may do everything
 
-    joining  may only join: the role of an unknown key while a dispatcher has open join tokens
+    joining  may only join: the role of an unknown key while the dispatcher's join tokens are open, and for a time after they end
     revoked  may do nothing: the role of a key that has lost its former role
 With the last two roles, a peer gets one reply and nothing else (router.py). ZeroMQ itself could not report why it refuses the peer.
 
