@@ -283,8 +283,8 @@ class Results(Message, tag=28):
 
 
 class StartsLost(Message, tag=29):
-    """These attempts had started, and their slot process or their worker is lost: (work, attempt, worker, exit code, last log lines, whether
-    the item has reached the bound on lost attempts and does not run again).
+    """These attempts had started, and their slot process or their worker is lost: (work, attempt, worker, exit code, last log lines,
+    whether the item has reached the bound on lost attempts and does not run again).
     """
 
     SENT = "dispatcher -> coordinator"
