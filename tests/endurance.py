@@ -5,8 +5,8 @@ read sources. Such a test may depend on which thread is first, and shows it once
 runs until its minutes are over; the next piece goes on from the log. A failure stays in the log with its last error. When its cause is
 mended, `--forget FILE` drops the file's lines, so that its count begins anew.
 
-Each run of a file has a process of its own, so that the next run begins as soon as one has ended. The process is forked from this one,
-which has imported the packages that pytest and the tests need, but nothing of zmqdist.
+Each file runs in a process of its own, so that the next one begins as soon as one has ended. The process is forked from this one, which
+has imported the packages that the tests need, but nothing of zmqdist.
 
 The log has one line for each file: its runs, its tests and their seconds, the failures by test with the last error, the first and the last
 commit that ran.
@@ -45,8 +45,11 @@ PRELOADED = (click, cloudpickle, msgspec, np, rich, yaml, zmq)
 ROOT = Path(__file__).resolve().parents[1]
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000):\n        pass"
 BUSY_PROCESSES = 2
-SIDE_BY_SIDE = 16
+SIDE_BY_SIDE = 12
 SAME_FILE_AT_ONCE = 3
+RUNS_OF_A_PROCESS = 4
+SHORT_S = 20.0
+"""Seconds of a file's tests in its last run, below which a process begins several runs of the file."""
 RUN_S_MAX = 1200.0
 ERROR_CHARS_MAX = 2000
 OUTPUT_CHARS_MAX = 20_000
@@ -155,73 +158,86 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-class Run:
-    """A run of one test file in a process of its own, with files for the outcomes and for the output of pytest in `folder`."""
+class Runs:
+    """One or more runs of a test file in a process of its own. `folder` has the outcomes of each run and the output of all."""
 
-    def __init__(self, file: str, tier: str, folder: Path) -> None:
+    def __init__(self, file: str, count: int, tier: str, folder: Path) -> None:
         self.file = file
-        self.deadline = time.monotonic() + RUN_S_MAX
-        self._outcomes = folder / "outcomes"
+        self.count = count
+        self.deadline = time.monotonic() + count * RUN_S_MAX
+        self._folder = folder
         self._output = folder / "output"
-        self._outcomes.touch()
-        self.process: ForkProcess = multiprocessing.get_context("fork").Process(target=self._main, args=(tier, folder))
+        self.process: ForkProcess = multiprocessing.get_context("fork").Process(target=self._main, args=(tier,))
         self.process.start()
 
-    def _main(self, tier: str, folder: Path) -> None:
+    def _main(self, tier: str) -> None:
         output = os.open(self._output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        arguments = ["-q", "--tier", tier, f"--basetemp={folder / 'tests'}", self.file]
-        sys.exit(pytest.main(arguments, plugins=[Outcomes(self._outcomes)]))
+        arguments = ["-q", "--tier", tier, f"--basetemp={self._folder / 'tests'}", self.file]
+        for number in range(self.count):
+            code = pytest.main(arguments, plugins=[Outcomes(self._folder / f"outcomes-{number}")])
+            if code != pytest.ExitCode.OK:
+                sys.exit(code)
 
-    def rows(self) -> list[Row]:
-        """Return the rows of a run that has ended. If its process has not ended as pytest ends, the test that ran has failed."""
-        rows: list[Row] = [tuple(json.loads(line)) for line in self._outcomes.read_text().splitlines()]
-        if not rows:
+    def rows(self) -> list[list[Row]]:
+        """Return the rows of each run. The process has ended; unless it has ended as pytest ends, its last test has failed."""
+        paths = sorted(self._folder.glob("outcomes-*"))
+        runs: list[list[Row]] = [[tuple(json.loads(line)) for line in path.read_text().splitlines()] for path in paths]
+        if not runs or not runs[-1]:
             raise SystemExit(f"no test of {self.file} ran:\n{self._output.read_text()[-OUTPUT_CHARS_MAX:]}")
-        expected = pytest.ExitCode.TESTS_FAILED if any(row[1] == "failed" for row in rows) else pytest.ExitCode.OK
+        failed = any(row[1] == "failed" for row in runs[-1])
         code = self.process.exitcode
-        if code != expected:
-            test = next(row[0] for row in reversed(rows) if row[1] == BEGUN)
-            rows.append((test, "failed", f"the process ended with {code} while this test ran", 0.0))
+        if code != (pytest.ExitCode.TESTS_FAILED if failed else pytest.ExitCode.OK):
+            test = next(row[0] for row in reversed(runs[-1]) if row[1] == BEGUN)
+            runs[-1].append((test, "failed", f"the process ended with {code} while this test ran", 0.0))
         if code != pytest.ExitCode.OK:
             # What the log has no room for: the tracebacks, the stacks of a process that crashed, or an assertion of ZeroMQ.
             print(self._output.read_text(errors="replace")[-OUTPUT_CHARS_MAX:], flush=True)
-        return rows
+        return runs
 
 
-def next_file(records: dict[str, Record], files: list[str], running: list[Run], runs: int) -> str | None:
-    """Return the file with the fewest runs, of those the one that takes longest, or None if there is nothing to begin."""
-    counts = {name: sum(run.file == name for run in running) for name in files}
-    wanted = [name for name in files if counts[name] < SAME_FILE_AT_ONCE and records[name].runs + counts[name] < runs]
-    return min(wanted, key=lambda name: (records[name].runs + counts[name], -records[name].seconds), default=None)
+def next_runs(records: dict[str, Record], files: list[str], running: list[Runs], runs: int) -> tuple[str, int] | None:
+    """Return the file with the fewest runs, of those the one that takes longest, and how many runs to begin; None if none is left.
+
+    A process begins several runs of a short file, because imports take as long as the tests of such a file.
+    """
+    begun = {name: records[name].runs + sum(each.count for each in running if each.file == name) for name in files}
+    at_once = {name: sum(each.file == name for each in running) for name in files}
+    wanted = [name for name in files if at_once[name] < SAME_FILE_AT_ONCE and begun[name] < runs]
+    if not wanted:
+        return None
+    name = min(wanted, key=lambda name: (begun[name], -records[name].seconds))
+    return name, min(RUNS_OF_A_PROCESS if records[name].seconds < SHORT_S else 1, runs - begun[name])
 
 
 def run_piece(records: dict[str, Record], files: list[str], arguments: argparse.Namespace) -> None:
-    """Run the files until each has had all its runs, or the minutes are over and what runs has ended. Update the log after each run."""
+    """Run the files until each has had all its runs, or the minutes are over and what runs has ended. Update the log after each process."""
     begin_until = time.monotonic() + 60 * arguments.minutes
     commit = current_commit()
-    running: list[Run] = []
+    running: list[Runs] = []
     with busy(arguments.busy), tempfile.TemporaryDirectory(prefix="endurance-") as temporary:
         number = 0
         while True:
             while len(running) < arguments.side_by_side and time.monotonic() < begin_until:
-                name = next_file(records, files, running, arguments.runs)
-                if name is None:
+                chosen = next_runs(records, files, running, arguments.runs)
+                if chosen is None:
                     break
                 number += 1
                 folder = Path(temporary, str(number))
                 folder.mkdir()
-                running.append(Run(name, arguments.tier, folder))
+                running.append(Runs(*chosen, arguments.tier, folder))
             if not running:
                 return
-            wait([run.process.sentinel for run in running], timeout=1.0)
-            for run in [run for run in running if time.monotonic() > run.deadline]:
-                run.process.kill()
-            for run in [run for run in running if run.process.exitcode is not None]:
-                running.remove(run)
-                for test, error in records[run.file].add(run.rows(), commit).items():
-                    print(f"{run.file}::{test}: {error}", flush=True)
+            wait([each.process.sentinel for each in running], timeout=1.0)
+            for each in running:
+                if time.monotonic() > each.deadline:
+                    each.process.kill()
+            for each in [each for each in running if each.process.exitcode is not None]:
+                running.remove(each)
+                for rows in each.rows():
+                    for test, error in records[each.file].add(rows, commit).items():
+                        print(f"{each.file}::{test}: {error}", flush=True)
                 write_log(arguments.log, records)
 
 
