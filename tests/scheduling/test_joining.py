@@ -590,7 +590,7 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     for name in ([], ["--name", "worker:1"]):  # the folder was made by `keys join`, so no process owns it
         none = run("keys", "rotate", target, *name, *secret)
         assert (none.code, none.out) == (1, "")
-        assert f"no {' '.join(['member', *name[1:]])} makes its keys itself" in none.err
+        assert f"no {' '.join(['member', *name[1:]])} has joined with a ticket" in none.err
     assert run("keys", "revoke", target, "worker:1", *secret).out.startswith("revoked ")
     unknown = run("keys", "revoke", target, "worker:1", *secret)
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)

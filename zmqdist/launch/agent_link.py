@@ -157,7 +157,7 @@ class AgentLink:
         return event.address
 
     def send_code(self, bundle: CodeBundle, on_sending: Callable[[], object]) -> None:
-        """Have later roles on the agent's host run with this code. The code is sent unless the host has equal files at the same path.
+        """Give the agent the code for the roles that it starts from now on. If the host has equal files at the same path, no code is sent.
 
         Args:
           on_sending: a function that is called before the code is sent, if it has to be sent.

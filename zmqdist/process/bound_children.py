@@ -91,7 +91,7 @@ class BoundChild:
         return [Order("", self._module, [], None, [2], ticket).to_memfd(), *theirs]
 
     def close(self) -> None:
-        """Close this process's file descriptors for the child. Idempotent."""
+        """Close the file descriptors that this process has open for the child. Idempotent."""
         if not self._closed:
             self._read_errors()  # the loop may not have read the child's last lines yet
             self._closed = True

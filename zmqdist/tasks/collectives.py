@@ -166,7 +166,7 @@ class Collectives:
         Returns:
           (RESULT, value), or (GO, number of the next round, name of the exchange, details of all members by rank), or () with a `failure`.
         """
-        with self._lock:  # no member sends pieces before this one announces, so all stored pieces are of failed operations
+        with self._lock:  # no member sends pieces before this one announces: all stored ones are of failed operations
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""

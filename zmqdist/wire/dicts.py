@@ -85,7 +85,7 @@ def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     is_map = first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
     parts: Any = _unpack_items(body) if is_map else _unpack_parts(body)
     if max(map(len, parts.values() if is_map else parts), default=0) <= _SMALL_BYTES:
-        # no part is large enough for a large map, and `_unpack_items` has checked the keys of this map
+        # no part is long enough for a map that takes long, and `_unpack_items` has checked the keys if the body is a map
         return _unpack_any(body)
     if is_map:
         return {key: _unpack_part(bytes(part), typed_below, depth_left - 1) for key, part in parts.items()}

@@ -158,7 +158,7 @@ class WorkerAffinity:
                 left.append((name, member[1], reason))
         joined = [m for m in after.values() if m[0] not in before or before[m[0]][1] != m[1]]
         self.members = after
-        if len(after) and not len(before):  # a worker is present again, so the times of missed workers start anew
+        if len(after) and not len(before):  # there was no worker: each gets its full time to return
             self._missing_since = dict.fromkeys(self._missing_since, now)
         for name in self._pinned:
             if name in after:

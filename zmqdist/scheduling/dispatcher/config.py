@@ -244,9 +244,7 @@ class WorkerConfig:
         if self.data_transfer_protocol is None:
             for name in ("data_transfer_address", "data_transfer_port"):
                 if getattr(self, name):
-                    raise _invalid(
-                        f"{name} is for a second port for elements: set data_transfer_protocol='zmq' as well"
-                    )
+                    raise _invalid(f"{name} configures the second port: set data_transfer_protocol='zmq' as well")
         elif self.data_transfer_protocol not in PROTOCOLS:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
             raise errors.NotFoundError(f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")

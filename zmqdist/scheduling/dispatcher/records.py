@@ -25,9 +25,9 @@ class PriorityBand:
     """The waiting work items of one priority in one queue.
 
     Attributes:
-      items: the items that have lost a start, and the items that have not begun as far as the dispatcher knows.
-      report_before_start: the other items, which a lost worker may have begun without a report. The next worker must report the start of
-        such an item before it starts the item. These items are handed out before `items`.
+      report_before_start: the items that a lost worker may have begun without a report, unless a start of the item was lost before. The
+        next worker must report the start of such an item before it starts the item. These items are handed out before `items`.
+      items: all other items. As far as the dispatcher knows, each of them has not begun, or a reported start of it was lost.
     """
 
     session_queue: SessionQueue

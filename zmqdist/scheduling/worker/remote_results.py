@@ -62,7 +62,7 @@ def _takes_safely() -> bool:
 
 
 def prepare_inputs(payload: bytes, fetched: Callable[[bytes], list[Any]]) -> bytes:
-    """Record the inputs in a payload, so that `input_value` finds them in the calling thread. Return the packed arguments.
+    """Take the inputs out of a payload and store them for `input_value` of the calling thread. Return the packed arguments.
 
     Args:
       payload: the payload after its mark INPUTS, or a reference to it if the inputs are too large for a message.

@@ -155,7 +155,7 @@ class CheckpointManager:
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
-        self._tidied = False  # have a later save remove the FINISHED mark again
+        self._tidied = False  # the next save must tidy the directory, which removes the FINISHED mark
 
     def close(self) -> None:
         """Stop periodic saving, and wait until a periodic save in progress has ended. A second call does nothing.

@@ -199,7 +199,7 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
     reached = 0
     for piece in pieces:
         if piece.start != reached or piece.stop < piece.start:
-            raise ValueError(f"a piece has rows {piece.start} to {piece.stop}, and the next row is {reached}")
+            raise ValueError(f"a piece has rows {piece.start} to {piece.stop}, but the one before it ends at {reached}")
         reached = piece.stop
     if not pieces or reached != (shape[0] if shape else 1):
         raise ValueError(f"{reached} rows for an array of shape {shape}")

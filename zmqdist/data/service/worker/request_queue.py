@@ -86,7 +86,7 @@ class RequestQueue:
         """Send all replies that are ready. Any thread may call this."""
         with self.lock:
             if self.is_serving:
-                return  # the thread that serves now looks for replies once more before it stops serving
+                return  # another thread serves, and it looks for replies once more before it stops
             self.is_serving = True
         while (answer := self._next_reply()) is not None:
             self._sender.send(answer)

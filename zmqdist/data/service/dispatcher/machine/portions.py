@@ -382,8 +382,8 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        # While this worker computes a charged portion, it gets another portion only if the reader has to acknowledge the other portion
-        # before the charged one.
+        # A worker that computes a portion charged with deaths gets no further portion. An ordered reader is the exception: it must
+        # acknowledge its first open portion before the charged one, so the worker may get that portion.
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
