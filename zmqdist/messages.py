@@ -31,7 +31,7 @@ Item: TypeAlias = tuple[int, int, int, int, bytes]
 Leased: TypeAlias = tuple[int, int, int, int, bytes]
 """A work item that the dispatcher sends to a worker: (lease, coordinator, attempt, fn, payload)."""
 Outcome: TypeAlias = tuple[int, int, bytes]
-"""The end of a lease: (lease, kind, payload). `kind` is one of the constants below."""
+"""The end of a lease: (lease, kind, payload). `kind` is one of the constants VALUE to INPUT_LOST."""
 Result: TypeAlias = tuple[int, int, int, bytes]
 """The end of a work item: (work, attempt, kind, payload)."""
 

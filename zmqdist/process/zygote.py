@@ -375,9 +375,7 @@ def _settle_in(order: Order) -> None:
             # A bound child writes whole lines, even with PYTHONUNBUFFERED, because several processes may write to the same pipe.
             stream.reconfigure(line_buffering=bound or os.isatty(1), write_through=False if bound else None)
     if bound:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # whether Ctrl-C ends this child is up to the process that ordered it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that ordered this child decides what Ctrl-C ends
         faulthandler.enable(all_threads=False)  # a segfault in the program's code leaves a traceback for the error text
 
 

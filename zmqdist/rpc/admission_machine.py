@@ -135,7 +135,7 @@ class FairAdmission:
     # -- how calls begin ----------------------------------------------------------------------------------------------------
 
     def ready(self, client: Hashable, key: Hashable, item: Any) -> None:
-        """Queue a call for a thread, because all its arguments have arrived. Small arguments need no earlier `arrived`."""
+        """Queue a call for a thread, because all its arguments have arrived."""
         backlog = self._clients.get(client)
         if backlog is None:
             backlog = self._clients[client] = _Backlog()

@@ -325,7 +325,7 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Run the method of an accepted call once all arguments have arrived and, in the pool, it is the client's turn, or refuse the call."""
+        """Run the method of a call when all arguments have arrived and, in the pool, it is the client's turn, or refuse the call."""
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))

@@ -48,7 +48,7 @@ class SlotSeen:
 
 @dataclass(frozen=True, slots=True)
 class SlotReclaimed:
-    """The reply to Reclaim: of the items that the slot had, it has begun none after `position`, and will begin none of these."""
+    """The reply to Reclaim: the slot has not begun the items after `position`, and will not begin them."""
 
     slot: int
     position: int

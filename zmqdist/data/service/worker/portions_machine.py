@@ -129,7 +129,7 @@ class PortionsLane:
         self._make_room()
 
     def failed(self, segment: PortionSegment, code: int, text: str) -> None:
-        """Record that computing the next element of `segment` raised an error."""
+        """Record that computing the next element of a portion raised an error."""
         self._failures += 1
         segment.elements.append(PortionError(code, text))
 

@@ -217,8 +217,8 @@ class PortionAssignment:
             self._tables.commits.effect(ev.FailRequest(call.token, errors.UNAVAILABLE, why))
 
     def check_incarnations(self) -> None:
-        """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation that counted as dead is connected,
-        no longer count its death against the portions that it was computing.
+        """Free the portions of incarnations that ended while no dispatcher ran. If an incarnation that was taken for dead is connected
+        again, revoke the death that was charged to its portions.
         """
         self._revoke_charges()
         incarnations = {worker.incarnation for worker in self._tables.state.workers.values()}
