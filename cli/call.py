@@ -32,8 +32,8 @@ ROLES: Final = ("client", "submit", "worker", "admin")
 def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
     """List the methods of the server at ADDRESS, with their parameters, signatures, and the first line of each docstring.
 
-    ADDRESS is the host:port of a zmqdist server: an RPC server, a dispatcher, a task of a cluster, or a worker without CURVE keys. With
-    keys, a worker shows a key that this command does not expect.
+    ADDRESS is the host:port of a zmqdist server: an RPC server, a dispatcher, a task of a cluster, or a worker without CURVE keys. The
+    command cannot connect to a worker with CURVE keys, because such a worker shows a key of its own.
     """
     from zmqdist.observe.status import printable
 

@@ -28,7 +28,7 @@ ASKED_S: Final = 3.0
 ENDS_WITHIN_S: Final = 3.0
 """Seconds that a dispatcher may take to end after the grace."""
 
-_grace = grace_option("Time that running functions have to end; then they are killed.")
+_grace = grace_option("Time for running functions to end; then they are killed.")
 
 
 @click.command(short_help="Stop one worker after it has finished its running functions.")
@@ -37,7 +37,7 @@ _grace = grace_option("Time that running functions have to end; then they are ki
 @click.option(
     "--force",
     is_flag=True,
-    help="Drain the worker even if values, data tasks or functions with `worker=` depend on this worker alone.",
+    help="Drain the worker even if values, data tasks or functions scheduled for it only depend on this worker alone.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print what would become of everything that the worker has, and do nothing."
@@ -58,7 +58,7 @@ def drain(
     """Have a worker finish its running functions, and leave.
 
     WORKER is the name of the worker, such as worker:1. The command prints what becomes of everything that the worker has. It refuses the
-    drain if values, data tasks or functions with `worker=` depend on this worker alone. Other functions that the worker has not begun
+    drain if values, data tasks or functions with `worker=` depend on it alone. Other functions that the worker has not begun
     return to the queue at once. The command does not wait until the worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:

@@ -32,8 +32,8 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
     """Show each key that the dispatcher TARGET knows: its state, role, name, time and public key.
 
     The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
-    Some seconds after the replacement, the dispatcher refuses new connections with a replaced key. A port that a process opened before the
-    replacement keeps the old key.
+    A key is replaced by `zmqdist keys rotate`, or when another process joins under the same name. Some seconds later the dispatcher refuses
+    new connections with the old key. A port that a process opened before keeps the old key.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")
@@ -136,7 +136,7 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
 
     The dispatcher refuses a revoked key at once, and other members refuse it within seconds. After a restart without --work-dir, the
     dispatcher accepts a static key again that is still in `authorized`. Functions that a revoked worker was running run again on other
-    workers, except functions with `worker=`. Unused tickets of the name become invalid, too.
+    workers, except functions scheduled for this worker only. Unused tickets of the name become invalid, too.
     """
     target, what = _target_and(target_and_key, "NAME_OR_KEY")
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
@@ -145,14 +145,14 @@ def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **
         click.echo(f"revoked {row['key']} ({row['state']} key of {row['name']})")
 
 
-@keys.command("rotate", short_help="Have members make new keys.")
+@keys.command("rotate", short_help="Let members make new keys.")
 @click.argument("target", required=False)
 @click.option(
     "--name", default="", metavar="NAME", help="Only this member, such as worker:3; by default all members that joined."
 )
 @target_options
 def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -> None:
-    """Have members of the dispatcher TARGET that joined with a ticket make new key pairs. No work is lost.
+    """Let each member that joined the dispatcher TARGET with a ticket make a new key pair. No work is lost.
 
     Each member registers its new key over a connection with its old key. The dispatcher refuses the old key some seconds later. Replace
     static keys yourself with `zmqdist keygen`. To replace the keys in a folder that `zmqdist keys join` made, join again with a new ticket.

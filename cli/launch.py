@@ -41,9 +41,7 @@ this process.
     "--attach", "job", type=int, metavar="JOB", help="Print the output of the Slurm job with this id, until it ends."
 )
 @click.option("--render", is_flag=True, help="Print manifests for kubectl (Kubernetes); start nothing.")
-@grace_option(
-    "Time that the program has to end after Ctrl-C or SIGTERM, and that the jobs have to end after the program."
-)
+@grace_option("Time for the program to end after Ctrl-C or SIGTERM, and for the jobs to end after the program.")
 @click.pass_context
 def launch(
     context: click.Context,

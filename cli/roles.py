@@ -34,7 +34,7 @@ _port = click.IntRange(0, 65535)
 _config = click.option(
     "--config", "file", metavar="FILE", help="Cluster file; options of the command line override its settings."
 )
-_grace = grace_option("Time that running functions have to end after Ctrl-C or SIGTERM.")
+_grace = grace_option("Time for running functions to end after Ctrl-C or SIGTERM.")
 
 
 class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4

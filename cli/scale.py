@@ -23,11 +23,11 @@ DECIDED_S: Final = 15.0
 
 @click.command(short_help="Change how many workers a launched cluster has.")
 @click.argument("target_and_count", nargs=-1, metavar="[TARGET] worker=COUNT")
-@grace_option("Time that running functions of leaving workers have to end; then they are killed.")
+@grace_option("Time for running functions of leaving workers to end; then they are killed.")
 @click.option(
     "--force",
     is_flag=True,
-    help="End workers even if values, data tasks or functions with `worker=` depend on them alone.",
+    help="End workers even if values, data tasks or functions scheduled for one worker only depend on them alone.",
 )
 @click.option(
     "--wait",

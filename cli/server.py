@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     help="Address or interface (eth1) to listen on, in place of the task's address in the cluster.",
 )
 @ports_option
-@grace_option("Time that running calls have to end after Ctrl-C or SIGTERM.")
+@grace_option("Time for running calls to end after Ctrl-C or SIGTERM.")
 @ticket_options
 @secret_options
 @click.pass_context
