@@ -71,6 +71,9 @@ class Outcomes:
         row = [report.nodeid, report.outcome if is_outcome else report.when, error, report.duration]
         self._file.write(json.dumps(row) + "\n")
 
+    def pytest_unconfigure(self) -> None:
+        self._file.close()
+
 
 def shortened(report: str) -> str:
     """Of what pytest says of a failure: where it was, and the lines of the error itself."""
