@@ -18,7 +18,7 @@ from zmqdist.checkpoint import Checkpoint, CheckpointManager, Recovery
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.errors import PSUnavailableError
 from zmqdist.training.sessions import StrategySession
-from zmqdist.variables.client import client_of
+from zmqdist.variables.client import PsCall, PsClient, client_of
 
 pytestmark = pytest.mark.shares_cluster
 
@@ -183,6 +183,29 @@ def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
         assert count.numpy() == saved
     assert strategy.recoveries[0].updates_lost == 7
     assert str(strategy.recoveries[0]).endswith("; at least 7 updates since are lost")
+
+
+def test_lost_updates_are_counted_although_the_program_reads_the_variable_as_soon_as_it_exists(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = make()
+    count, manager = _counter(strategy, tmp_path)
+    manager.save()
+    for _ in range(7):
+        count.assign_add(1)
+    create = PsClient.create
+
+    def create_and_read(client: PsClient, *args: Any) -> PsCall:
+        created = create(client, *args)
+        created.get_value()
+        assert count.numpy() == 0
+        return created
+
+    monkeypatch.setattr(PsClient, "create", create_and_read)
+    with Recovery(strategy, manager):
+        restarted(cluster, 0)
+        assert count.numpy() == 0
+    assert strategy.recoveries[0].updates_lost == 7
 
 
 def test_updates_of_workers_that_are_lost_are_counted_by_the_versions_that_were_seen(

@@ -195,6 +195,8 @@ class Recovery:
         incarnation, versions = self._session.next_incarnation(), {}
         for storage in storages:
             ref, changes = storage.ref, 1
+            # Read the last seen version before the variable exists again: a waiting access then sees a version of the new incarnation.
+            seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             name, start, stop = places.get(ref.number, ("", 0, 0))
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
@@ -210,7 +212,6 @@ class Recovery:
                 anew.append(ref.name)
             else:
                 lost.append(ref.name)
-            seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             updates_lost += max(0, _changes(seen) - changes)
             versions[ref.number] = _version(incarnation, changes)
         # Update `_versions` only now, because after a recovery that failed halfway the next attempt needs the old versions to count all
