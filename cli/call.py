@@ -33,7 +33,8 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     """List the methods of the server at ADDRESS, with their parameters, signatures, and the first line of each docstring.
 
     ADDRESS is the host:port of a zmqdist server: an RPC server, a dispatcher, a task of a cluster, or a worker without CURVE keys. The
-    command cannot connect to a worker with CURVE keys, because such a worker shows a key of its own.
+    command cannot connect to a worker with CURVE keys, because such a worker shows a key of its own. Without ADDRESS, the command uses the
+    dispatcher that ZMQDIST_CONFIG names.
     """
     from zmqdist.observe.status import printable
 
@@ -61,7 +62,8 @@ def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: 
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Save the result: an array as .npy, arrays by name as .npz, anything as .json, bytes under any other name.",
+    help="Save the result in FILE. Its name decides the form: .npy for an array, .npz for a dict of arrays, .json for any value; with any "
+    "other name the result must be bytes.",
 )
 @click.option(
     "--timeout",

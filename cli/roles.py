@@ -60,8 +60,8 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     "lease_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="Length of a lease. A worker without contact to the dispatcher ends its functions after at most half of it, unless they run in "
-    "threads.",
+    help="Length of a lease. A worker without contact to the dispatcher ends its functions after at most half of the lease, unless they "
+    "run in threads.",
 )
 @click.option(
     "--attempts",

@@ -27,7 +27,7 @@ DECIDED_S: Final = 15.0
 @click.option(
     "--force",
     is_flag=True,
-    help="End workers even if values, data tasks or functions scheduled for one worker only depend on them alone.",
+    help="End workers even if values, data tasks or functions with `worker=` depend on one of these workers alone.",
 )
 @click.option(
     "--wait",
@@ -53,7 +53,7 @@ def scale(
 ) -> None:
     """Change the number of workers of a cluster that `zmqdist launch` runs.
 
-    If the cluster has too few workers, new ones are started. If it has too many, those with the least to lose finish their running
+    If the cluster has fewer than COUNT workers, new ones are started. If it has more, those with the least to lose finish their running
     functions and leave. The command returns when the new workers have registered and the leaving workers have left.
     """
     target, job, count = _parsed(target_and_count)

@@ -61,7 +61,8 @@ def server(
     """Run one task of a cluster in the foreground: a zmqdist.Server as a process.
 
     CONFIG is a cluster file with the addresses of its tasks. Without CONFIG and --spec, the environment variable TF_CONFIG or
-    ZMQDIST_CONFIG describes the cluster. It also names the task to run, unless ZMQDIST_CONFIG is the path of a file.
+    ZMQDIST_CONFIG describes the cluster and names the task to run. If ZMQDIST_CONFIG is the path of a file, name the task by --job and
+    --index.
     """
     from zmqdist.launch.roles import run_server
     from zmqdist.transport.credentials import Credentials

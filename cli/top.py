@@ -16,7 +16,7 @@ from zmqdist_cli.common import Dispatcher, Seconds, place, target_options
 from zmqdist_cli.exit_codes import ExitCode
 
 
-@click.command(short_help="Show the workers and queues of a dispatcher, and what it has lost, live.")
+@click.command(short_help="Show the workers, queues and lost workers of a dispatcher, live.")
 @click.argument("target", required=False)
 @click.option(
     "--interval",
@@ -33,7 +33,8 @@ from zmqdist_cli.exit_codes import ExitCode
 def top(
     context: click.Context, /, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
 ) -> None:
-    """Show the workers and queues of the dispatcher TARGET, and what it has lost, live; q or Ctrl-C ends the command.
+    """Show the workers and queues of the dispatcher TARGET, and the workers and slot processes that were lost, live; q or Ctrl-C ends the
+    command.
 
     The command continues when the dispatcher is restarted. If the output is not a terminal, the command prints the status once and ends.
     """
