@@ -125,7 +125,9 @@ def join_by_ticket(folder: str, *, ticket_file: str | None, ticket_fd: int | Non
 @keys.command("revoke", short_help="Revoke keys, and end their connections.")
 @click.argument("target_and_key", nargs=-1, metavar="[TARGET] NAME_OR_KEY")
 @click.option(
-    "--force", is_flag=True, help="Revoke the key even if this command itself uses it, and even if no admin key is left then."
+    "--force",
+    is_flag=True,
+    help="Revoke the key even if this command itself uses it, and even if no admin key is left then.",
 )
 @target_options
 def revoke(target_and_key: tuple[str, ...], *, force: bool, timeout_s: float, **secrets: Any) -> None:

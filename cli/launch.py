@@ -38,7 +38,11 @@ this process.
 )
 @click.option("--detach", is_flag=True, help="With Slurm: submit the job, print its id, and return at once.")
 @click.option(
-    "--attach", "job", type=int, metavar="JOB", help="Print the output of the Slurm job with this id, until the job ends."
+    "--attach",
+    "job",
+    type=int,
+    metavar="JOB",
+    help="Print the output of the Slurm job with this id, until the job ends.",
 )
 @click.option("--render", is_flag=True, help="Print manifests for kubectl (Kubernetes); start nothing.")
 @grace_option("Time for the program to end after Ctrl-C or SIGTERM, and for the jobs to end after the program.")

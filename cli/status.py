@@ -15,7 +15,7 @@ from zmqdist_cli.common import Dispatcher, place, target_options
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON; durations are in seconds.")
 @target_options
 def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
-    """Show the workers and queues of the dispatcher TARGET, and the workers and slot processes that were lost, once.
+    """Show once the workers and queues of the dispatcher TARGET, and the workers and slot processes that were lost.
 
     TARGET is the host:port of a dispatcher, or the cluster file that `zmqdist launch` runs on this host. You may leave it out if the
     environment variable ZMQDIST_CONFIG names a running cluster.

@@ -33,8 +33,7 @@ from zmqdist_cli.exit_codes import ExitCode
 def top(
     context: click.Context, /, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
 ) -> None:
-    """Show the workers and queues of the dispatcher TARGET, and the workers and slot processes that were lost, live; q or Ctrl-C ends the
-    command.
+    """Show live what `zmqdist status` shows of the dispatcher TARGET; q or Ctrl-C ends the command.
 
     The command continues when the dispatcher is restarted. If the output is not a terminal, the command prints the status once and ends.
     """
