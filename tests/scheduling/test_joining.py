@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -26,17 +27,21 @@ from tests.launch.launched import stop
 from tests.ports import free_port
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.messages import Register
+from zmqdist.messages import Join, Refused, Register
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.server_info import SERVER_INFO
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.key_service import KeyService
-from zmqdist.transport import keys, shm_pool
+from zmqdist.transport import keys, router, shm_pool
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.join_ticket import decode_ticket, join
-from zmqdist.transport.security import CURVE, ServerSecurity
+from zmqdist.transport.dealer import DealerConnection
+from zmqdist.transport.join_ticket import JoinTicket, decode_ticket, join
+from zmqdist.transport.keyring_machine import JOINING
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.security import CURVE, ClientSecurity, ServerSecurity
 from zmqdist.transport.zap import Policy
+from zmqdist.wire.hello import our_hello
 
 LARGE = 300_000
 """Bytes above INLINE_BYTES_MAX: they are fetched from the process that holds them."""
@@ -312,6 +317,53 @@ def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
     lines = [record for record in caplog.records if "join" in record.message or "refused" in record.message]
     assert len(lines) <= took_s + 2
     assert "guessed" not in caplog.text
+
+
+class Stranger:
+    """A connection with an unknown key to a dispatcher with an open ticket. Its events are "up", "down" and the messages that arrive."""
+
+    def __init__(self, ticket: JoinTicket) -> None:
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        security = ClientSecurity(CURVE, JOINING, "a test", key=keys.new_pair(), server_key=ticket.server_key)
+        self.loop = Loop("zmqdist-stranger")
+        self.dealer = DealerConnection(
+            self.loop,
+            ticket.dispatcher,
+            security,
+            our_hello("client", 1, "stranger"),
+            on_up=lambda hello: self.events.put("up"),
+            on_message=lambda message, frames: self.events.put(message),
+            on_down=lambda: self.events.put("down"),
+            on_refused=self.events.put,
+        )
+        self.dealer.connect()
+        self.loop.start()
+
+    def __enter__(self) -> Stranger:
+        assert self.events.get(timeout=20) == "up"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.stop()
+
+
+def test_a_process_that_shows_no_token_is_disconnected(
+    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticket = decode_ticket(dispatcher.open_join("worker:1"))
+    monkeypatch.setattr(router, "HANDSHAKE_S", 0.2)
+    with Stranger(ticket) as stranger:
+        assert stranger.events.get(timeout=20) == "down"
+
+
+def test_a_connection_may_show_only_one_token(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+    ticket = decode_ticket(dispatcher.open_join("worker:1"))
+    with Stranger(ticket) as stranger:
+        for secret in ("guessed", ticket.secret):
+            stranger.loop.run(stranger.dealer.send, Join(ticket.number, secret.encode(), ticket.name))
+        assert isinstance(stranger.events.get(timeout=20), Refused)
+        assert stranger.events.get(timeout=20) == "down"
+    assert join(ticket, tmp_path / "keys-of-1") == "worker"
 
 
 # -- revocation ----------------------------------------------------------------------------------------------------------

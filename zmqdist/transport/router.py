@@ -66,7 +66,7 @@ from zmqdist.transport.keyring_machine import JOINING, LISTENING_ROLES, REVOKED
 from zmqdist.transport.listener import BACKLOG, bind_problem, listen, look_up, shut_down
 from zmqdist.transport.loop import Loop, WatchedSocket
 from zmqdist.transport.malloc_trim import trim_heap
-from zmqdist.transport.monitor import DISCONNECTED, SUCCEEDED, decode_event, open_monitor
+from zmqdist.transport.monitor import ACCEPTED, DISCONNECTED, decode_event, open_monitor
 from zmqdist.transport.own_address import all_taken, free_ports, ports_are_limited
 from zmqdist.transport.peer import Peer, fd_of, printable, property_of
 from zmqdist.transport.security import CURVE, NONE, ServerSecurity
@@ -168,7 +168,7 @@ class Router:
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
-        events = DISCONNECTED if self._security.policy.judge is None else DISCONNECTED | SUCCEEDED
+        events = DISCONNECTED if self._security.policy.judge is None else DISCONNECTED | ACCEPTED
         self._monitor = open_monitor(socket, events)
         self._watched: WatchedSocket = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
@@ -328,11 +328,12 @@ class Router:
         if not peer.gone and peer.fd >= 0 and self._reported_ends[peer.fd] <= 0 and self._by_fd.get(peer.fd) == [peer]:
             shut_down(peer.fd)
 
-    def _end_silent(self, fd: int) -> None:
-        """End a connection on which no message has arrived since the handshake. While unknown keys may join, a stranger can pass the
-        handshake. Without this time limit, the stranger could keep such connections open.
+    def _end_stranger(self, fd: int) -> None:
+        """End a connection, accepted HANDSHAKE_S ago, on which no message has arrived, or only messages of a peer with a limited role.
+
+        While unknown keys may join, a stranger can pass the handshake. Without this time limit, the stranger could keep such connections open.
         """
-        if not self._by_fd.get(fd) and self._reported_ends[fd] <= 0:
+        if all(peer.limited for peer in self._by_fd.get(fd, ())) and self._reported_ends[fd] <= 0:
             shut_down(fd)
 
     def _send_raw(self, peer: Peer, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
@@ -503,8 +504,8 @@ class Router:
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
             event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
-            if event == SUCCEEDED:
-                self._loop.set_timer((self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_silent, fd))
+            if event == ACCEPTED:
+                self._loop.set_timer((self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_stranger, fd))
                 continue
             self._loop.set_timer((self, fd), None, self._forget_gone)
             self._reported_ends[fd] += 1

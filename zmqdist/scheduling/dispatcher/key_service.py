@@ -80,6 +80,8 @@ class KeyService:
         self._file = Path(work_dir, FILE) if work_dir and self._curve else None
         self._joining: deque[float] = deque()
         """The times, in the last HANDSHAKE_S, at which a connection with an unknown key was admitted so that its process could join."""
+        self._tried: set[Peer] = set()
+        """The connected peers that have sent a Join."""
         self._wrong = 0
         self._logged_at = 0.0
         self._on_expelled: Callable[[Peer], object] = lambda peer: None
@@ -165,7 +167,10 @@ class KeyService:
         return KeyVerdict(JOINING)
 
     def _handle_join(self, peer: Peer, message: Join, _frames: list[memoryview]) -> None:
-        """Handle a Join, and close its connection after the reply, because each connection may try to join only once."""
+        """Handle the first Join of a connection, and close the connection after the reply. Ignore further ones."""
+        if peer in self._tried:
+            return
+        self._tried.add(peer)
         self._handle_message(peer, message, _frames)
         self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
         wrong, now = self._keyring.wrong, self._loop.now()
@@ -177,6 +182,7 @@ class KeyService:
         self._handle(KeyHeard(Heard(peer, message), peer.key, time.time()))
 
     def _peer_gone(self, peer: Peer) -> None:
+        self._tried.discard(peer)
         self._handle(PeerGone(peer))
 
     # -- RPC methods for admins -----------------------------------------------------------------------------------------
