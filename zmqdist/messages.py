@@ -36,7 +36,7 @@ Result: TypeAlias = tuple[int, int, int, bytes]
 """The end of a work item: (work, attempt, kind, payload)."""
 
 Part: TypeAlias = tuple[int, ...]
-"""The place of one large part of a payload: (bytes,) of a part that is sent in chunks, or the handle of a block of shared memory.
+"""The place of one large part of a payload: (nbytes,) for a part that is sent in chunks, or the handle of a block of shared memory.
 
 The handle is a tuple of eight numbers (transport/shm_pool.py).
 """
@@ -183,7 +183,7 @@ class SendParts(Message, tag=15):
 
 
 class RegisterCoordinator(Message, tag=20):
-    """Register the sender as a coordinator. A coordinator repeats this message on each new connection, with the same id.
+    """Register the sender as a coordinator. A coordinator repeats this message on each new connection, with the same number.
 
     `previous_dispatcher` says that the coordinator has sent work of the present round to an earlier incarnation of the dispatcher.
     `watch_members` subscribes to Members, and `report_starts` subscribes to Begun.
@@ -313,7 +313,8 @@ class Workers(Message, tag=32):
 
 
 class Members(Message, tag=33):
-    """Workers that have registered or are lost. A coordinator that watches gets this after CoordinatorRegistered and at each change.
+    """Workers that have registered or are lost. This is sent to coordinators that have subscribed
+    (`watch_members`), after CoordinatorRegistered and at each change.
 
     The first message has all registered workers. `joined` has (name, incarnation, pid, host), and `left` has (name, incarnation, reason).
     A restarted worker has another incarnation.

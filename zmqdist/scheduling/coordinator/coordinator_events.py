@@ -55,14 +55,14 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class TakeBackRequested:
-    """The program cancels these work items unless a worker has begun them. The machine must have been made with `starts=True`."""
+    """The program cancels these work items unless a worker has begun them. Pass it only to a machine that was made with `starts=True`."""
 
     works: list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class EndRoundRequested:
-    """A thread waits to raise the error of this round, so the round must end. Has no effect if this is not the present round."""
+    """A thread waits to raise the error of this round, so the round must end. It has no effect if this is not the present round."""
 
     round: int
 

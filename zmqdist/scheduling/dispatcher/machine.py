@@ -297,7 +297,7 @@ class Dispatch:
         return effects + self._report_members(Members([_member_row(member)], []))
 
     def reconnected(self, member: Member, register: Register) -> list[Send]:
-        """Reconcile this machine's leases of a reconnected member with those that the member has: messages may have been lost."""
+        """Reconcile this machine's leases of a reconnected member with those that the member has, because messages may have been lost."""
         load = self.loads[member]
         load.reachable = True
         load.stale_leases = dict(register.stale_leases)
@@ -502,8 +502,8 @@ class Dispatch:
         return _free_results(by_load)
 
     def settle(self, now: float) -> list[Send]:
-        """Report the end of each ending round of which no work can be executing (P5). Have all workers forget the numbers of each
-        coordinator that had detached work and has been away for `lease_s` (P16)."""
+        """Report the end of each ending round of which no work can be executing (P5). Have all workers forget the functions and
+        resources of each coordinator that had detached work and has been away for `lease_s` (P16)."""
         effects: list[Send] = []
         if self._forget_at:
             for coordinator in [number for number, until in self._forget_at.items() if until <= now]:

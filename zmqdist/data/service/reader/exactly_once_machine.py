@@ -147,7 +147,7 @@ class Consumption:
         return self._piece is not None
 
     def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
-        """Record that the consumer begins `piece`, whose `count` elements it takes from the iterator `elements`."""
+        """Record that the consumer begins `piece`, a piece of a portion. It takes the piece's `count` elements from `elements`."""
         self._piece = piece, elements, count
 
     def finish(self) -> None:
@@ -185,7 +185,7 @@ class Consumption:
         return tuple((number, *mark) for number, mark in marks.items())
 
     def put_back(self, marks: Marks) -> None:
-        """Put back marks that the dispatcher has not confirmed."""
+        """Put back marks of finished elements that the dispatcher has not confirmed, so that `marks` returns them again."""
         with self._lock:
             for number, elements, done in marks:
                 known = self._marks.get(number, (0, False))

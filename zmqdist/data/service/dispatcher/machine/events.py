@@ -174,8 +174,8 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgeRequest:
-    """Report that a client's consumer has finished elements. -> None. A mark is (portion, number of finished elements, whether the portion
-    is done).
+    """Report that a client's consumer has finished elements, by marks: each is (portion, number of finished elements, whether the
+    portion is done). -> None.
     """
 
     token: Token
