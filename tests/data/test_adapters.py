@@ -197,7 +197,7 @@ def test_parquet_files_are_dealt_out_by_row_groups(tmp_path: Path) -> None:
 def test_what_is_wrong_with_parquet_files_is_told(tmp_path: Path) -> None:
     names = tables(tmp_path)
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    with pytest.raises(InvalidArgumentError, match="has no column 'y', but 'n', 'x', 't', 'v', 'b'"):
+    with pytest.raises(InvalidArgumentError, match="has no column 'y': it has 'n', 'x', 't', 'v', 'b'"):
         ParquetDataset(names, ["n", "y"])
     with pytest.raises(InvalidArgumentError, match="batch_size must be > 0"):
         ParquetDataset(names, batch_size=0)

@@ -122,7 +122,7 @@ def test_an_earlier_repetition_is_over_and_a_later_one_starts_over() -> None:
 def test_only_who_deals_knows_the_place() -> None:
     iterator = open_split(Dataset.range(7), lambda source, repetition: 3)
     assert next(iterator) == 3
-    with pytest.raises(UnimplementedError, match="deals out the splits"):
+    with pytest.raises(UnimplementedError, match="gives out the positions"):
         iterator.state_dict()
 
 

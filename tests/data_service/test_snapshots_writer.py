@@ -365,7 +365,7 @@ def goes_on_from_any_state(opened: Any) -> None:
 
 
 def test_who_cannot_be_asked_again_keeps_the_place(tmp_path: Path) -> None:
-    with pytest.raises(UnimplementedError, match="deals out the splits"):
+    with pytest.raises(UnimplementedError, match="gives out the positions"):
         open_split(Dataset.random(), lambda source, repetition: 0).state_dict()
 
 

@@ -60,7 +60,7 @@ def structure_to_json(structure: Any, leaf: Callable[[Any], Any]) -> Any:
     """
     if isinstance(structure, dict):
         if not all(type(key) in (str, int, float, bool) for key in structure):
-            raise invalid(f"keys of a dict in a file are text or numbers, not {list(structure)}")
+            raise invalid(f"a dict with keys {list(structure)} cannot be written: each key must be text or a number")
         return ["dict", *([key, structure_to_json(item, leaf)] for key, item in structure.items())]
     if isinstance(structure, tuple):
         items = [structure_to_json(item, leaf) for item in structure]
@@ -84,7 +84,7 @@ def structure_from_json(text: Any, leaf: Callable[[Any], Any]) -> Any:
         case ["tuple", *items]:
             return tuple(structure_from_json(item, leaf) for item in items)
         case list():
-            raise ValueError(f"not the description of a structure: {text}")
+            raise ValueError(f"{text} does not describe a structure")
     return leaf(text)
 
 

@@ -56,7 +56,7 @@ def _checked_inputs(datasets: Any) -> tuple[Dataset, ...]:
     """
     inputs = tuple(datasets)
     if not inputs:
-        raise ValueError("at least one dataset is needed")
+        raise ValueError("`datasets` is empty: pass one dataset or more")
     if not all(map(is_dataset, inputs)):
         raise TypeError("`datasets` must hold Datasets only")
     known = [each.known_spec for each in inputs if each.known_spec is not UNKNOWN_SPEC]

@@ -97,7 +97,7 @@ class CloseInterrupts:
 
     def __init__(self) -> None:
         self.close_blocks = False
-        # Reentrant, because a finalizer may close the iterator while the thread holds the lock.
+        # The lock is reentrant, because a finalizer may close the iterator in a thread that holds the lock.
         self._lock = threading.RLock()
         self._interrupts: list[Callable[[], object]] = []
         self._closed = False
@@ -111,7 +111,7 @@ class CloseInterrupts:
             self._interrupts.append(interrupt)
             closed = self._closed
         try:
-            if closed:  # interrupt the call now, because the iterator was closed before
+            if closed:  # interrupt the call here, because `close` ran before this method had registered it
                 interrupt()
             yield
         finally:
@@ -180,7 +180,7 @@ class Context:
             for number, each in enumerate(dataset.inputs):
                 context = self if split is None or number in split else self.inner()
                 nodes.append(context.open(each))
-        except BaseException:  # opening may fail, for example because a data service refuses a reader
+        except BaseException:  # if an input cannot be opened, close the inputs before it, which the caller does not get
             for node in nodes:
                 node.close()
             raise
@@ -249,7 +249,7 @@ class SplitStream:
         """
         if not self._context.resumable:
             raise UnimplementedError(
-                "this iterator cannot save its position: the process that deals out the splits keeps it"
+                "this iterator cannot save its position: the process that gives out the positions keeps it"
             )
         return {"repetition": self._repetition, "taken": self._taken}
 
@@ -355,7 +355,7 @@ class _IteratorCore:
             yield from self.node.stream()
         except GeneratorExit:
             raise
-        except BaseException as error:  # also after a KeyboardInterrupt the iterator continues with the next element
+        except BaseException as error:  # even after a KeyboardInterrupt the next call continues with the next element
             if self.closed and isinstance(error, CancelledError):
                 return  # end without an error, because another thread closed the iterator
             self._needs_generator = True
@@ -440,7 +440,7 @@ class DatasetIterator(chain[Any]):
         if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():
             raise invalid("this is no state of an iterator: pass the dict that `state_dict` returned")
         if state["version"] != STATE_VERSION:
-            raise invalid(f"the state has version {state['version']}, but this is version {STATE_VERSION}")
+            raise invalid(f"the state has version {state['version']}, but this zmqdist reads {STATE_VERSION}")
         if state["operators"] != self._names:
             raise invalid(f"this is a state of the pipeline {state['operators']}, but the iterator's is {self._names}")
         if self._core.closed:
@@ -470,7 +470,7 @@ class DatasetIterator(chain[Any]):
         rows = []
         for each in self._dataset.walk():
             own = timers.get(id(each), _NOTHING)
-            # Subtract no time for the inputs of a prefetch, because only its thread has waited for them.
+            # Subtract no time for the inputs of a prefetch: its thread has waited for the inputs, and `own.seconds` leaves out that wait.
             inputs = () if each.op.in_background else each.inputs
             waited = sum(timers.get(id(one), _NOTHING).seconds for one in inputs)
             rows.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))

@@ -131,7 +131,7 @@ def _branches(dataset: Tree) -> tuple[int, ...]:
         try:
             return dataset.op.split_inputs(len(dataset.inputs))
         except UnimplementedError as error:
-            # Some operators cannot be split. A snapshot, for example, must store all elements, because later iterators read all of them.
+            # Some operators cannot be split. For example, a snapshot must store all elements, because later iterators read them all.
             raise _unshardable(dataset) from error
     raise _unshardable(dataset)
 

@@ -239,7 +239,7 @@ class _ZlibReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while True:
-            if self._decompressor.eof:  # begin another stream, because ElementsFile may have appended streams
+            if self._decompressor.eof:  # look for a further stream, because ElementsFile may have appended one
                 data = self._decompressor.unused_data or self._file.read(_PIECE)
                 if not data:
                     return 0

@@ -199,7 +199,7 @@ class ReadAhead:
             with self._run_lock:
                 try:
                     self._run()
-                except BaseException as error:  # pass on every error, because another thread may wait for the element
+                except BaseException as error:  # pass on every error, because the consumer may wait for the element
                     self._node.restart()
                     self._buffer.append(BufferedError(error))
             if self.wake_requested:
@@ -239,7 +239,8 @@ class ReadAhead:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the elements that were read ahead, and the state of the node after these elements."""
-        self._state_pending = self.wake_requested = True  # make the thread end its run, and not begin another one
+        # Have the thread end its run and begin no other, so that `_run_lock` becomes free.
+        self._state_pending = self.wake_requested = True
         try:
             with self._run_lock:
                 ahead = save_elements(list(self._buffer))

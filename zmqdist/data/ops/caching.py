@@ -64,7 +64,7 @@ class _CacheNode(OperatorNode):
                 yield x
             else:
                 yield self._record(x)
-        if not self.context.probing:  # the probe for the spec must leave no record
+        if not self.context.probing:  # a probe for the spec is no pass over the dataset, so it leaves no record
             self.dataset.memory.values["cache has dicts"] = self.dicts
             self.dataset.memory.values["cache"] = self.recorded
 
@@ -120,7 +120,8 @@ class _FileCacheNode(OperatorNode):
             for x in self.source():
                 part.write(x)
                 self.position += 1
-                yield read_only(x)  # read-only, because the file gets these arrays only later, with their block
+                # Yield read-only arrays, because a change by the consumer would reach the file: they are written later, with their block.
+                yield read_only(x)
             part.close()
             storage.rename(self.path + ".part", self.path)
             self.part, self.reading = None, True
@@ -161,7 +162,7 @@ class _FileCacheNode(OperatorNode):
         if self.part is None:
             held = save_elements(self.carried)
         else:
-            # The state contains the elements themselves, because `close` deletes the file.
+            # The state contains the elements, and not the name of the file, because `close` deletes the file.
             self.part.flush()
             with open(self.path + ".part", "rb") as file:
                 held = save_elements(read_elements(file, self.path))

@@ -46,9 +46,9 @@ class _ZipNode(OperatorNode):
                     row.append(pull())
             except StopIteration:
                 self.ended = True
-                # One input has ended. Read this row from the other inputs, too: if one of them also ends here, a cache in it becomes
-                # complete. Do not do this if the sources are split, because another process needs the elements that this process would
-                # discard.
+                # One input has ended. Read this row from the inputs after it, too: if one of them also ends here, a cache in it becomes
+                # complete. If the sources are split, leave those inputs alone, because another process needs the elements that this
+                # process would discard.
                 if not self.context.has_splits:
                     self._skip_row(len(row))
                 return
@@ -263,7 +263,7 @@ class InterleaveNode(OperatorNode):
                 if self.taken < block:
                     yield x
                 else:
-                    self._advance()  # advance first, because the fields have to be correct at the yield
+                    self._advance()  # advance before the yield, because a state that is saved during the yield contains these fields
                     yield x
                     break
             else:
@@ -283,7 +283,7 @@ class InterleaveNode(OperatorNode):
                     if step:
                         self.turn, self.taken = (self.turn + step) % len(self.slots), 0
                     return
-            # No node is ready, so all nodes are ReadAheads: any other node counts as ready.
+            # No node is ready, so all nodes are ReadAheads, because a node of any other class counts as ready.
             ReadAhead.wait_for_one(self._nodes())
 
     def _fill_all(self) -> None:

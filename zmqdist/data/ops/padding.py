@@ -132,7 +132,7 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
     """
     found = nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
     if len(found) != len(leaves):
-        raise ValueError(f"{len(found)} padding_values for {len(leaves)} leaves")
+        raise ValueError(f"there are {len(found)} padding_values, but an element has {len(leaves)} leaves")
     for value, leaf in zip(found, leaves, strict=True):
         if value is None:
             continue
@@ -180,7 +180,7 @@ class _RaggedNode(GatheringNode):
         check_leaves(leaves)
         arrays = [np.asarray(leaf) for leaf in leaves]
         if len({plain_dtype(array.dtype) for array in arrays}) > 1:
-            raise invalid(f"cannot batch {arrays[0].dtype} and others: rows of a ragged batch have one dtype")
+            raise invalid(f"cannot batch {arrays[0].dtype} with other dtypes: rows of a ragged batch have one dtype")
         if any(array.shape[1:] != arrays[0].shape[1:] or array.ndim != arrays[0].ndim for array in arrays):
             raise invalid("rows of a ragged batch may differ along their first axis only")
         if not arrays[0].ndim:

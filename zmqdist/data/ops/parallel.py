@@ -120,7 +120,7 @@ class MapThreads:
                 continue
             try:
                 call.y = function(call.x)
-            except BaseException as error:  # keep the error for the reading thread, which raises it in its turn
+            except BaseException as error:  # keep the error until the reading thread reaches this call
                 call.y = BufferedError(error)
             call.done = True
             if self._awaited is call or self._awaited is _ANY:

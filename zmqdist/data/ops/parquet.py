@@ -69,7 +69,8 @@ class _ParquetNode(OperatorNode):
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        current, self.current = self.current, None  # after an error, continue with the next row group
+        # Clear `current` first, so that after an error the node continues with the next row group.
+        current, self.current = self.current, None
         assert current is not None
         for x in islice(self.op.elements(*current), self.done, None):
             self.current = current
@@ -144,14 +145,14 @@ def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list
     available = file.schema_arrow.names
     missing = [name for name in columns or () if name not in available]
     if missing:
-        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}, but {', '.join(map(repr, available))}")
+        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}: it has {', '.join(map(repr, available))}")
     return list(available if columns is None else columns)
 
 
 def _values(column: Any, name: str, path: str) -> Any:
     """Return a numeric column as an array, and any other column as a list of elements."""
     if column.null_count:
-        raise invalid(f"{path}: column {name!r} lacks {column.null_count} values: leave it out, or fill them in")
+        raise invalid(f"{path}: column {name!r} lacks {column.null_count} values: fill them in, or omit the column")
     types = _pyarrow().types
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

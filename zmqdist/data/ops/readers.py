@@ -75,7 +75,8 @@ class ReaderNode(OperatorNode):
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        path, self.path = self.path, ""  # after an error, continue with the next file
+        # Clear `path` first, so that after an error the node continues with the next file.
+        path, self.path = self.path, ""
         with open_file(path, self.op.compression) as file:
             try:
                 for record in islice(self.op.records(file, path), self.done, None):
@@ -167,7 +168,10 @@ class FixedLengthRecords(FileReader):
             held = held[size:]
         else:
             return
-        raise invalid(f"{path}: the size without header and footer is no multiple of {size} bytes")
+        raise invalid(
+            f"{path}: the size without header and footer is no multiple of {size} bytes: check record_bytes, header_bytes and "
+            "footer_bytes"
+        )
 
 
 def crc32c() -> Callable[[bytes], int]:

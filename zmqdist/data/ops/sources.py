@@ -342,7 +342,7 @@ class _GeneratorNode(OperatorNode):
         except ValueError as error:
             if str(error) != "generator already executing":
                 raise
-            # Another thread is running the generator while this thread closes the iterator. The other thread will drop the generator.
+            # Another thread is running the generator, so this thread cannot close it. The generator ends when that thread drops it.
 
     def state(self) -> dict[str, Any]:
         get_state, _ = _state_methods(self._items)

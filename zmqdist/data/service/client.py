@@ -267,7 +267,7 @@ def _checked(
         )
     target = str(target_workers or "AUTO").upper()
     if target not in TARGET_WORKERS:
-        raise invalid(f"Unrecognized target workers: {target_workers}")
+        raise invalid(f"Unrecognized target workers: {target_workers}. Must be one of {list(TARGET_WORKERS)}")
     return {
         "mode": int(mode),
         "job_name": job_name,

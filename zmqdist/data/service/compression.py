@@ -147,7 +147,7 @@ def _zstd() -> Codec:
     def unfold(data: Any, nbytes: int) -> bytes:
         # Check the header first, because the package allocates as many bytes as the header states.
         if zstandard.frame_content_size(data) != nbytes:
-            raise zstandard.ZstdError("the header has another number of bytes")
+            raise zstandard.ZstdError(f"the header does not state {nbytes} bytes, as the sender does")
         return bytes(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
 
     return Codec("ZSTD", compress_batch, unfold, (zstandard.ZstdError,))

@@ -123,8 +123,8 @@ class SplitClient:
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
-                # End the current repetition. Raise if the pipeline begins another repetition, because such a pipeline would never end by
-                # itself.
+                # End the current repetition. If the pipeline then begins another repetition, raise, because it may repeat its source
+                # without end.
                 if repetition > run.drained_in >= 0:
                     raise WorkerDrained("the worker takes no more positions")
                 run.drained_in = repetition

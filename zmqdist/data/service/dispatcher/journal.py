@@ -119,7 +119,7 @@ class Journal:
         Raises:
           DataLossError: "corrupted record": a part of the journal is damaged or missing.
         """
-        # Read the acknowledged number first. In the other order, records committed in between would look lost.
+        # Read the acknowledged number before the records. If it were read after them, a record committed in between would look lost.
         acknowledged = self._acknowledged()
         try:
             with closing(self._connect("ro")) as database:
@@ -167,7 +167,7 @@ class Journal:
         self._thread.join()
         with self._changed:
             if self._lock in _locks:
-                # Closing makes SQLite move the content of the log into the database, and remove the log.
+                # Close the database under the lock, because SQLite then moves the log's content into the database and removes the log.
                 self._database.close()
                 self._free_lock()
                 self._lock = -1
@@ -186,7 +186,7 @@ class Journal:
             failed: OpError | None = None
             try:
                 self._commit(group)
-            except BaseException as error:  # whatever the error is, the waiting callers have to get it
+            except BaseException as error:  # catch every error, because the waiting callers have to get it
                 failed = self._roll_back(error)
             for waiting in group:
                 try:
@@ -230,7 +230,7 @@ class Journal:
         with suppress(sqlite3.Error):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            # Remove the commit from the log: it was written and not synchronised, and must not reappear after a crash.
+            # Remove the failed commit from the log, because it may stand there unsynchronised, and must not reappear after a crash.
             self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         log.warning("%s: a commit failed: %s", self.path, error)
         if _is_damage(error):

@@ -166,7 +166,7 @@ class CoordinatedDelivery:
             source = self._sources.setdefault(number, RoundsSource(number, start, start))
             source.worker_alive = incarnation >= 0
             if not source.worker_alive:
-                # End the pause, so that the next request is sent now. If that request fails too, the machine reports the task as lost.
+                # End the pause, so that the next request is sent now. If that request fails too, the task counts as lost.
                 source.paused_until = -inf
             if source.worker_alive and location:
                 source.lost = False
@@ -261,7 +261,7 @@ class CoordinatedDelivery:
             return False
         if source.received and source.received[0][0] == self._round:
             if self._round > source.common:
-                return False  # promise C2: wait, because another consumer may not have received its part yet
+                return False  # promise C2: wait, because another consumer may lack its part of this round
             delivered.append(source.received.popleft()[1])
         self._last_task = source.task
         return True

@@ -297,7 +297,7 @@ class ExactlyOnceDelivery:
         sources = self._window.available()
         if not self._ordered or sum(self._later_bytes.values()) < LATER_BYTES_MAX:
             return sources
-        # Send requests only to the tasks that have the next portion, because elements of later portions would only fill the memory.
+        # Enough elements of later portions wait here already, so send requests only to the tasks that have the next portion.
         return [each for each in sources if self._next in each.in_hand] or sources
 
     def _end(self, error: OpError | None) -> list[Effect]:
@@ -331,8 +331,8 @@ class ExactlyOnceDelivery:
         for number, skip, first, count, done, code, text in runs:
             stop = index if code else index + count
             offset = self._arrived.get(number, skip)
-            # `run` means consecutive elements of one portion. Promises X1 and X2: skip the run if its portion is already complete, or if
-            # elements before the run are missing. Otherwise drop only those elements of the run that have arrived before.
+            # A run is a sequence of consecutive elements of one portion. Promises X1 and X2: skip the run if its portion is already
+            # complete, or if elements before the run are missing. Otherwise drop only those elements of the run that have arrived before.
             if sets.end_of(self._whole, number // self._lanes) is None and first <= offset:
                 duplicates = min(count, offset - first)
                 if count > duplicates or done:

@@ -485,8 +485,8 @@ class ServiceReader:
 
     def _end(self, error: OpError | None) -> None:
         if error is not None and self._request.terms.coordinated and self._opened is not None and not self._over:
-            # The dispatcher waits for the watch requests of all consumers, so a consumer that cannot continue has to leave. Otherwise the
-            # other consumers would stall.
+            # Leave the job, because the dispatcher waits for the watch requests of all consumers: the remaining consumers would stall if
+            # it waited for this consumer, which cannot continue.
             self._watch_number += 1
             self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
         with self._ready:
@@ -554,8 +554,8 @@ class ServiceReader:
                 if location and incarnation >= 0 and (link is None or link.location != location):
                     client = self._task_client(task, location, incarnation)
                     self._links[task, incarnation] = TaskLink(location, incarnation, client)
-        # Drop the links to earlier incarnations of a task's worker. Keep them while the worker is away, so that its incarnation here is
-        # negative, or while the task is not listed, because CoordinatedDelivery still sends requests to the incarnation that it knows.
+        # Drop the links to earlier incarnations of a task's worker. Keep the links while the worker is away (its incarnation is negative
+        # then) or the task is not listed, because CoordinatedDelivery still sends requests to the incarnation that it knows.
         incarnations = {place.task: place.incarnation for place in places}
         for key, link in [*self._links.items()]:
             if not link.replies and 0 <= incarnations.get(key[0], -1) != key[1]:

@@ -149,8 +149,8 @@ class TaskWindow:
         asks: list[RequestElements] = []
         for _ in range(AHEAD):
             for source in sources:
-                # Promise W2: send the request although the window is full, because one of these tasks has the batch that the consumer
-                # needs.
+                # Promise W2: send a needed request even if the window is full, because one of these tasks has the batch for which the
+                # consumer waits.
                 needed = starving and not source.in_flight and (limit < 0 or not self.has_in_flight)
                 if needed or (room > 0 and source.in_flight < AHEAD):
                     room -= 1

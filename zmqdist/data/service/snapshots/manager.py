@@ -104,7 +104,7 @@ class SnapshotFolder:
             return cls.recover(path)
         if storage.exists(path):
             raise AlreadyExistsError(
-                f"{path} exists: a snapshot there is already started or completed, or it is something else"
+                f"{path} exists: a snapshot there is already started or completed, or the path is something else"
             )
         metadata = {
             "version": snapshot_layout.VERSION,
@@ -363,7 +363,7 @@ class SnapshotManager:
     def __getitem__(self, path: str) -> SnapshotFolder:
         with self._lock:
             if path not in self._by_path:
-                raise NotFoundError(f"{path}: no snapshot of this dispatcher")
+                raise NotFoundError(f"{path}: this dispatcher has no snapshot there")
             return self._by_path[path]
 
     @property

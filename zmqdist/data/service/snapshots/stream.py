@@ -93,7 +93,7 @@ class SnapshotStream:
         code, message = 0, ""
         try:
             self._writer.run()
-        except BaseException as error:  # whatever the error is, the dispatcher has to get it
+        except BaseException as error:  # catch every error, because the dispatcher has to get it
             code, message = code_and_message(error)
             log.log(
                 logging.WARNING if self._writer.failed else logging.INFO,

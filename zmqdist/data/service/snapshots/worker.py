@@ -110,7 +110,7 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
-                # If the stream is complete, record that here: the dispatcher may have learned of the end before `_note_ended` runs.
+                # Record here whether the stream is complete, because the dispatcher may learn of its end before `_note_ended` runs.
                 self._note_completed(stream)
                 stream.stop()
                 self._ending.add(stream)

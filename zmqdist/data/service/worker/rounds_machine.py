@@ -136,7 +136,7 @@ class RoundsMachine:
 
     def _next_replies(self) -> list[TaskReply]:
         """Return the replies for the next round or rounds. Return an empty list if no reply is possible yet."""
-        # Promise K6: serve the groups that are ready before the error, unless the task was closed.
+        # Promise K6: while groups are ready, send them and not the error, unless the task was closed.
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
             error = self._error
             refused = self.waiting()
@@ -148,7 +148,7 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskReply]
-        if any(wanted.skipped for wanted in ahead):  # promise K1: skip a round that a consumer ahead has skipped
+        if any(wanted.skipped for wanted in ahead):  # promise K1: a consumer has skipped the first round, so all do
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:

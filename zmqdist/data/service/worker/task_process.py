@@ -225,8 +225,8 @@ class _TaskProcess:
         crashed = False
         if not self._ended and self._pipe is not None:
             self._pipe.drain()
-            # An exit after the last element is no crash, because no element is lost. An exit with the code SILENT is no crash either,
-            # because the zygote ended the process while the worker was suspended.
+            # An exit after the last element is no crash, because no element is lost. The code SILENT is no crash either: the zygote ended
+            # the process, because the worker was suspended.
             crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())

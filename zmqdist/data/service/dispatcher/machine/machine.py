@@ -259,7 +259,7 @@ class DataDispatcherMachine:
 
     def _open(self, call: ev.OpenRequest, now: float) -> None:
         known = self._tables.client_by_request.get(call.request)
-        # The client repeats a request whose reply was lost.
+        # If the client repeats a request whose reply was lost, repeat the reply.
         if known is not None and known in self._tables.state.clients:
             self._tables.reply(call.token, self._opened(self._tables.state.clients[known]))
             return

@@ -203,8 +203,8 @@ class PortionAssignment:
 
     def lost(self, event: ev.WorkerGone) -> None:
         """Free the portions that a lost incarnation of a worker was computing, and refuse the pending requests of this incarnation."""
-        # First revoke again those charges whose revocation a failed journal may have lost. Otherwise the loss of this worker could raise
-        # a portion's charges to DEATHS_MAX.
+        # First revoke again those charged deaths whose revocation was lost with a failed write of the journal. Otherwise the loss of this
+        # worker could raise the deaths that are charged to a portion to DEATHS_MAX.
         self._revoke_charges()
         number = self._tables.worker_numbers.get(event.incarnation)
         name = "" if event.left or number is None else self._tables.state.workers[number].name
@@ -382,8 +382,8 @@ class PortionAssignment:
             number for number, each in portions.open.items() if each.incarnation == call.incarnation and each.charged
         )
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
-        # A worker that computes a portion charged with deaths gets no further portion. An ordered reader is the exception: it must
-        # acknowledge its first open portion before the charged one, so the worker may get that portion.
+        # A worker that computes a portion charged with deaths gets no other portion, so that a further death shows its cause. Only if the
+        # reading is ordered, the worker may get the first open portion, which the reader must acknowledge before the charged portion.
         if alone is not None:
             first = range_math.first_open(portions, lane)
             waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)

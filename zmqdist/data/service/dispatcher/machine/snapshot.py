@@ -167,7 +167,8 @@ def _task_row(state: DurableState, task: r.TaskEntry, others: Collection[int]) -
     iteration = state.iterations[task.iteration]
     job = state.jobs[iteration.job]
     moves = job.terms.portioned or job.terms.coordinated or job.terms.mode == r.DYNAMIC
-    if job.terms.mode == r.OFF:  # each worker reads the whole dataset, so only the last worker's drain loses elements
+    # With OFF each worker reads the whole dataset, so no element is lost while another worker has an unfinished task.
+    if job.terms.mode == r.OFF:
         tasks = [state.tasks[each] for each in iteration.tasks]
         moves = moves or any(each.worker in others and not each.finished for each in tasks)
     mode = r.MODES[job.terms.mode] if job.terms.mode < len(r.MODES) else str(job.terms.mode)

@@ -123,7 +123,7 @@ class DispatcherTables:
 
     def change(self, record: r.Change) -> None:
         """Apply a change to the state, and add its record to the journal's next group."""
-        # Encode first: `apply` puts the record's rows into the state, where later changes modify them.
+        # Encode before applying, because `apply` puts the record's rows into the state, where later changes modify them.
         encoded = r.encode(record)
         # Apply the record before the journal gets it, because in the journal a record that cannot be applied would make every restart fail.
         self.state.apply(record)
