@@ -81,7 +81,8 @@ def test_a_list_of_tables_in_shards_has_their_rows_one_after_the_other() -> None
 
 @pytest.mark.parametrize("bad", [5, -1])
 def test_an_id_that_is_no_row_is_refused_and_nobody_is_asked(bad: int, asked: list[Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"variable 'table': index {bad} is out of range: it has 0 to 4"):
+    text = f"variable 'table': index {bad} is out of range: the indices are 0 to 4"
+    with pytest.raises(InvalidArgumentError, match=text):
         embedding_lookup(table_of(2), [0, bad])
     with pytest.raises(InvalidArgumentError, match="'v0', 'v1'"):
         embedding_lookup([Variable(VALUES[:3], name="v0"), Variable(VALUES[3:], name="v1")], [bad])

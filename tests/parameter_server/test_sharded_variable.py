@@ -97,10 +97,10 @@ def test_a_list_with_a_sharded_variable_or_anything_else_in_it_is_refused() -> N
 
 def test_shards_that_do_not_fit_together_are_refused() -> None:
     first = Variable(np.zeros((2, 2), F32), name="first")
-    with pytest.raises(ValueError, match="must have the same dtype, 'first' and 'second'"):
+    with pytest.raises(ValueError, match="must have the same dtype, but 'first' and 'second'"):
         ShardedVariable([first, Variable(np.zeros((2, 2), np.int64), name="second")])
     for shape in ((2, 3), (2,), (2, 2, 1)):
-        with pytest.raises(ValueError, match="the same shapes except for the first axis, 'first' and 'second'"):
+        with pytest.raises(ValueError, match="the same shapes except for the first axis, but 'first' and 'second'"):
             ShardedVariable([first, Variable(np.zeros(shape, F32), name="second")])
     with pytest.raises(ValueError, match="the same shapes except"):
         ShardedVariable([Variable(F32(1.0))])

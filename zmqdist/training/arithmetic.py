@@ -142,7 +142,7 @@ class ArrayLike(NDArrayOperatorsMixin):
           IndexError, TypeError, ValueError: as for an array.
         """
         if not self.shape:
-            raise TypeError(f"variable {self.name!r} has no rows to set: use assign(value)")
+            raise TypeError(f"variable {self.name!r} is a scalar, which has no rows to set: use assign(value)")
         rows, rest, whole_rows = select(key, self.shape)
         if not whole_rows:
             raise TypeError(

@@ -167,7 +167,8 @@ class ClusterConnection:
             if reply is not None and reply["refused"]:
                 raise errors.DrainRefusedError(reply["reports"])
         if index in wanted:
-            self._dismiss(index)  # before the worker leaves, because a wanted worker that has left is invited again
+            # Dismiss the worker before it leaves, because a wanted worker that has left is invited again.
+            self._dismiss(index)
         if self._drain(index, grace_s, dry_run=False) is None and index not in wanted:
             raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}")
 
@@ -424,7 +425,7 @@ def _host_for(addresses: list[str]) -> str:
         try:
             host = own_host(address)
         except errors.UnavailableError:
-            # The task's name cannot be resolved. The wait for this task reports the fault later.
+            # Skip a task whose name cannot be resolved, because the wait for this task reports the fault later.
             continue
         if not is_loopback(host):
             return host
@@ -441,7 +442,7 @@ def _wait(connection: ClusterConnection, recruiter: WorkerRecruiter, until: floa
     try:
         calls = {task: internal_client.start(client, "server.about", due=until) for task, client in clients.items()}
         for call in calls.values():
-            # A call with a callback makes the client read replies in its own thread, while this thread waits for the workers.
+            # The callback does nothing, but has the client read the reply in its own thread while this thread waits for the workers.
             call.add_done_callback(lambda _: None)
         while missing := recruiter.wait(min(until, time.monotonic() + WAIT_LOG_S)):
             names = ", ".join(f"worker:{index} at {recruiter.wanted[index]}" for index in missing)

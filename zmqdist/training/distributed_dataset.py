@@ -119,7 +119,7 @@ class DistributedDatasetsFromFunction(_Distributed):
 
     def _elements(self, dataset: Iterator[Any]) -> Iterator[Any]:
         while elements := [element for _, element in zip(range(self._replicas), dataset, strict=False)]:
-            # At the end of the dataset there may be fewer elements than replicas. The other replicas then get batches without rows.
+            # At the end of the dataset there may be fewer elements than replicas. The replicas without an element get batches without rows.
             missing = self._replicas - len(elements)
             if missing:
                 elements += [nest.map_structure(_no_rows, elements[-1])] * missing

@@ -35,7 +35,7 @@ def _begin(started: PsCall, lost: Lost) -> None:
         return
     try:
         threading.Thread(target=_judge, args=(started, lost), name="zmqdist-ps-lost", daemon=True).start()
-    except RuntimeError:  # an exception must not end this thread, because the thread serves all users of the client
+    except RuntimeError:  # raise nothing in this thread of the client, because it serves all users of the client
         log.exception("the connection to a parameter server has ended, and no thread can be started to find out why")
 
 
@@ -45,6 +45,6 @@ def _judge(started: PsCall, lost: Lost) -> None:
     except PSUnavailableError as error:
         lost(error)
     except OpError:
-        pass  # ignore other errors, which mean that the session has been closed
+        pass  # any other error means that the session was closed, which is no loss
     except BaseException:
         log.exception("the connection to a parameter server has ended, and finding out why failed")

@@ -58,7 +58,7 @@ def select(key: Any, shape: Sequence[int]) -> Selection:
     rows, order = _first_axis(items[first], shape[0])
     whole_rows = all(item is Ellipsis for item in before) and all(item is Ellipsis or _is_all(item) for item in after)
     if whole_rows and isinstance(order, np.ndarray) and order.ndim == 1:
-        order = slice(None)  # do not index with numbers again, because the rows arrive in the requested order
+        order = slice(None)  # take all rows as they are, because they arrive in the order of the row numbers in the key
     return Selection(rows, (*before, order, *after), whole_rows)
 
 
@@ -153,7 +153,7 @@ def checked_numbers(label: str, numbers: Any, size: int) -> NDArray[np.int64]:
         raise InvalidArgumentError(f"{label}: indices are whole numbers, not {array.dtype}")
     outside = array[(array < 0) | (array >= size)]
     if outside.size:
-        raise InvalidArgumentError(f"{label}: index {outside[0]} is out of range: it has 0 to {size - 1}")
+        raise InvalidArgumentError(f"{label}: index {outside[0]} is out of range: the indices are 0 to {size - 1}")
     return array.astype(np.int64, copy=False)
 
 

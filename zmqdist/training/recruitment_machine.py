@@ -157,7 +157,7 @@ class Recruitment:
     def invitation_ended(self, invitation: int, code: int, message: str, now: float) -> list[RecruitmentEffect]:
         """Record that an invitation was accepted (`code` OK) or has failed. An invitation may fail before it is sent."""
         index = self._invitations.pop(invitation, None)
-        if index is None:  # promise R4: the invitation was dropped
+        if index is None:  # promise R4: ignore the reply to a dropped invitation
             return []
         task = self._wanted[index]
         task.invitation = 0

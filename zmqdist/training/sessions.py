@@ -90,7 +90,7 @@ class StrategySession:
             _used.update(self.addresses)
             clients = [client.client_of(address, credentials) for address in self.addresses]
         self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses, _program)
-        # At the end of the program no message is needed, because the servers notice the end of the connection.
+        # Do not close the session at the exit of the program, because the servers notice the end of the connection.
         self._end.atexit = False
         try:
             for each in clients:
@@ -212,12 +212,12 @@ class StrategySession:
                         refs[0],
                     )
             if not self._unused:
-                # A release before this line is seen by the condition of the loop. A release after this line starts a new thread.
+                # If `release` is called before this line, the condition of the loop sees the variable. A later call starts a new thread.
                 self._dropping = False
 
     def _drop(self, refs: list[Ref]) -> None:
         """Drop variables at one server."""
-        with _lock:  # if the session is closed, `client_of` would make a client that no code closes
+        with _lock:  # after the end of the session, `client_of` would make a client that no code closes
             still_used = self._end.alive and _used[refs[0].address] > 0
             each = client.client_of(refs[0].address) if still_used else None
         if each is not None:
@@ -259,5 +259,6 @@ def _close(number: int, addresses: list[str], program: int) -> None:
             ended = [address for address in addresses if _used[address] <= 0]
             for address in ended:
                 del _used[address]
-                # Do this under the lock, so that a session that begins now either keeps this client in use, or gets a new client.
+                # Release the client under the lock, so that a session that begins meanwhile either keeps this client open, or gets a new
+                # client.
                 client.release_client(address)

@@ -60,13 +60,13 @@ class ShardedVariable(ArrayLike):
         for one in variables[1:]:
             if one.dtype != first.dtype:
                 raise ValueError(
-                    f"all shards must have the same dtype, {first.name!r} and {one.name!r} have {first.dtype}, {one.dtype}"
+                    f"all shards must have the same dtype, but {first.name!r} and {one.name!r} have {first.dtype} and {one.dtype}"
                 )
         for one in variables:
             if not one.shape or one.shape[1:] != first.shape[1:]:
                 raise ValueError(
-                    f"all shards must have the same shapes except for the first axis, {first.name!r} and {one.name!r} have "
-                    f"{first.shape}, {one.shape}"
+                    f"all shards must have the same shapes except for the first axis, but {first.name!r} and {one.name!r} have "
+                    f"{first.shape} and {one.shape}"
                 )
             container = getattr(one, "_sharded_container", None)
             if container is not None and container() is not None:

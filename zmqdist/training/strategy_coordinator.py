@@ -94,7 +94,7 @@ class StrategyCoordinator(ClusterCoordinator):
     def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
         with strategy.coordinator_slot.lock:
             if self._initialized:
-                # The strategy has its coordinator, and `ClusterCoordinator(strategy)` was called again.
+                # `ClusterCoordinator(strategy)` was called again, and returns the same coordinator unless the options differ.
                 if options and options != self._options:
                     text = f"the strategy already has its coordinator, made with {self._options or 'no options'}, not with {options}"
                     raise InvalidArgumentError(text)

@@ -300,7 +300,7 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        # In a scheduled function, this is a variable of the worker, for example the function's result. The pickle contains only its value.
+        # A variable without a task stays in its process. If a scheduled function returns it, for example, the pickle has only its value.
         if self.storage.task is None and task_context.scheduled():
             return _value, (self.numpy(),)
         return handle, (self.storage, self.trainable, self.aggregation, self.synchronization)

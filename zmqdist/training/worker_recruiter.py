@@ -142,7 +142,7 @@ class WorkerRecruiter:
     def _run(self) -> None:
         while True:
             self._wake.clear()
-            if self._closed:  # read after `clear`, because otherwise the wake-up of a `close` in between would be lost
+            if self._closed:  # read `_closed` after `clear`: a `close` between the two would otherwise wake no thread
                 break
             try:
                 due = self._step()
@@ -191,7 +191,7 @@ class WorkerRecruiter:
         except errors.OpError as error:  # no request can be sent, because the address is malformed or keys are missing
             self._ended(effect.invitation, error.error_code, error.message)
             return
-        except BaseException:  # try again later, because a lack of descriptors or threads passes
+        except BaseException:  # have the machine repeat the invitation, because a lack of descriptors or threads passes
             self._ended(effect.invitation, errors.UNAVAILABLE, "this process could not make a connection")
             raise
         call = internal_client.start(

@@ -144,7 +144,7 @@ class CheckpointManager:
                     self._checkpoint.restore(path)
                 else:
                     restore(path, self._checkpoint)
-                # Forget the program's step until the next `maybe_save`, because it belongs to values that the restore has replaced.
+                # Forget the program's step until the next `maybe_save`, because the step belongs to values that this restore has replaced.
                 self._step, self._saved_step = None, number_of(path)
             return path
 
@@ -178,7 +178,7 @@ class CheckpointManager:
         if error is None:
             self.close()
         else:
-            # An error of a periodic save has been logged already. It must not replace the error that leaves the with-statement.
+            # Suppress the error of a periodic save, which was logged before, because it must not replace the error of the with-statement.
             with contextlib.suppress(Exception):
                 self.close()
 

@@ -199,10 +199,10 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
     reached = 0
     for piece in pieces:
         if piece.start != reached or piece.stop < piece.start:
-            raise ValueError(f"a piece has rows {piece.start} to {piece.stop}, but the one before it ends at {reached}")
+            raise ValueError(f"a piece has rows {piece.start} to {piece.stop}, but the previous one ends at {reached}")
         reached = piece.stop
     if not pieces or reached != (shape[0] if shape else 1):
-        raise ValueError(f"{reached} rows for an array of shape {shape}")
+        raise ValueError(f"the pieces have {reached} rows, but the array has shape {shape}")
     return Entry(shape, _read_dtype(fields["dtype"]), pieces, fields["kind"] == "variable")
 
 
@@ -235,7 +235,7 @@ def _read_dtype(description: Any) -> np.dtype[Any]:
 
 def _read_plain(value: Any) -> Plain:
     if value is not None and not isinstance(value, bool | int | float | str):
-        raise ValueError(f"{value!r:.100} is no value of a checkpoint")
+        raise ValueError(f"a checkpoint cannot hold the value {value!r:.100}")
     return value
 
 

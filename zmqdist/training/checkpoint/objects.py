@@ -70,7 +70,7 @@ class Checkpoint(Container):
         source = self._restored_from()
         missing = [name for name in leaves(self) if source.prefix + name not in source.used]
         if missing:
-            raise AssertionError(f"not restored from {source.reader.path}: {', '.join(sorted(missing))}")
+            raise AssertionError(f"attributes not restored from {source.reader.path}: {', '.join(sorted(missing))}")
         return self
 
     def assert_consumed(self) -> Checkpoint:
@@ -81,7 +81,7 @@ class Checkpoint(Container):
         names = [name for name in source.reader.manifest.names if name.startswith(source.prefix)]
         left = [name for name in names if name not in source.used]
         if left:
-            raise AssertionError(f"in {source.reader.path}, but restored to no attribute: {', '.join(left)}")
+            raise AssertionError(f"entries of {source.reader.path} restored to no attribute: {', '.join(left)}")
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -96,7 +96,7 @@ class Checkpoint(Container):
 
     def _restored_from(self) -> _Source:
         if self._source is None:
-            raise AssertionError("nothing was restored: no checkpoint was given")
+            raise AssertionError("nothing was restored: no checkpoint was given to restore()")
         return self._source
 
     def _take(self, source: _Source, structure: Any) -> None:

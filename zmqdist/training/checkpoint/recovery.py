@@ -201,7 +201,7 @@ class Recovery:
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
                 part: Part = reader.rows(name, start, stop)
-                # The update keys and versions in a checkpoint of another program mean nothing in this program.
+                # Use the update keys and the version only if this program has saved them, because they mean nothing in another program.
                 own = part.source == (ref.session, ref.number)
                 changes = _changes(part.version) if own else 1
                 earlier = _version(incarnation, changes), part.slots, part.once if own else b""
@@ -214,7 +214,7 @@ class Recovery:
                 lost.append(ref.name)
             updates_lost += max(0, _changes(seen) - changes)
             versions[ref.number] = _version(incarnation, changes)
-        # Update `_versions` only now, because after a recovery that failed halfway the next attempt needs the old versions to count all
+        # Update `_versions` only at the end, because if the recovery fails halfway, the next attempt needs the old versions to count all
         # lost updates.
         self._versions[ps].update(versions)
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)

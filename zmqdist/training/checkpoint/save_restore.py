@@ -107,7 +107,7 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
         )
     if saved_names and found and not saved_names & found.keys():
         raise ValueError(
-            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and none of {_listed(sorted(found))}"
+            f"checkpoint {reader.path} holds {_listed(sorted(saved_names))}, and none of {_listed(sorted(found))}: use names that it has"
         )
     fill(reader, {name: leaf for name, leaf in found.items() if name in saved_names})
 
