@@ -185,7 +185,7 @@ class ReadAhead:
             self.changed.notify_all()
 
     def _start(self) -> None:
-        with self.changed:  # under the lock, so that `halt` in another thread cannot join an unstarted thread
+        with self.changed:  # start the thread under the lock, because `halt` in another thread must not join it before
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)

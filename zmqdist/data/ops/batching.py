@@ -46,7 +46,7 @@ class GatheringNode(OperatorNode):
         size = self.op.size
         source = self.source()
         while True:
-            # If the input raises, `extend` has already added the elements before the error.
+            # If the input raises, no element is lost, because `extend` has added the elements before the error to `held`.
             self.held.extend(islice(source, size - len(self.held)))
             held = self.held
             if len(held) < size:

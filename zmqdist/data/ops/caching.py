@@ -120,7 +120,7 @@ class _FileCacheNode(OperatorNode):
             for x in self.source():
                 part.write(x)
                 self.position += 1
-                # Yield read-only arrays, because a change by the consumer would reach the file: they are written later, with their block.
+                # Yield read-only arrays, because they are written to the file later, with their block, and must not change until then.
                 yield read_only(x)
             part.close()
             storage.rename(self.path + ".part", self.path)

@@ -203,7 +203,7 @@ class RaggedBatch(Gathering):
             if type(leaf) in COMPOSITES:
                 return batched_spec(leaf)
             if leaf.shape is None:
-                raise ValueError("the rank of an element is unknown: ragged_batch needs it")
+                raise ValueError("ragged_batch needs the rank of the elements, which is unknown: give output_signature")
             if leaf.shape == ():
                 return TensorSpec((size,), leaf.dtype)
             splits = TensorSpec((None if size is None else size + 1,), self.row_splits_dtype)

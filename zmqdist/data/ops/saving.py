@@ -330,7 +330,7 @@ class _SnapshotNode(OperatorNode):
                 function = self.op.shard_func
                 self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
             self.writer.write(x)
-            # Yield read-only arrays, because a change by the consumer would reach the file: they are written later, with their block.
+            # Yield read-only arrays, because they are written to the file later, with their block, and must not change until then.
             yield read_only(x)
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)

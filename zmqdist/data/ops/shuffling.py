@@ -24,7 +24,7 @@ class _ShuffleNode(OperatorNode):
 
     def run(self) -> Iterator[Any]:
         buffer, uniform = self.buffer, self.draws.uniform
-        # `shuffle(UNKNOWN_CARDINALITY)` has no bound, so an infinite input fills the memory, as the user has requested.
+        # `shuffle(UNKNOWN_CARDINALITY)` sets no bound, because the user wants the whole input in the buffer, even if it fills the memory.
         size = sys.maxsize if self.op.size == UNKNOWN_CARDINALITY else self.op.size
         for x in self.source():
             buffer.append(x)

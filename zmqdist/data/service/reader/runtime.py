@@ -501,7 +501,7 @@ class ServiceReader:
         try:
             call = internal_client.start(client, method, *args, waits_for_server=False)
         except OpError:
-            return  # the client is closed
+            return  # the client is closed, so this reader has ended and needs no reply
         call.add_done_callback(partial(self._run_in_loop, then))
 
     def _watch(self) -> None:

@@ -40,7 +40,7 @@ class RemoteTask:
         args = (self._state, self._task, astuple(wanted), self._compression)
         try:
             call = internal_client.start(self._client, ELEMENTS, *args, waits_for_server=False)
-        except OpError as error:  # the client is closed
+        except OpError as error:  # the client is closed, so report a failed request
             then(FAILED, None, error)
             return
         call.add_done_callback(partial(self._answered, then))

@@ -107,7 +107,7 @@ class TaskWindow:
                 source = self._former.pop((place.task, place.incarnation), None)
                 if source is None or not source.in_flight:
                     source = TaskSource(place.task, place.address, place.incarnation)
-                else:  # promise W3: the requests in flight still count, and their replies come first
+                else:  # promise W3: use the earlier source again, because its requests in flight come before new ones
                     source.address, source.ended, source.in_hand = place.address, False, ()
                     source.pause_s, source.paused_until = 0.0, -inf
                 self.sources[place.task] = source

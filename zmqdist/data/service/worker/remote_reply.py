@@ -29,7 +29,7 @@ class RemoteReply:
     def soon(self, fn: Callable[[], None]) -> bool:
         try:
             self._loop.call_soon(fn)
-        except OpError:  # the worker has stopped, and its connections are closed
+        except OpError:  # the loop has ended, because the worker has stopped
             return False
         return True
 

@@ -148,7 +148,7 @@ class RoundsMachine:
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = [each for each in self._waiting.values() if each[0].round == first]
         answers: list[TaskReply]
-        if any(wanted.skipped for wanted in ahead):  # promise K1: a consumer has skipped the first round, so all do
+        if any(wanted.skipped for wanted in ahead):  # promise K1: one consumer has skipped this round, so all skip it
             count = 1
             answers = [self._skip(*each, first + 1) for each in here]
         elif self._groups:

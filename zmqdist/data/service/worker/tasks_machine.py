@@ -137,7 +137,7 @@ class WorkerTasks:
         """
         if request != self._request:
             return []
-        if reply is None:  # a request of an earlier connection arrived after this request and replaced it
+        if reply is None:  # ask again: a request of an earlier connection arrived after this request and replaced it
             return self.ask()
         self.state, new, drop = reply
         dropped = [number for number in drop if self.tasks.pop(number, None) is not None]

@@ -74,7 +74,7 @@ class PortionAssignment:
         if call.saved is not None:
             self._resume_saved(call.saved, client)
         elif self._has_one_reader_per_lane(iteration):
-            # A second reader of a lane takes over the portions of the first reader.
+            # A second reader of a lane takes over the portions of the first reader, because a lane has one reader at a time.
             lane = range_math.lane_of(portions, client)
             for number in list(iteration.clients):
                 other = self._tables.state.clients[number]
