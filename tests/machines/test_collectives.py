@@ -214,7 +214,7 @@ def test_packs_keep_the_order_and_mix_no_dtypes(bytes_per_pack: int) -> None:
 
 
 def test_values_that_cannot_be_reduced_are_named() -> None:
-    with pytest.raises(TypeError, match="numbers and bools are reduced, not <U1"):
+    with pytest.raises(TypeError, match="numbers and bools can be reduced, not <U1"):
         core.reducible(np.array(["a"]), "sum")
     with pytest.raises(InvalidArgumentError, match="there are sum, mean"):
         core.fold_of("median")

@@ -178,10 +178,10 @@ class Barriers:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
-                    # The reply in the next line also notifies the task that the last round has ended.
+                    # Forget the outcome that is kept for the task, because the reply below also shows that the last round has ended.
                     barrier.late.pop(task, None)
                     return [ReplyValue(ticket, self._past(barrier, counter, task))]
-                # The task is behind, so the next round fails for all tasks (P5). After that all tasks are in step.
+                # The task is behind, so the next round fails for all tasks (P5). After that all tasks are at the same round again.
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # the next line inserts the name again, as the most recently used name (P6)
             self._barriers[name] = barrier
@@ -329,7 +329,7 @@ class Barriers:
     def _is_past(barrier: _Barrier, counter: int) -> bool:
         current = barrier.round
         if current is not None and current.counter is not None and counter < current.counter:
-            # This round is past, even if no round has ended here, because the first caller of the current round named a later number.
+            # The round `counter` is past, even if no round has ended here, because the current round has a later number.
             return True
         return barrier.counter is not None and counter <= barrier.counter
 

@@ -170,8 +170,8 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            # `_cancel_unsent` ended this request, because it had not reached the keeper. A keeper that stops cancels the requests that have
-            # reached it, such as the poll of the link's thread, so this request gets the error that ended the poll.
+            # `_cancel_unsent` ended this request, which had not reached the keeper. A keeper that stops cancels the requests that have
+            # reached it, such as the poll of the link's thread. Therefore raise here the error that ended the poll.
             if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error
@@ -241,7 +241,7 @@ class KeeperLink:
         """
         try:
             if self._state == UP:
-                # Call `close` only after this, because the thread has to send signs of life while this task waits.
+                # Call `close` only after this request, because the thread has to send signs of life while this task waits.
                 self.request("leave", self.identity, True)
         finally:
             self.close(notify=False)

@@ -190,7 +190,7 @@ class Coordination:
         elif record.state == UP:
             text = f"{task_name(task)} registered again as another incarnation, without a reset: it was restarted, or runs twice"
             return [*self._fail(record, ABORTED, text, now), Fail(ticket, ABORTED, text)]
-        if record.state == ERROR and not self._may_return(record):  # P1: it may register only after a reset
+        if record.state == ERROR and not self._may_return(record):  # P1: the task may register only after a reset
             return [Fail(ticket, ABORTED, f"{task_name(task)} is in error, and must be reset first: {record.message}")]
         return effects + self._join(record, ticket, incarnation, now)
 
@@ -574,7 +574,7 @@ class Coordination:
         """Let the tasks that waited at the barrier SHUTDOWN leave. If the round has failed, put the tasks that are still up into error."""
         effects: list[Effect] = []
         for place, outcome in leaving:
-            if outcome.code != CANCELLED:  # CANCELLED: the keeper stops, or the task waits with a second ticket
+            if outcome.code != CANCELLED:  # a CANCELLED task stays: the keeper stops, or the task has called again
                 effects += self._leave(self._records[place.task], "has shut down", now)
             done = outcome.code == OK
             effects.append(ReplyValue(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))

@@ -286,7 +286,7 @@ class _Operation:
 
     def check_root(self, root: int) -> None:
         if not (isinstance(root, (int, np.integer)) and 0 <= root < self.size):
-            raise InvalidArgumentError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
+            raise InvalidArgumentError(f"root is {root!r}, but the ranks of the group are 0 to {self.size - 1}")
 
     def is_small(self, array: Array) -> bool:
         """Return whether an array of this member is small enough to travel with the announcement."""

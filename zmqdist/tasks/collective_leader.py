@@ -186,13 +186,13 @@ class Leader:
                 exchange = f"{self._node.incarnation:016x}.{next(self._exchanges)}"
                 try:
                     replies = replies_to([announcement.load for announcement in verdict.members], exchange)
-                except Exception as error:  # NumPy has raised an error, such as MemoryError
+                except Exception as error:  # send all members an error of NumPy, such as MemoryError
                     for announcement in verdict.members:
                         announcement.token.fail(
                             error if isinstance(error, OpError) else InvalidArgumentError(str(error))
                         )
                     continue
-                # The caller in the leader's own process gets its reply last, because it may change the value, which all replies share.
+                # Reply last to the caller in the leader's own process, because this caller may change the value, which all replies share.
                 for announcement, reply in reversed(list(zip(verdict.members, replies, strict=True))):
                     announcement.token.reply((verdict.counter, *reply))
             else:

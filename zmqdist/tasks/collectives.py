@@ -79,7 +79,7 @@ class GroupMembers:
         self.name = name
         self.tasks = tuple(tasks)
         if not tasks or len(set(tasks)) < len(tasks):
-            raise InvalidArgumentError(f"a group needs different tasks, not {[*map(task_name, tasks)]}")
+            raise InvalidArgumentError(f"a group needs one or more different tasks, not {[*map(task_name, tasks)]}")
         if me not in self.tasks:
             members = ", ".join(map(task_name, tasks))
             raise InvalidArgumentError(f"{task_name(me)} is not a member of the group {members}")
@@ -166,7 +166,7 @@ class Collectives:
         Returns:
           (RESULT, value), or (GO, number of the next round, name of the exchange, details of all members by rank), or () with a `failure`.
         """
-        with self._lock:  # no member sends pieces before this one announces: all stored ones are of failed operations
+        with self._lock:  # stored pieces are of failed operations: no member sends any before this member announces
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
@@ -213,7 +213,7 @@ class Collectives:
             return kind, ended + 1, value, details
         except UnavailableError as error:
             raise UnavailableError(f"{signature} with leader {task_name(leader)}: {error.message}") from None
-        except BaseException:  # even after Ctrl-C: the withdrawal has the leader end the round for all members
+        except BaseException:  # even after Ctrl-C, withdraw, so that the leader ends the round for all members
             if isinstance(reply, _LocalReply):
                 self._leader.announcement_withdrawn(group.name, reply)
             else:
@@ -250,7 +250,7 @@ class Collectives:
         else:
             self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
-            # wait for the reply and ignore an error, because a member that cannot be reached takes part in no operation
+            # Wait for the reply, and ignore an error, because a member that cannot be reached takes part in no operation.
             call.is_ok()
 
     def reset(self, group: GroupMembers) -> None:
@@ -329,11 +329,11 @@ class Collectives:
         except StopIteration:
             pass
         except BaseException:
-            for call in sent:  # drop these pieces: `_report_failure` tells the other members of the error
+            for call in sent:  # cancel the calls, because `_report_failure` sends the error to their receivers
                 call.cancel()
                 self._calls.pop(call, None)
             raise
-        while sent:  # the program may end this task after the operation, so wait until its pieces have arrived
+        while sent:  # wait until all pieces have arrived, because the program may end this task after the operation
             self._outcome(sent.popleft(), box)
 
     def _send(
@@ -381,7 +381,7 @@ class Collectives:
         try:
             piece: Array = box.receive(key, due, partial(self._watches.gone_message, task)).letter
         except DeadlineExceededError:
-            if monotonic() < due:  # this is the error of another member, which has reported it to this member
+            if monotonic() < due:  # before this member's time-out, the error is one that another member has reported
                 raise
             text = f"no piece came from {task_name(task)} within {timeout_s} s, during the execution: all members had announced"
             raise DeadlineExceededError(text) from None

@@ -66,7 +66,7 @@ def reducible(array: Array, op: str) -> Array:
       TypeError: the array has neither numbers nor bools.
     """
     if array.dtype.kind not in "biufc":
-        raise TypeError(f"numbers and bools are reduced, not {array.dtype}")
+        raise TypeError(f"only numbers and bools can be reduced, not {array.dtype}")
     return array.astype(np.float64) if op == "mean" and array.dtype.kind in "biu" else array
 
 

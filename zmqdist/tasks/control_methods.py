@@ -60,7 +60,7 @@ class ControlMethods:
             problems = [
                 f"{task_name(task)}: {result.get_error()[1]}" for task, result in stopping if result.get_error()[0]
             ]
-            # The calls failed because this task was stopped. The other tasks may have received them nevertheless.
+            # The stop of this task has ended the calls, so the other tasks may have received them although they failed.
             if problems and node.closed:
                 text = f"{task_name(node.me)} was stopped by another caller meanwhile; not all other tasks have replied"
                 raise UnavailableError(text)
@@ -69,5 +69,5 @@ class ControlMethods:
             call.reply([task_name(task) for task, _ in stopping] + [task_name(node.me)])
         except BaseException as error:
             call.fail(error)
-        with contextlib.suppress(FailedPreconditionError):  # the loop has ended already
+        with contextlib.suppress(FailedPreconditionError):  # the loop has ended: this server was stopped meanwhile
             node.loop.call_soon(self._stop, limit_s)  # the loop sends the reply before it calls `_stop`

@@ -85,7 +85,7 @@ class TaskCoordination:
             return None
         try:
             return self._service.snapshot()
-        except FailedPreconditionError:  # the loop has ended after the check above
+        except FailedPreconditionError:  # the loop has ended since the check above
             return None
 
     def _end_waits(self) -> None:

@@ -104,8 +104,8 @@ class Watches:
         for effect in effects:
             match effect:
                 case WatchTask(task, incarnation):
-                    # A watch of a known incarnation must fail if no server is connected. If it waited for one, it would reach the next
-                    # incarnation, and miss the end of the known one.
+                    # A watch of a known incarnation must fail if no server is connected. If the watch waited for a server, it would reach
+                    # the next incarnation, and miss the end of the known incarnation.
                     self._call(task, incarnation, not incarnation, self._watch_ended)
                 case ProbeTask(task):
                     self._call(task, 0, False, self._probe_ended)

@@ -89,7 +89,7 @@ class LockedMailbox:
                     self.apply(self.box.ticked, monotonic())
                 elif not wait.ended:
                     log.info("still waiting for %s to send %r", key.source, key.tag)
-        except BaseException:  # Ctrl-C has ended the wait: a message that has arrived is put back for the next wait
+        except BaseException:  # after Ctrl-C, put back a message that has arrived, so that the next wait gets it
             with self.lock:
                 if not self.box.cancelled(wait) and not wait.code:
                     wake(self.box.returned(wait))
@@ -230,7 +230,7 @@ class Mail:
             held = after != 0 and self._in.box.holds(key.source, number, after)
             wake(ended)
         if refusal is not None and refusal.error_code == CANCELLED:
-            # this task is stopping, and senders must see it as ended
+            # This task is stopping, so senders must get UnavailableError, as from a task that has ended.
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal

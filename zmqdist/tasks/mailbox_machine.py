@@ -497,7 +497,7 @@ class Outbox:
                 return None
             before, incarnation = number, held
             number, failed, held = self._behind.pop(before)
-            # The receiver's incarnation `held` has message `number`, but message `before` had its turn at another incarnation. So have
-            # the receiver skip `before`.
+            # The receiver's incarnation `held` holds message `number` until it gets message `before`, which had its turn at another
+            # incarnation. Therefore have the receiver skip `before`.
             if held and incarnation and held != incarnation:
                 return self._skip_before(number, before, held)

@@ -142,8 +142,8 @@ class Sessions:
         for session in self._sessions.values():
             for call in tuple(session.running):
                 call.fail(UnavailableError(text))
-        # Set the flag that asks functions to end only after the calls have failed, because a function that sees the flag may return at
-        # once.
+        # First fail the calls, and then set the flag by which functions end, because a function that sees the flag may return at once, and
+        # its value would become the reply.
         self._over = True
         self._pool.stop()
 
@@ -159,7 +159,7 @@ class Sessions:
             if session in self._ended:  # a reset ended the session before it used this task
                 raise AbortedError(self._ended[session])
             if len(self._sessions) >= SESSIONS_MAX:
-                raise ResourceExhaustedError(f"{self._name} has its {SESSIONS_MAX} sessions already")
+                raise ResourceExhaustedError(f"{self._name} has its {SESSIONS_MAX} sessions already: close one first")
             isolated = bool(config.get(ISOLATE))
             variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
             self._sessions[session] = _Session(variables, is_master)

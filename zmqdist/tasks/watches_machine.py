@@ -123,7 +123,7 @@ class WatchedTasks:
         else:
             ended = True  # `connection_ended` was called for the end of this connection, or is about to be called
         if not ended and self._gone_messages.pop(task, ""):
-            # Forget the old incarnation, so that `connection_ended` also handles the end of a new one that has replied to no watch yet.
+            # Forget the old incarnation, so that `connection_ended` also handles the end of a new incarnation that has replied to no watch.
             self._incarnations.pop(task, None)
 
     def connection_ended(self, task: Task, connected: bool) -> list[WatchEffect]:
@@ -134,7 +134,8 @@ class WatchedTasks:
             has ended. If the watch gets a reply, the reply arrives before the probe ends, because the watch was sent first.
         """
         if task not in self._addresses or task in self._incarnations:
-            # no probe: the other task is not watched, or it has replied to a watch, so that the next watch fails when the task ends
+            # Send no probe: this task does not watch the other task, or the other task has replied to a watch. In the second case a watch
+            # is in flight, which ends when the other task ends.
             return []
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
@@ -156,7 +157,7 @@ class WatchedTasks:
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
-        # The task has gone even if this was its first watch, because only a call to a task that was up can fail in flight.
+        # The task has gone. Even if this was the first watch, the task was up before: a first watch fails only after it was sent.
         effects = self._gone(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]

@@ -86,7 +86,7 @@ class WorkerRole:
         self, call: PendingCall, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float
     ) -> None:
         """Check an invitation, in the loop. Then have a thread start the worker, because the start waits for the dispatcher."""
-        # Imported here, because most tasks are never invited.
+        # Import here, because most tasks are never invited, and then do not need the module.
         from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
         if self._node.me[0] in IDLE_JOBS:

@@ -163,7 +163,7 @@ class Recovery:
                 if not away:
                     log.warning("ps:%d is lost; its variables are restored when it has been restarted: %s", ps, error)
                 away = True
-            except FailedPreconditionError:  # the strategy was closed
+            except FailedPreconditionError:  # the strategy was closed, so no variable is needed any more
                 return
             except BaseException as error:
                 if logged != str(error):
