@@ -170,9 +170,9 @@ def test_a_value_of_another_shape_is_refused_and_no_shard_has_changed(value: Any
 
 def test_a_value_of_another_kind_is_refused() -> None:
     table = sharded([1, 2, 3], 2, dtype=np.int32)
-    with pytest.raises(InvalidArgumentError, match=r"'table' is of int32, and float64 of shape .* does not fit"):
+    with pytest.raises(InvalidArgumentError, match=r"'table' is of int32, which cannot hold float64 of shape"):
         table.assign([1.5, 2.5, 3.5])
-    with pytest.raises(InvalidArgumentError, match=r"'table' is of int32, and float32 of shape .* does not fit"):
+    with pytest.raises(InvalidArgumentError, match=r"'table' is of int32, which cannot hold float32 of shape"):
         table.scatter_add(rows([1.5], [0]))
     small = sharded([1, 2, 3], 2, dtype=np.uint8)
     assert small.assign([4, 5, 6]).numpy().tolist() == [4, 5, 6]

@@ -34,7 +34,7 @@ def cast(value: Any, dtype: np.dtype[Any], subject: str) -> NDArray[Any]:
             shown = f"{array_given.dtype} of shape {array_given.shape}"
         except ValueError:
             shown = "lists of unequal lengths"
-        raise InvalidArgumentError(f"{subject} is of {dtype}, and {shown} does not fit that") from None
+        raise InvalidArgumentError(f"{subject} is of {dtype}, which cannot hold {shown}") from None
     if dtype.kind in "SU" and converted.itemsize < array.itemsize and not np.array_equal(converted, array):
         raise InvalidArgumentError(f"{subject} is of {dtype}: longer text, of {array.dtype}, would be cut off")
     return converted

@@ -246,7 +246,7 @@ class PsCall:
             except FailedPreconditionError:
                 if not self._request.functions or sent_again:
                     raise
-                # the ps no longer has the update function, because it stores only PS_FUNCTIONS_MAX functions
+                # Send the functions again: the ps has dropped one of them, because it stores only PS_FUNCTIONS_MAX functions.
                 sent_again = True
                 self._client.forget_sent(self._request.functions)
                 self._connect()
@@ -492,7 +492,7 @@ class PsClient:
                 send = internal_client.start(self._rpc, PREFIX + "function", fn.digest, fn.blob, waits_for_server=False)
                 send.get_value()
                 if len(self._sent) >= PS_FUNCTIONS_MAX:
-                    # the ps stores at most PS_FUNCTIONS_MAX functions, so it may have dropped any function that was sent before
+                    # The ps stores at most PS_FUNCTIONS_MAX functions, so it may have dropped any function that was sent before.
                     self._sent.clear()
                 self._sent.add(fn.digest)
         return internal_client.start_packed(
@@ -505,7 +505,7 @@ class PsClient:
         Raises:
           UnavailableError: no process listens at the address, or no reply arrives before `until`.
         """
-        # Take the time before the lock, because the wait for another thread's attempt is part of the wait for the ps.
+        # Take the time before the lock, because the error text must count the wait for another thread's attempt, too.
         began = time.monotonic()
         with self._reaching:
             if self.reached:

@@ -251,7 +251,7 @@ class HostedVariable:
         if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
             text = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
             raise self.wrong(text)
-        # copy the array, because the user's function may have kept a reference to `returned`
+        # Copy the array, because the user's function may have kept a reference to `returned`, and change it later.
         return np.array(array, self.storage.dtype, order="C")
 
     def _restore(self, value: Any, saved: Any) -> Commit:

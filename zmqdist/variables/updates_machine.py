@@ -216,7 +216,7 @@ class Updates:
                 self._log.end(*id, result)
                 return Repeated(result)
             if found == RUNNING:
-                # free the id, because the client may request the update again if the running update with this key fails (U3)
+                # Free the id, so that the client can request the update again if the running update with this key fails (U3).
                 self._log.fail(*id)
                 self._running[keys, key].tickets.append(ticket)
                 return None

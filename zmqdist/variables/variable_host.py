@@ -156,7 +156,7 @@ class VariableHost:
         ended = self._sessions.pop(session, None)
         if ended is None:
             return
-        for watcher in ended.watching:  # a watcher to which `_close` has replied ignores this
+        for watcher in ended.watching:  # a watcher to which `_close` has replied ignores the error
             watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
         for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)
@@ -483,7 +483,7 @@ class VariableHost:
         gradients = []
         for each, change in zip(pending.variables, pending.changes, strict=True):
             gradient = each.gradient(change[-1])
-            # The function runs later with the mean, so this line only checks that the ps has the function.
+            # Only check here that the ps has the function, because the function runs later, with the mean of the gradients.
             if change[1] == "call":
                 self._function_of(change[2])
             elif change[1] in _BY_STEP:
