@@ -34,12 +34,12 @@ def main() -> int:
     pipe = BlockingPipe(int(sys.argv[2]), TASK_CODEC)
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    # Standard output is a text file here, because no user code has run that could have replaced it.
+    # Standard output has `reconfigure`, because no code of the user has run yet that could have replaced standard output.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     (_, facts), _ = pipe.receive()
     sys.path[:] = facts["path"]
-    # The objects of `manager` authenticate with this key.
+    # Take the parent's key, because a process needs it to use the objects of `manager`.
     multiprocessing.current_process().authkey = bytes.fromhex(facts["authkey"])
     set_barrier(Barrier(pipe, facts["parties"]))
     while True:
@@ -58,7 +58,7 @@ def _end_with_parent(lifeline: int) -> None:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # the parent ended before this process watched the lifeline
+    if select.select([lifeline], [], [], 0)[0]:  # the parent ended before F_SETSIG, so no signal comes
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

@@ -192,6 +192,6 @@ def _close_in_background(crew: ProcessCrew) -> None:
 
 
 def _stream(line: str) -> None:
-    with contextlib.suppress(ValueError, OSError):  # standard output is closed
+    with contextlib.suppress(ValueError, OSError):  # leave out the line if standard output is closed
         sys.stdout.write(line)
         sys.stdout.flush()

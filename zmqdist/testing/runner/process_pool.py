@@ -151,8 +151,8 @@ class ProcessCrew:
             finally:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
-            with contextlib.suppress(OSError):  # the process has ended already; its exit code tells why
-                # Send this first message before the method returns, because the caller may then send a function.
+            with contextlib.suppress(OSError):  # the process has ended already, which `_exited` reports
+                # Send this message before the method returns, because it must come before any function that the caller sends.
                 ours.send(("task", self.facts()))
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
@@ -197,7 +197,7 @@ class ProcessCrew:
         """
 
         def answer(word: str, facts: Any) -> None:
-            with contextlib.suppress(OSError):  # the process has just ended
+            with contextlib.suppress(OSError):  # a process that has just ended needs no answer
                 pipe.send((word, facts))
 
         with contextlib.suppress(EOFError):

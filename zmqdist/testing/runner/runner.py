@@ -322,7 +322,7 @@ class MultiProcessRunner:
         with self._changed:
             self._auto_restart = False
         self._crew.close()
-        for timer in self._timers:  # no timer is added any more, because no task is left
+        for timer in self._timers:  # the list is complete, because no task is left that could add a timer
             timer.cancel()
             timer.join()
 
@@ -380,7 +380,7 @@ class MultiProcessRunner:
         if self._return_output:
             self._lines.append(line)
         if self._stream_output:
-            with contextlib.suppress(ValueError, OSError):  # standard output is closed
+            with contextlib.suppress(ValueError, OSError):  # leave out the line if standard output is closed
                 sys.stdout.write(line)
                 sys.stdout.flush()
 
@@ -401,7 +401,7 @@ class MultiProcessRunner:
                 try:
                     self._start_task(task, *self._works[task])
                 except Exception as error:
-                    # For example, the host has no process or descriptor left; `join` raises the error.
+                    # Keep the error, for example a lack of processes or descriptors, because `join` raises it.
                     self._outcomes[task] = PoolOutcome(error=error)
             else:
                 may_come = process in self._terminated

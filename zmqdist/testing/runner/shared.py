@@ -54,7 +54,7 @@ def end_manager() -> None:
         process, _process, _manager = _process, None, None
         if process is not None:
             atexit.unregister(end_manager)
-            process.communicate()  # this closes the standard input of the process, which then ends
+            process.communicate()  # `communicate` closes the standard input, and the process then ends
 
 
 def _end_with_parent() -> None:

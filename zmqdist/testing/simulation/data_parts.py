@@ -230,7 +230,7 @@ class SimDispatcher:
         sim = self._sim
         if incarnation != self.incarnation or not self.alive:
             if sim.random.random() < 0.5 and incarnation == self.incarnation:
-                # The dispatcher was killed, but in this run the records reached the disk before that.
+                # The dispatcher was killed, but by the draw the records reached the disk before its end.
                 self._records += records
             return
         if sim.clock.now < sim.disk_full_until:
@@ -452,7 +452,8 @@ class SimDataWorker:
             task.dropped = True
         for tell in self.died:
             tell()
-        if self.sim.random.random() < 0.5:  # simulate a worker that was a child process on the dispatcher's host
+        # In half of the kills the worker is on the dispatcher's host, where the dispatcher notices the end of the process.
+        if self.sim.random.random() < 0.5:
             self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.incarnation))
 
     def ask_work(self) -> None:

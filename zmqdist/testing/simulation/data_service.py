@@ -50,7 +50,7 @@ class DataSim:
         self.seed = seed
         self.random = Random(seed)
         self.clock = SimClock()
-        # Each run has only some kinds of faults. If all kinds occurred, one kind would excuse a wrong loss that another kind has caused.
+        # Each run has only some kinds of faults, because a loss of elements that one kind permits hides a wrong loss by another kind.
         self._kinds = self.random.sample(KINDS, self.random.randint(1, len(KINDS)))
         self.trace: list[str] = []
         self.count = self.random.choice((0, 1, 60, 400, 1200))

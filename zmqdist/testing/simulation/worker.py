@@ -460,7 +460,7 @@ class SimWorker:
             and slot.running[0] == position
             and self._random.random() < 0.5
         ):
-            # The function has called zmqdist.cancelled(), and returns early.
+            # Simulate a function that calls zmqdist.cancelled(), and returns early.
             self.cluster.clock.after(0.01, lambda: self._end_of(slot, position, "polite"))
 
     def _kill(self, slot: SimSlot, code: int) -> None:
