@@ -92,7 +92,7 @@ def _use_ports(context: click.Context, option: click.Parameter, ports: str | Non
             parse_ports(ports)
         except ValueError as error:
             raise click.BadParameter(str(error), context, option) from None
-        os.environ[VARIABLE] = ports  # this process and its child processes read the range from there
+        os.environ[VARIABLE] = ports  # this process and its child processes read the range from this variable
 
 
 def use_ports_of(config: ClusterConfig) -> None:

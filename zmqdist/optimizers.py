@@ -111,7 +111,7 @@ class Optimizer:
         for begin in range(0, len(indices), count):
             some = indices[begin : begin + count]
             touched = {name: slot.take(some, 0, mode="clip") for name, slot in slots.items()}
-            new = value.take(some, 0, mode="clip")  # no index is out of range
+            new = value.take(some, 0, mode="clip")  # "clip" changes no index, because none is out of range
             self._step(new, rows[begin : begin + count], touched, by, new)
             value[some] = new
             for name, slot in slots.items():

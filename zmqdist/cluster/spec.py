@@ -33,7 +33,7 @@ class ClusterSpec:
         `validate`.
     """
 
-    __hash__ = None  # type: ignore[assignment]  # it equals plain dicts, so it must be unhashable, as they are
+    __hash__ = None  # type: ignore[assignment]  # a ClusterSpec may equal a dict, which is unhashable, so it must be unhashable, too
 
     def __init__(self, cluster: Mapping[Any, Any] | ClusterDef | ClusterSpec) -> None:
         self._jobs: dict[str, dict[int, str]] = {}

@@ -79,7 +79,7 @@ class ReceivedCode:
         working = root / self._offer.working
         # Make the working directory, because the archive contains files only: without a file below it, the directory is missing.
         working.mkdir(parents=True, exist_ok=True)
-        os.chdir(working)  # for the roles, which inherit the agent's working directory
+        os.chdir(working)  # the roles inherit the working directory of the agent
         self.imports = [os.path.normpath(root / folder) for folder in self._offer.imports]
         return CodeReady(order_id, str(root))
 

@@ -34,7 +34,7 @@ class RunFolder:
         remove_left_behind(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         self._lock = -1
-        # Use the folder also if its file system has no locks. It is then left behind if the launcher is killed.
+        # If the file system has no locks, use the folder without one. A launcher that is killed then leaves the folder behind.
         with contextlib.suppress(OSError):
             lock_path = self.path / f".{OWNER}"
             self._lock = os.open(lock_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -37,7 +37,7 @@ class Reserved:
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     bound.bind((host, port))
                 else:
-                    # SO_REUSEADDR is set after the bind. Otherwise two launchers could reserve the same port of a range.
+                    # Set SO_REUSEADDR, which lets a child bind the port, only after the bind, so that no two launchers reserve one port.
                     bind_free(bound, host)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             except OSError as error:

@@ -197,7 +197,7 @@ class _Stream:
     def _run_generator(self, args: Any, named: dict[str, Any]) -> tuple[int, str]:
         """Run the generator until it ends or the stream is closed. Return (code, message) of the generator's end."""
         generator = self._method.fn(*args, **named)
-        args = named = None  # type: ignore[assignment]  # now only the generator refers to its arguments
+        args = named = None  # type: ignore[assignment]  # the generator alone refers to its arguments now, and may free them
         try:
             while self._wait_for_room():
                 try:

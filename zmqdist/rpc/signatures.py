@@ -126,7 +126,7 @@ class Parameters:
         """Check the names of arguments that are given beside `count` positional arguments. Raises TypeError for a wrong name."""
         for name in named:
             if not name or (self._names is not None and name not in self._names):
-                # the name "" marks the positional arguments in a body (methods.py)
+                # no argument is named "", because this key holds the positional arguments in a body (methods.py)
                 raise _unexpected(name)
             if self._places.get(name, count) < count:
                 raise _twice(name)

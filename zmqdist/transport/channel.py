@@ -334,7 +334,7 @@ class Channel:
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
         """Read for all threads, as the leader, until the call of this thread has ended or Ctrl-C has arrived."""
-        slice_ms = 0.0  # query EVENTS before the first sleep, because a thread may just have sent a message (R1)
+        slice_ms = 0.0  # query EVENTS before the first sleep: a send may have consumed the signal of input (R1)
         try:
             while True:
                 ready = self._connection.poll(slice_ms) if slice_ms else self._spin()
@@ -368,7 +368,7 @@ class Channel:
             if monotonic() >= end:
                 self._spins_in_vain += 1
                 return ready
-            sched_yield()  # lets ZeroMQ's own thread run on this core
+            sched_yield()  # lets ZeroMQ's own thread, which receives the reply, run on this core
         self._spins_in_vain = 0
         return ready
 
@@ -385,7 +385,7 @@ class Channel:
                 with self._turnstile, self._lock:
                     if self._ends_sleep(me, call, shielded):
                         return me.promoted
-        except BaseException:  # a signal handler of the program may raise
+        except BaseException:  # a signal handler of the program may raise, and this thread then waits no longer
             with self._lock:
                 self._leave_followers(me, call)
             raise
@@ -485,7 +485,7 @@ class Channel:
         ended = self._connection.ended
         for call in ended:
             if call is self._leader_call and self._leader != reader:
-                os.eventfd_write(self._wake_fd, 1)  # wakes the leader from its poll (R2)
+                os.eventfd_write(self._wake_fd, 1)  # the call of the leader has ended, so end its poll (R2)
             if call.waiters is not None:
                 self._woke_waiters = True
                 for follower in call.waiters:
@@ -533,7 +533,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # another thread may have released the lock after this thread woke
+            me.lock.acquire(False)  # if it was released since, take it, so that the next sleep does not end at once
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())

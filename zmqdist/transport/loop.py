@@ -294,7 +294,7 @@ class Loop:
         if self._descriptors.pop(fd, None) is not None:
             try:
                 self._epoll.unregister(fd)
-            except OSError:  # already closed
+            except OSError:  # the caller has closed the descriptor already
                 pass
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:

@@ -223,7 +223,7 @@ class _Link:
         first = not waiting
         waiting.append((self.loop.now() + wait_s, answer or (lambda: None)))
         if first:
-            # while the link is down this sends nothing, and `_up` asks the question later
+            # while the link is down, `send` has no effect, and `_up` sends the question later
             self._dealer.send(AskKey(key, address))
             self.loop.set_timer(self, self.loop.now() + TICK_S, self._tick)
 

@@ -10,5 +10,5 @@ def is_alive(pid: int) -> bool:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    except OSError:  # for instance, because this process has no descriptor left
+    except OSError:  # the file cannot be read, for instance because this process has no descriptor left
         return True

@@ -381,7 +381,7 @@ def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
 
 def _collect_listening(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> None:
     suffix = f":{port:04X}"
-    if path.endswith("6") and not os.path.exists(path):  # a kernel without IPv6
+    if path.endswith("6") and not os.path.exists(path):  # a kernel without IPv6 has no such file
         return
     with open(path) as file:
         next(file)

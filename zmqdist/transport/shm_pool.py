@@ -58,7 +58,7 @@ log = logging.getLogger("zmqdist.transport")
 
 POOL_VARIABLE: Final = "ZMQDIST_ARENA"
 
-# Modes of a lease: one receiver maps the block shared and writable; many receivers map it privately; one or many map it read-only.
+# Modes of a lease: one receiver maps the block writable; many map it privately; one maps it read-only; many map it read-only.
 EXCLUSIVE, PUBLISHED, FROZEN, FROZEN_PUBLISHED = range(4)
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
@@ -342,7 +342,7 @@ class ShmPool:
             self._end_returned()
             for cell, (serial, _) in list(self._lent.items()):
                 if self._cells[cell] == -serial and shm_mapping.try_lock(self._table_fd, cell):
-                    self._end_lease(cell)  # the receiver was killed
+                    self._end_lease(cell)  # the receiver had claimed the block and was killed, because its lock is free
                     shm_mapping.unlock(self._table_fd, cell)
             self._sweep_revoked()
             return len(self._free_cells) - before

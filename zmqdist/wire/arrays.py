@@ -269,7 +269,7 @@ def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDA
     try:
         array: NDArray[Any] = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
     except (ValueError, TypeError, OverflowError) as error:
-        # if one size is 0, NumPy still bounds the product of the other sizes
+        # with a size of 0 the checks above pass, but NumPy bounds the product of the other sizes
         raise BadArray(f"no array has shape {_cut(sizes)} and dtype {dtype}: {error}") from None
     return array
 

@@ -85,7 +85,7 @@ def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     is_map = first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
     parts: Any = _unpack_items(body) if is_map else _unpack_parts(body)
     if max(map(len, parts.values() if is_map else parts), default=0) <= _SMALL_BYTES:
-        # no part is long enough for a map that takes long, and `_unpack_items` has checked the keys if the body is a map
+        # a map in so short a part cannot take long to decode, and `_unpack_items` has checked the keys if the body is a map
         return _unpack_any(body)
     if is_map:
         return {key: _unpack_part(bytes(part), typed_below, depth_left - 1) for key, part in parts.items()}
@@ -153,7 +153,7 @@ def _check(keys: list[Any], kinds: set[type]) -> None:
     count = len(keys)
     few_alike = (
         kinds == _INT and min(keys) >= -(2**63) and max(keys) < 2**64
-    )  # at most a dozen 64-bit ints share a hash
+    )  # at most a dozen 64-bit ints share a hash, so equal hashes need no check
     if few_alike and count <= FEW_KEYS:
         return
     hashes = np.fromiter(map(hash, keys), np.int64, count)

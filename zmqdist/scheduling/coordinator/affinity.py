@@ -158,7 +158,8 @@ class WorkerAffinity:
                 left.append((name, member[1], reason))
         joined = [m for m in after.values() if m[0] not in before or before[m[0]][1] != m[1]]
         self.members = after
-        if len(after) and not len(before):  # there was no worker: each gets its full time to return
+        # No worker was present until now, so each missing worker gets its full time to return.
+        if len(after) and not len(before):
             self._missing_since = dict.fromkeys(self._missing_since, now)
         for name in self._pinned:
             if name in after:

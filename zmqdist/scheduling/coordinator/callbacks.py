@@ -57,7 +57,8 @@ class Callbacks:
         if self._queue is None:
             calls: queue.SimpleQueue[tuple[Callable[[Any], object], Any] | None] = queue.SimpleQueue()
             threading.Thread(target=_serve, args=(calls,), name="zmqdist-callbacks", daemon=True).start()
-            self._queue = calls  # set only after the thread has started, because otherwise callbacks might wait in this queue for ever
+            # Not before the start, which may fail: later callbacks would then wait in a queue without a thread.
+            self._queue = calls
         return self._queue
 
     def _end(self) -> None:

@@ -226,7 +226,8 @@ class Closures:
             case TakeBackRequested(works):
                 effects = self._cancel(works, unless_begun=True)
             case EndRoundRequested(number):
-                effects = self._end() if number == self.round else []  # P15: the round is over or has not begun
+                # A round with another number is over or has not begun (P15).
+                effects = self._end() if number == self.round else []
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
             case UnfinishedFailed(error):
@@ -320,7 +321,8 @@ class Closures:
         self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        self._submitted_before = bool(self._works)  # only detached work is left, and it continues (P10)
+        # Detached work may be left (P10), and the dispatcher may have it already.
+        self._submitted_before = bool(self._works)
         return [*effects, RoundSettled(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:

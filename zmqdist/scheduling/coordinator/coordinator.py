@@ -84,7 +84,8 @@ class ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, which has its own class
+        # A strategy has one coordinator, of a subclass, and returns it here.
+        coordinator: ClusterCoordinator = allocate(target)
         return coordinator
 
     def __init__(

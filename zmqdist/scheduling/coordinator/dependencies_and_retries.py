@@ -421,7 +421,7 @@ class Dependencies:
             self._succeed(plan, number, kind, effects)
         elif lost and self.has_lineage(lost):
             self._input_lost(plan, lost, effects)
-        elif kind == ERROR and not lost and plan.retries and not self._ending:  # G4, G5
+        elif kind == ERROR and not lost and plan.retries and not self._ending:  # G4, G5: the function itself failed
             plan.retries -= 1
             self._begin_again(plan, effects)
         elif kind == CANCELLED and plan.value_attempt and self._ending:
@@ -486,7 +486,7 @@ class Dependencies:
                 waiting.pop(plan.work, None)
                 if not waiting:
                     del self._awaited[work]
-        # The heap contains obsolete entries of plans that ended before their deadline.
+        # A plan that ends before its deadline leaves its entry in the heap. Make the heap anew when most entries are of ended plans.
         if len(self._due) > 2 * len(self._plans) + DUE_SPARE:
             self._due = [(each.until, each.work) for each in self._plans.values() if each.until is not None]
             heapq.heapify(self._due)

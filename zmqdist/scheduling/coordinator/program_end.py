@@ -81,7 +81,7 @@ def _leave(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # the file is closed, or is None
+        except (OSError, ValueError, AttributeError):  # the stream is closed, or is None
             pass
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)

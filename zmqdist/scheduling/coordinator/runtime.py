@@ -263,7 +263,8 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            self._loop.call_soon(self._drain)  # before the flag is set: otherwise Ctrl-C could skip the call for good
+            # Plan the call before the flag is set: if Ctrl-C came between the two steps, the flag would prevent the call for good.
+            self._loop.call_soon(self._drain)
             self._draining = True
 
     def release_kept(self, work: int) -> None:
@@ -395,7 +396,7 @@ class CoordinatorRuntime:
 
     def _connected(self, _hello: Hello) -> None:
         with self.lock:
-            self.room = 0  # count the room anew, because all unfinished work goes into the queue of the new dispatcher
+            self.room = 0  # have the next `schedule` count the room: all unfinished work goes into the queue of the new dispatcher
         self._handle(DispatcherUp())
 
     def _handle_message(self, message: Message, _frames: list[memoryview]) -> None:
@@ -404,7 +405,7 @@ class CoordinatorRuntime:
         elif isinstance(message, DescribeWork):
             self._dealer.send(self.names.described(message))
         elif isinstance(message, Refused):
-            # A final Refused after the registration: another connection has taken the session, and the dispatcher ignores this one.
+            # A final Refused after the registration: another connection has taken the session, and the dispatcher ignores this connection.
             if message.final and self.machine.closures.registered:
                 self._dealer.close()
                 self._handle(DispatcherDown())

@@ -115,7 +115,8 @@ class KeyService:
         wanted = f"{register.job}:{register.index}" if register.index >= 0 else register.job
         if name == wanted and register.job != "ps":
             return ""
-        if not name and (not self._curve or self._keyring.verdict(peer.key).role):  # a static key, or no CURVE
+        # A key without a name may register any name if there is no CURVE, or if the file `authorized` lists the key.
+        if not name and (not self._curve or self._keyring.verdict(peer.key).role):
             return ""
         if not name:
             return f"the key of this process was replaced or revoked, so it may not register as {wanted}: join with a new ticket"

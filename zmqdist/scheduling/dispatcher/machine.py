@@ -213,7 +213,7 @@ class Dispatch:
         for part in parts:
             for (work, _), (load, number) in part.held.items():
                 if work in wanted:
-                    # The coordinator may still receive this result. If the result is lost first, the cancelled work does not run again.
+                    # The coordinator may still receive this result. If it is lost first, this mark keeps the work from running again.
                     load.held[number].cancelled = True
         return effects + self._abort_leases(
             lambda lease: lease.session in parts and lease.work in wanted, message.grace_s
@@ -368,7 +368,7 @@ class Dispatch:
             if session is not present:
                 present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
-            if lease.cancelled:  # the function was told to end early, so its outcome is meaningless
+            if lease.cancelled:  # the lease was cancelled before this outcome arrived, so the outcome does not count
                 if kind == BULK:
                     unwanted.append(number)
                 kind, payload = CANCELLED, b""
@@ -402,7 +402,7 @@ class Dispatch:
     def leases_returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         load = self.loads[member]
         back = []
-        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned from the worker, perhaps an empty one
+        load.steal_requested.clear()  # each StealRequest gets one LeasesReturned, even if it is empty, so no request is open now
         for number in numbers:
             load.stale_leases.pop(number, None)
             lease = load.leases.pop(number, None)
