@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -183,7 +184,9 @@ def place(
     if target is None or target.endswith((".yaml", ".yml")):
         config = ClusterConfig.from_environment() if target is None else _running_cluster(target)
         if config is None or config.runtime is None:
-            raise click.UsageError(f"which {name}? (host:port of a dispatcher; {CONFIG_ENV} names no running cluster)")
+            raise click.UsageError(
+                f"which {name}? Give the host:port of a dispatcher; {CONFIG_ENV} names no running cluster"
+            )
         target = config.runtime.dispatcher
         if given == Credentials():
             given = Credentials(config.runtime.token_file, config.runtime.keys_dir)
@@ -211,11 +214,21 @@ def _running_cluster(file: str) -> ClusterConfig:
     if not found:
         raise NotFoundError(f"no cluster {name!r} of {file} runs on this host: start it with `zmqdist launch {file}`")
     if len(found) > 1:
-        addresses = ", ".join(each.runtime.dispatcher.removeprefix("zmq://") for each in found if each.runtime)
+        targets = ", or ".join(map(_target_and_options, found))
         raise FailedPreconditionError(
-            f"{len(found)} clusters {name!r} run on this host: name one of them by its address: {addresses}"
+            f"{len(found)} clusters {name!r} run on this host: name one by its address, with the option for its secret: {targets}"
         )
     return found[0]
+
+
+def _target_and_options(cluster: ClusterConfig) -> str:
+    """Return the words of a command line that name a running cluster: its dispatcher's address, and the option for its token or keys."""
+    runtime = cluster.runtime
+    assert runtime is not None
+    words = [runtime.dispatcher.removeprefix("zmq://")]
+    words += [] if runtime.token_file is None else ["--token-file", runtime.token_file]
+    words += [] if runtime.keys_dir is None else ["--keys", runtime.keys_dir]
+    return shlex.join(words)
 
 
 def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
@@ -256,7 +269,7 @@ class Dispatcher:
             raise self._silent() from None
         if not hasattr(self._client, "status_blocking"):
             self._client.close()
-            problem = f"what listens at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
+            problem = f"the server at {address} {IS_NO_DISPATCHER}: use the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(problem)
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:

@@ -79,7 +79,7 @@ def drain(
         click.echo(f"zmqdist drain: {stay(reply['refused'])}", err=True)
         context.exit(int(ExitCode.REFUSED))
     else:
-        click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
+        click.echo(f"{name} leaves; its running functions have {grace_s:g} s to end")
 
 
 def report_lines(reports: Sequence[dict[str, Any]]) -> list[str]:

@@ -61,7 +61,7 @@ def _live(dispatcher: Dispatcher, interval_s: float, ends_within: Callable[[floa
             try:
                 live.update(_page(dispatcher.call("status")), refresh=True)
             except OpError as error:  # the dispatcher may be restarted, so the command continues
-                live.update(_problem(f"{error}\ntrying again; q ends this"), refresh=True)
+                live.update(_problem(f"{error}\ntrying again; press q to end this command"), refresh=True)
             due = max(due + interval_s, time.monotonic())
             if ends_within(due - time.monotonic()):
                 return

@@ -190,7 +190,9 @@ def _of_file(path: Path) -> Any:
     except OSError as error:
         raise click.UsageError(f"@{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, EOFError, RecursionError) as error:
-        raise click.UsageError(f"@{path}: its content is not what its name says: {error}") from None
+        raise click.UsageError(
+            f"@{path}: the content is not of the kind that {path.suffix} stands for: {error}"
+        ) from None
 
 
 def _cut(word: str) -> str:

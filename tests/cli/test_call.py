@@ -161,13 +161,13 @@ def test_files_are_arrays_json_or_bytes(tmp_path: Path) -> None:
     assert values.value_of(f"@{tmp_path / 'a.bin'}") == b"\x00"
     for name in ("b.npy", "b.npz", "b.json"):
         (tmp_path / name).write_bytes(b"neither")
-        with pytest.raises(click.UsageError, match="not what its name says"):
+        with pytest.raises(click.UsageError, match="the content is not of the kind"):
             values.value_of(f"@{tmp_path / name}")
 
 
 def test_a_file_of_pickles_is_not_opened(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([print], object), allow_pickle=True)
-    with pytest.raises(click.UsageError, match="not what its name says"):
+    with pytest.raises(click.UsageError, match="the content is not of the kind"):
         values.value_of(f"@{tmp_path / 'a.npy'}")
 
 

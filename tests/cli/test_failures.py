@@ -259,7 +259,7 @@ def test_another_server_than_a_dispatcher_is_told_from_one() -> None:
     with serving("127.0.0.1:0") as address:
         done = run_here("status", address)
     assert (done.code, done.out) == (ExitCode.USAGE, "")
-    assert f"what listens at {address} is no dispatcher" in done.err
+    assert f"the server at {address} is no dispatcher" in done.err
     assert_one_line(done.err)
 
 

@@ -115,7 +115,7 @@ def test_a_function_that_returns_no_dataset_is_the_error_of_who_uses_it(one: Clu
     iterator = iter(one.create_per_worker_dataset(work.not_a_dataset))
     one.join()
     result = one.schedule(work.first, (iterator,))
-    with pytest.raises(errors.ClosureInputError, match="what does the dataset function return") as caught:
+    with pytest.raises(errors.ClosureInputError, match="let it return a Dataset") as caught:
         one.join()
     assert isinstance(caught.value.original_exception, TypeError)
     assert isinstance(result.exception(), errors.ClosureInputError)
@@ -189,7 +189,7 @@ def test_an_iterator_gives_nothing_on_the_coordinator(one: ClusterCoordinator) -
 def test_a_dataset_is_not_iterated_in_a_function(one: ClusterCoordinator) -> None:
     dataset = one.create_per_worker_dataset(data.Dataset.range(2))
     for step in (lambda: next(iter(dataset)), lambda each=dataset: next(iter(each))):
-        with pytest.raises(RuntimeError, match="iterated by the program"):
+        with pytest.raises(RuntimeError, match="cannot iterate over a per-worker dataset"):
             one.schedule(step).fetch(20)
         with pytest.raises(RuntimeError):
             one.join()

@@ -299,7 +299,7 @@ def test_p15_a_successor_under_the_same_name_is_reported_after_the_loss_of_the_e
     broker.handle(PeerGone("w0"), 0.1)
     effects = sent(worker(broker, "v0", 0, life=9, now=0.2), Members)
     left, joined = (
-        Members([], [("worker:0", 1, "its successor registered")]),
+        Members([], [("worker:0", 1, "another process registered in its place")]),
         Members([("worker:0", 9, 100, "host")], []),
     )
     assert effects == [("d", left), ("d", joined)]

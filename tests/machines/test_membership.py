@@ -114,7 +114,7 @@ def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(member
     changes = membership.handle(Heard("b", register), 1.5)
     second = membership.members["worker", 0]
     assert changes == [
-        MemberLost(first, "its successor registered", None, "", settled=False),
+        MemberLost(first, "another process registered in its place", None, "", settled=False),
         Send("b", Registered(0, 1.0, LEASE_S, CUT_S)),
         MemberJoined(second, register),
     ]

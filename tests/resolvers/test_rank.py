@@ -120,7 +120,7 @@ def test_without_any_variable_all_are_named() -> None:
     ("values", "arguments", "expected"),
     [
         (("first", 2, 0, 2), {}, "RANK must be a number, not 'first'"),
-        ((2, 2, 0, 2), {}, "RANK is 2, but there are 2 processes, from 0"),
+        ((2, 2, 0, 2), {}, "RANK is 2, but there are 2 processes, with the ranks 0 to 1"),
         (
             (0, 4, 0, 2),
             {},

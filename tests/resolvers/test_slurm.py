@@ -307,7 +307,10 @@ def test_a_variable_that_is_absent_is_named(
             "SLURM_STEP_TASKS_PER_NODE is '1,2', for 2 nodes, but the list of nodes has 3",
         ),
         ({"STEP_NUM_TASKS": "4"}, "the jobs (worker: 4) have 4 tasks together, but Slurm gives 3: change jobs, or"),
-        ({"PROCID": "3"}, "SLURM_PROCID is 3, but there are 3 tasks, from 0: is this a part of a heterogeneous job?"),
+        (
+            {"PROCID": "3"},
+            "SLURM_PROCID is 3, but there are 3 tasks, with the numbers 0 to 2: is this a part of a heterogeneous job?",
+        ),
         ({"PROCID": "-1"}, "SLURM_PROCID is -1, but there are 3 tasks"),
     ],
 )

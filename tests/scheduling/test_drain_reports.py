@@ -39,7 +39,7 @@ def make(number: int) -> list[int]:
 def test_a_worker_with_nothing_leaves_at_once(cluster: zd.local_cluster) -> None:
     assert drain(cluster, "--dry-run").out == "worker:0 has nothing to lose\n"
     assert cluster.dispatcher.num_workers == 1
-    assert drain(cluster).out == "worker:0 leaves; what it runs has 10 s to end\n"
+    assert drain(cluster).out == "worker:0 leaves; its running functions have 10 s to end\n"
     assert cluster.dispatcher.wait_for(lambda present: not present, 10.0)
 
 
@@ -57,7 +57,7 @@ def test_kept_values_without_a_lineage_refuse_a_drain_by_their_names(cluster: zd
         ]
         assert done.err == "zmqdist drain: worker:0 stays, because something would be lost; --force drains it\n"
         assert cluster.dispatcher.num_workers == 1
-        assert drain(cluster, "--force").out.endswith("worker:0 leaves; what it runs has 10 s to end\n")
+        assert drain(cluster, "--force").out.endswith("worker:0 leaves; its running functions have 10 s to end\n")
 
 
 def test_a_program_that_removes_a_worker_gets_the_names_of_what_would_be_lost(cluster: zd.local_cluster) -> None:

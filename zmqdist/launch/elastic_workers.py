@@ -84,7 +84,7 @@ class ElasticWorkers:
         if isinstance(count, bool) or not isinstance(count, int):
             raise errors.InvalidArgumentError(f"the number of workers is an int, as 8, not {count!r}")
         if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
-            raise errors.InvalidArgumentError(f"grace_s is a number of seconds from 0, not {grace_s!r}")
+            raise errors.InvalidArgumentError(f"grace_s is {grace_s!r}, wants 0 s or more")
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
         losing = {name for name, report in reports.items() if report.losses}
         seen = [replace(each, refused=f"{WORKER}:{each.index}" in losing) for each in self._seen()]
@@ -99,7 +99,9 @@ class ElasticWorkers:
         try:
             decision = reply.result(DECIDED_S)
         except FutureTimeoutError:
-            raise errors.DeadlineExceededError(f"the launcher has not decided within {DECIDED_S:g} s") from None
+            raise errors.DeadlineExceededError(
+                f"the launcher has not replied within {DECIDED_S:g} s whether it changes the number of workers"
+            ) from None
         if isinstance(decision, machine.RefuseSize):
             names = refused = _names(decision.refused)
             starts, leaves = list[str](), list[str]()

@@ -148,7 +148,7 @@ class AgentPool:
         """
         host = self.place(role)
         if host is None:
-            raise errors.UnavailableError(f"no host has a free slot for {role}")
+            raise errors.UnavailableError(f"no host has a free slot for {role}: raise the number of slots or of hosts")
         self._reserved[role] = host
         return self.links[host].reserve(interface or self.hello(host).reached_at or LOOPBACK, port, ports)
 

@@ -94,7 +94,7 @@ def table(figures: list[Figure]) -> Table:
     """Return a table with one row for each figure."""
     columns = ("question", ">zmqdist", ">p99", "unit", "against", ">that", ">p99", ">ratio")
     return Table(
-        f"{machine()}; medians, the ratio is zmqdist to the other",
+        f"{machine()}; medians; the ratio is the figure of zmqdist divided by that of the other technique",
         columns,
         tuple(
             (

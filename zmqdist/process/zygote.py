@@ -287,7 +287,9 @@ class Zygote:
             if folder not in self._python_path and os.path.isdir(folder):
                 for entry in os.listdir(folder):
                     if entry.partition(".")[0] in imported:
-                        raise ImportError(f"{folder} has another {entry}")
+                        raise ImportError(
+                            f"{folder} has {entry}, and the zygote has imported another module of this name"
+                        )
         return [*folders, *self._own_path]
 
     def _born(self, child: _Child) -> None:

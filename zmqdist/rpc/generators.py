@@ -89,7 +89,7 @@ class Generators:
         if len(streams) >= STREAMS_OF_PEER_MAX:
             raise ResourceExhaustedError(f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some")
         if len(self._running) >= STREAMS_MAX:
-            raise ResourceExhaustedError(f"{STREAMS_MAX} streams run at this server")
+            raise ResourceExhaustedError(f"{STREAMS_MAX} streams run at this server: wait until some have ended")
         stream = _Stream(self, self._service, number, method, call)
         stream.start(args, named)
         self._by_peer.setdefault(call.peer, {})[number] = stream
@@ -98,7 +98,9 @@ class Generators:
     def _next(self, call: PendingCall, number: Any) -> None:
         stream = self._find(call.peer, number)
         if stream is None:
-            raise UnavailableError("the server does not know this stream: its connection has ended, or it was closed")
+            raise UnavailableError(
+                "the server does not know this stream: the stream was closed, or its connection has ended"
+            )
         stream.request_items(call)
         self._forget_if_over(stream)
 

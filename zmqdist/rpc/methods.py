@@ -170,7 +170,7 @@ def method_for(
         raise TypeError(f"{name}: an async function has no event loop here; register a plain one")
     streaming = inspect.isgeneratorfunction(runs)
     if streaming and inline:
-        raise ValueError(f"{name}: a generator function has a thread of its own, it cannot be inline")
+        raise ValueError(f"{name}: a generator function has a thread of its own, so it cannot be inline")
     if declared is not None:
         input_signature = declared.input_signature if input_signature is None else input_signature
         output_signature = declared.output_signature if output_signature is None else output_signature

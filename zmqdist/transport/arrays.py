@@ -97,4 +97,4 @@ def _check_array(what: str, a: Any) -> None:
 
 def _check(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
-        raise InvalidArgumentError(f"dtype {dtype} holds Python objects, whose bytes mean nothing elsewhere")
+        raise InvalidArgumentError(f"dtype {dtype} holds Python objects, whose bytes mean nothing in another process")

@@ -366,7 +366,11 @@ class ClientConnection:
         except OpError as error:
             self._fail_reply(message.id, error.error_code, error.message)
         except MemoryError:
-            self._fail_reply(message.id, RESOURCE_EXHAUSTED, f"no memory here for the reply of {self.address}")
+            self._fail_reply(
+                message.id,
+                RESOURCE_EXHAUSTED,
+                f"no memory here for the arrays in the reply of {self.address}: request less at a time",
+            )
         else:
             if frames is not None:
                 self._end_call(message, frames)

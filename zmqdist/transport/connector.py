@@ -121,7 +121,7 @@ class Connector:
             return self._step_probe(self._probe, now)
         if self._between_attempts:
             return self._begin(now)
-        self._fail("no connection was made", now)
+        self._fail("no connection was made in time", now)
         return None
 
     def read(self, now: float) -> list[Up | Down | Rejected]:

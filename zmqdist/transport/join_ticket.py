@@ -207,7 +207,9 @@ def _check_folder(folder: Path, ticket: JoinTicket) -> None:
 
 def _write_folder(folder: Path, ticket: JoinTicket, role: str, pair: keys.KeyPair) -> None:
     if role != role_of(ticket.name):
-        raise FailedPreconditionError(f"the dispatcher admitted {ticket.name} as {role!r}, which is not its role")
+        raise FailedPreconditionError(
+            f"the dispatcher admitted {ticket.name} with the role {role!r}, not {role_of(ticket.name)!r}: no keys were written"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)

@@ -324,7 +324,7 @@ class Keyring:
     def _problem(self, token: _Token, name: str, key: bytes, now: float) -> Refused | None:
         """Return why a token whose secret is right does not admit this key; None if the token admits it."""
         if name != token.name:
-            text = f"the join token is for {token.name}, and this process wants to join as {name[:100]!r}: use the ticket of that one"
+            text = f"the join token is for {token.name}, and this process wants to join as {name[:100]!r}: use a ticket for this name"
             return Refused(errors.PERMISSION_DENIED, text, final=True)
         if token.key == key and self.verdict(key).role == role_of(name):
             return None

@@ -193,7 +193,9 @@ def _load_pair(folder: Path, name: str) -> KeyPair:
     lines = _lines(path, 0o077)
     pair = KeyPair(_key(path, lines, "public"), _key(path, lines, "secret"))
     if zmq.curve_public(pair.secret) != pair.public:
-        raise FailedPreconditionError(f"{path} is damaged: its public and secret key do not belong together")
+        raise FailedPreconditionError(
+            f"{path} is damaged: its public and secret key do not belong together; copy it again, or make new keys"
+        )
     return pair
 
 

@@ -132,7 +132,7 @@ def decide(request: ZapRequest, policy: Policy) -> ZapReply:
             return _decide_plain(request, policy)
         if request.mechanism == b"CURVE" and len(request.credentials) == 1:
             return _decide_curve(request, policy)
-    return ZapReply(request.request_id, 400, "not allowed here")
+    return ZapReply(request.request_id, 400, "this server does not admit connections in this way")
 
 
 def _decide_plain(request: ZapRequest, policy: Policy) -> ZapReply:

@@ -115,7 +115,7 @@ def dtype_to_json(dtype: np.dtype[Any]) -> DTypeJson:
 
 def _any_to_json(dtype: np.dtype[Any]) -> DTypeJson:
     if dtype.hasobject or dtype.kind in "OT":
-        raise BadArray(f"dtype {dtype} holds Python objects or pointers, whose bytes mean nothing elsewhere")
+        raise BadArray(f"dtype {dtype} holds Python objects or pointers, whose bytes mean nothing in another process")
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return ["array", dtype_to_json(base), list(shape)]
@@ -209,7 +209,7 @@ def _fields_from_json(fields: list[Any], itemsize: int, aligned: bool, depth_lef
             case _:
                 raise BadArray("no such field in a dtype")
     if not 0 <= itemsize <= ARRAY_BYTES_MAX:
-        raise BadArray(f"a dtype of {itemsize} bytes")
+        raise BadArray(f"a dtype of {itemsize} bytes: wanted 0 to {ARRAY_BYTES_MAX}")
     spec: dict[str, Any] = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
     if any(title is not None for title in titles):
         spec["titles"] = titles

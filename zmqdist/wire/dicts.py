@@ -72,7 +72,7 @@ def _unpack(body: bytes, typed_below: int, depth_left: int) -> Any:
     which decoding with types has failed, and at first twice the length of the whole body.
     """
     if depth_left == 0:
-        raise ValueError(f"a large part is nested deeper than {2 * DEPTH_MAX}")
+        raise ValueError(f"nested deeper than {2 * DEPTH_MAX} levels")
     if not (b"\xde" in body or b"\xdf" in body) or _ends_without_large_map(body) or not _may_have_large_map(body):
         return _unpack_any(body)
     first = body[0]

@@ -39,7 +39,7 @@ def test_a_drained_worker_leaves_and_the_other_stays(terminal: Open, dispatcher:
     _, address = dispatcher
     staying, leaving = start_worker(terminal, address), start_worker(terminal, address, "--threads")
     done = run("drain", address, "worker:1", "--grace", "3")
-    assert (done.code, done.out) == (0, "worker:1 leaves; what it runs has 3 s to end\n")
+    assert (done.code, done.out) == (0, "worker:1 leaves; its running functions have 3 s to end\n")
     assert leaving.ends() == 0
     assert workers(address) == ["worker:0"]
     assert staying.process.poll() is None

@@ -59,7 +59,7 @@ def _split(hostlist: str) -> Iterator[str]:
         match = _HOST.match(hostlist, place)
         if match is None:
             rest = hostlist[place:]
-            raise ValueError(f"{hostlist!r} is no host list: expected a host at {rest!r}, brackets in pairs")
+            raise ValueError(f"{hostlist!r} is no host list: expected a host at {rest!r}, with brackets in pairs")
         yield match[0]
         place = match.end()
         if place == len(hostlist):

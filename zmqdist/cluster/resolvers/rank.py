@@ -96,13 +96,15 @@ class RankClusterResolver(ResolverByRank):
         rank, size = _number(family.rank), _number(family.size)
         self._local_rank, local_size = _number(family.local_rank), _number(family.local_size)
         if not 0 <= rank < size:
-            raise RuntimeError(f"{_name(family.rank)} is {rank}, but there are {size} processes, from 0")
+            raise RuntimeError(
+                f"{_name(family.rank)} is {rank}, but there are {size} processes, with the ranks 0 to {size - 1}"
+            )
         per_node = _hosts(family, size, local_size) if hosts is None else hosts
         if not isinstance(per_node, Mapping):
             per_node = dict.fromkeys(per_node, local_size)
         for job, count in (jobs or {}).items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise RuntimeError(f"jobs: {job!r} has {count!r} tasks, but a number of tasks is an int from 0")
+                raise RuntimeError(f"jobs: {job!r} has {count!r} tasks, but a number of tasks is an int of 0 or more")
         jobs = _with_chief({"worker": size - 1} if jobs is None else jobs)
         self._place(rank, jobs, per_node)
         self._check_tasks(family.system, size)

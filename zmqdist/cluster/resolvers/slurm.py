@@ -166,8 +166,8 @@ class SlurmClusterResolver(ResolverByRank):
             )
         if not 0 <= self._rank < placed:
             raise RuntimeError(
-                f"SLURM_PROCID is {self._rank}, but there are {placed} tasks, from 0: is this a part of a heterogeneous job? "
-                "Then give jobs, and {host: number} for tasks_per_node"
+                f"SLURM_PROCID is {self._rank}, but there are {placed} tasks, with the numbers 0 to {placed - 1}: is this a part of a "
+                "heterogeneous job? Then give jobs, and {host: number} for tasks_per_node"
             )
 
     def _share_gpus(self, per_node: int | None, per_task: int | None) -> None:

@@ -317,7 +317,7 @@ def _silent(subject: str, owner: PortOwner | None) -> Finding:
 
 def _named(owner: PortOwner | None) -> str:
     if owner is None:
-        return "what listens there"
+        return "the process that listens there"
     if not owner.pid:
         return f"a process of user {owner.uid}"
     return f"pid {owner.pid} ({printable(owner.command)})"

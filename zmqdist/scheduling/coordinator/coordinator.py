@@ -84,8 +84,7 @@ class ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
             return object.__new__(cls)
-        # A strategy has one coordinator, of a subclass, and returns it here.
-        coordinator: ClusterCoordinator = allocate(target)
+        coordinator: ClusterCoordinator = allocate(target)  # a strategy has one coordinator, which it returns here
         return coordinator
 
     def __init__(
@@ -278,7 +277,7 @@ class ClusterCoordinator:
         runtime = self._runtime
         schedule_lock = runtime.schedule_lock
         if not schedule_lock.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
-            raise errors.DeadlineExceededError(f"another thread has been in join() or schedule() for {timeout:g} s")
+            raise errors.DeadlineExceededError(f"waited {timeout:g} s for the join() or schedule() of another thread")
         try:
             with runtime.lock:
                 self._check_open()
@@ -526,7 +525,7 @@ class ClusterCoordinator:
 
     def _check_open(self) -> None:
         if self._runtime.closed:
-            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
+            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed: make a new one")
         if self._runtime.pid != os.getpid():
             raise errors.FailedPreconditionError(
                 "this ClusterCoordinator was made before a fork: make a new one in the child process"

@@ -254,7 +254,9 @@ class PerWorkerDataset:
           FailedPreconditionError: the coordinator has been closed.
         """
         if task_context.scheduled():
-            raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
+            raise RuntimeError(
+                "a scheduled function cannot iterate over a per-worker dataset: let the program pass iter(dataset) to the function"
+            )
         sharers = self._resources.workers() if self._shard else []
         dense = range(len(sharers))  # a range is short in a message, however many elements it has
         resource = self._resources.create(ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers))

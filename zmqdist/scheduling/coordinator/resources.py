@@ -285,7 +285,7 @@ class Resources:
 
     def _check_open(self) -> None:
         if self.runtime.closed:
-            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
+            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed: make a new one")
         if self.runtime.pid != os.getpid():
             raise errors.FailedPreconditionError(
                 "this ClusterCoordinator was made before a fork: make a new one in the child process"

@@ -263,8 +263,7 @@ class CoordinatorRuntime:
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
         if not self._draining:
-            # Plan the call before the flag is set: if Ctrl-C came between the two steps, the flag would prevent the call for good.
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._drain)  # before the flag, which Ctrl-C must not leave set without this call
             self._draining = True
 
     def release_kept(self, work: int) -> None:

@@ -137,7 +137,7 @@ class KeyService:
             )
         if not 0 < valid_s <= VALID_S_MAX:
             raise errors.InvalidArgumentError(
-                f"a token is valid for more than 0 s and at most {VALID_S_MAX:g} s, not {valid_s}"
+                f"a join token can be valid for more than 0 s and at most {VALID_S_MAX:g} s, not for {valid_s} s"
             )
         if at:
             split(at)

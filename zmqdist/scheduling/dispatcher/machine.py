@@ -85,8 +85,8 @@ SLOTS_END_S = 0.1
 """Seconds for which slot processes may outlive their worker's process, until the zygote that forked them has noticed its end."""
 
 DISPLACED = (
-    "another connection has registered as this coordinator: its number is in two programs; if none of yours was copied or forked, another "
-    "user with the right to schedule here has taken it"
+    "another connection has registered as this coordinator, so two programs use its number: start this program again; if you have not "
+    "copied or forked it, another user with the right to schedule has taken the number: replace the token or the keys"
 )
 """Sent over the connection that has lost its session, so that the program there does not wait for results for ever."""
 

@@ -226,7 +226,7 @@ class Membership:
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
         if old is not None:
-            changes.append(self._lose(old, "its successor registered", None, "", now, settled=False))
+            changes.append(self._lose(old, "another process registered in its place", None, "", now, settled=False))
         index = register.index if register.index >= 0 else self._lowest_free(register.job)
         member = Member(
             job=register.job,

@@ -78,7 +78,9 @@ class Relay:
             return  # the reply is late, or its sender is not the holder
         del self._pending[done.request]
         if done.code or len(frames) != 1:
-            reply.set_exception(errors.from_code(done.code or errors.INTERNAL, done.message or "no bytes came"))
+            reply.set_exception(
+                errors.from_code(done.code or errors.INTERNAL, done.message or "the reply of the holder has no bytes")
+            )
         else:
             reply.set_result(np.frombuffer(frames[0], np.uint8))
 

@@ -250,7 +250,7 @@ class DispatchServer:
         """
         runtime = self._runtime
         if runtime.loop is None:
-            raise errors.FailedPreconditionError("this dispatcher was not started")
+            raise errors.FailedPreconditionError("this dispatcher was not started: call start() first")
         return runtime.loop.run(
             runtime.keys.open_join, name, dispatcher or self.target.partition("://")[2], valid_s, address
         )

@@ -17,8 +17,8 @@ def check_iterable(dataset: Any) -> Any:
         return dataset
     if not hasattr(dataset, "__iter__") or isinstance(dataset, (str, bytes, Mapping)):
         raise TypeError(
-            f"a per-worker dataset is made of a Dataset or another iterable, but no text or mapping, not of {type(dataset).__name__}:"
-            " what does the dataset function return?"
+            f"the function of a per-worker dataset returned a {type(dataset).__name__}: let it return a Dataset or another iterable,"
+            " except text and mappings"
         )
     return dataset
 
@@ -79,6 +79,6 @@ class DatasetOnWorker:
 
     def __iter__(self) -> Iterator[Any]:
         raise RuntimeError(
-            "a per-worker dataset is iterated by the program, not in a scheduled function: give the function"
-            " iter(dataset), or dataset.build(), over which each function can iterate anew"
+            "a scheduled function cannot iterate over a per-worker dataset: let the program pass iter(dataset) to it, or dataset.build(),"
+            " over which each function iterates from the beginning"
         )

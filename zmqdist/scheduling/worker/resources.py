@@ -69,7 +69,7 @@ def slice_of(values: tuple[Any, ...]) -> Any:
     """
     index = task_context.get_current_worker_index()
     if index >= len(values):
-        raise RuntimeError(f"there are values for {len(values)} workers, and none for worker:{index}")
+        raise RuntimeError(f"these PerWorkerValues are for {len(values)} workers, and have none for worker:{index}")
     return values[index]
 
 

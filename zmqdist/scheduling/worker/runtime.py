@@ -190,7 +190,7 @@ class WorkerServer:
         """
         runtime = self._runtime
         if runtime.loop is None or runtime.machine is None:
-            raise errors.FailedPreconditionError("this worker was not started")
+            raise errors.FailedPreconditionError("this worker was not started: call start() first")
         return runtime.loop.run(runtime.snapshot)
 
     def _num_tasks(self) -> int:

@@ -256,7 +256,7 @@ class BulkStore:
             return block
         if isinstance(part, bytes):
             return source
-        purpose = "a copy of a large array, and no shared memory"
+        purpose = "a copy of a large array outside of shared memory"
         memory_limits.check_room(source.nbytes, purpose)
         try:
             copy: NDArray[np.uint8] = source.copy()
