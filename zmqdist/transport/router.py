@@ -331,7 +331,7 @@ class Router:
     def _end_stranger(self, fd: int) -> None:
         """End a connection, accepted HANDSHAKE_S ago, on which no message has arrived, or only messages of a peer with a limited role.
 
-        While unknown keys may join, a stranger can pass the handshake. Without this time limit, the stranger could keep such connections open.
+        While unknown keys may join, a stranger can pass the handshake. Without the time limit, it could keep its connections open.
         """
         if all(peer.limited for peer in self._by_fd.get(fd, ())) and self._reported_ends[fd] <= 0:
             shut_down(fd)
