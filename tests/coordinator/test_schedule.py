@@ -34,7 +34,6 @@ class Counter:
 CALLABLES: list[tuple[Any, Any, Any, Any]] = [
     (int, ("3",), None, 3),
     (int, ["3"], {"base": 4}, 3),
-    (sum, iter([[1, 2]]), None, 3),
     (dict, None, {"a": 1}, {"a": 1}),
     (lambda: 3, None, None, 3),
     (functools.partial(int, base=2), ("11",), None, 3),
@@ -52,6 +51,10 @@ def test_any_callable_can_be_scheduled(
     in_processes: ClusterCoordinator, fn: Any, args: Any, kwargs: Any, result: Any
 ) -> None:
     assert in_processes.schedule(fn, args, kwargs).fetch(20) == result
+
+
+def test_the_arguments_may_come_from_an_iterator(in_processes: ClusterCoordinator) -> None:
+    assert in_processes.schedule(sum, iter([[1, 2]])).fetch(20) == 3
 
 
 def test_map_gives_the_results_in_the_order_of_the_items(in_threads: ClusterCoordinator) -> None:
@@ -98,6 +101,7 @@ def note(number: int) -> None:
 
 def test_functions_begin_in_the_order_in_which_they_were_scheduled() -> None:
     """One thread of this process, so that it sees our list."""
+    _order.clear()
     with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
         coordinator.map(note, range(50))
         coordinator.join(20)
