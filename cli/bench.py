@@ -27,8 +27,9 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
     The command starts a cluster of two worker processes and measures calls, scheduled functions and large results. Each ratio compares two
     figures, which are measured in turns in one run. Figures of different runs cannot be compared.
 
-    To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a port that
-    needs no key, sends every message back to its sender, and sends up to 256 MiB to a sender that requests them.
+    To measure calls between two hosts, start the command with --serve on one and with --peer on the other. --serve also opens a
+    port for the comparison with bare pyzmq. This port needs no key: it returns every message to its sender, and sends up to 256 MiB to a
+    sender that requests them.
     """
     from zmqdist.errors import InvalidArgumentError
 

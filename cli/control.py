@@ -37,7 +37,7 @@ _grace = grace_option("Time for running functions to end; then they are killed."
 @click.option(
     "--force",
     is_flag=True,
-    help="Drain the worker even if values, data tasks or functions with `worker=` depend on this worker alone.",
+    help="Drain the worker even if kept values, data tasks or functions scheduled with `worker=` depend on this worker alone.",
 )
 @click.option(
     "--dry-run", is_flag=True, help="Print what would become of everything that the worker has, and do nothing."
@@ -58,8 +58,8 @@ def drain(
     """Have a worker finish its running functions, and leave.
 
     WORKER is the name of the worker, such as worker:1. The command prints what becomes of everything that the worker has. Without --force
-    it refuses the drain if values, data tasks or functions with `worker=` depend on this worker alone. Other functions that the worker has
-    not begun return to the queue at once. The command does not wait until the worker has left.
+    it refuses the drain if kept values, data tasks or functions scheduled with `worker=` depend on this worker alone. Other functions
+    that the worker has not begun return to the queue at once. The command does not wait until the worker has left.
     """
     if not 1 <= len(target_and_worker) <= 2:
         raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")

@@ -27,7 +27,7 @@ DECIDED_S: Final = 15.0
 @click.option(
     "--force",
     is_flag=True,
-    help="End workers even if values, data tasks or functions with `worker=` depend on one of these workers alone.",
+    help="End workers even if kept values, data tasks or functions scheduled with `worker=` depend on one of these workers alone.",
 )
 @click.option(
     "--wait",

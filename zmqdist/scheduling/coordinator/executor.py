@@ -53,7 +53,7 @@ class Executor(futures.Executor):
         raises, the executor is broken.
 
     Before the program ends, it waits for submitted functions, even after `shutdown(wait=False)`, `sys.exit` or an uncaught error, but
-    not after Ctrl-C. If the cluster is lost by then, the program ends after `cluster_lost_limit_s` with exit code 1.
+    not after Ctrl-C. If the cluster is lost at that time, the program ends after `cluster_lost_limit_s` with exit code 1.
 
     Raises:
       ValueError: `max_workers` is below 1, or the constructor of ClusterCoordinator raises it.
