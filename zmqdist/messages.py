@@ -359,10 +359,10 @@ class Register(Message, tag=40):
     """Register the sender as a worker, on each new connection. `held` has the leases of this dispatcher that the worker still has.
 
     `index` -1 requests the lowest free index. `index_given` says that a dispatcher has chosen the index, so that another worker may get it
-    later. `stale_leases` has (lease, coordinator) of each function of an earlier dispatcher that runs in a thread and could not be
-    stopped. When such a function ends, the worker sends LeasesReturned. `address` is the address at which peers reach the worker's own
-    server. `serial` counts the registrations over this connection. `threads_per_slot` is the number of threads of BLAS and OpenMP in each
-    slot, and 0 means that this number is not known.
+    later. `stale_leases` has (lease, coordinator) of each function that an earlier dispatcher assigned and that a thread still runs. When
+    such a function ends, the worker sends LeasesReturned. `address` is the address at which peers reach the worker's own server. `serial`
+    counts the registrations over this connection. `threads_per_slot` is the number of threads of BLAS and OpenMP in each slot, and 0 means
+    that this number is not known.
     """
 
     SENT = "worker -> dispatcher"

@@ -170,8 +170,8 @@ class KeeperLink:
                 own = result in self._requests
             if own:
                 raise
-            # `_cancel_unsent` ended this request, which had not reached the keeper. A keeper that stops cancels the requests that have
-            # reached it, such as the poll of the link's thread. Therefore raise here the error that ended the poll.
+            # `_cancel_unsent` ended this request before it had reached the keeper. A request that has reached the keeper, such as the poll
+            # of the link's thread, ends with the keeper's own error, so raise this error here, too.
             if isinstance(self._last_error, CancelledError):
                 raise CancelledError(self._last_error.message) from error
             raise UnavailableError(f"{self.keeper} has gone") from error

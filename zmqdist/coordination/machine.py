@@ -169,7 +169,7 @@ class Coordination:
     # -- registration ----------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Record that a task registers. The reply is a TaskWelcome, which waits for the other tasks if the cluster registers together."""
+        """Record that a task registers. The reply is a TaskWelcome. With `register_together` it waits for the other tasks."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:

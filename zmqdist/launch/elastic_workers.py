@@ -120,7 +120,7 @@ class ElasticWorkers:
         return self._figures
 
     def close(self) -> None:
-        """Start and stop no more workers, and refuse later requests (`Scaler.close`)."""
+        """From now on start and stop no workers, and refuse requests (`Scaler.close`)."""
         self._events.put(machine.Closing())
 
     def worker_ended(self, index: int, role: RunningRole | None, restarts: bool) -> None:

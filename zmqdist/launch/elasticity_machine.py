@@ -223,7 +223,7 @@ class AcceptSize:
 
 @dataclass(frozen=True, slots=True)
 class RefuseSize:
-    """Refuse a request, which has changed nothing.
+    """Refuse a request for a size. The request has had no effect.
 
     Attributes:
       problem: the reason, or "" if `refused` is the reason.

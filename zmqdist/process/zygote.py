@@ -127,7 +127,7 @@ class _Child:
     silenced: bool = False
 
     def report(self, verb: bytes, number: int, descriptors: Sequence[int] = ()) -> None:
-        with contextlib.suppress(OSError):  # the starting process has closed the socket, or has ended
+        with contextlib.suppress(OSError):  # the launcher or worker has closed the socket, or has ended
             socket.send_fds(self.report_to, [CONTROL_RECORD.pack(verb, self.ticket, number)], descriptors)
 
 

@@ -157,7 +157,7 @@ class WatchedTasks:
             self._incarnations[task] = incarnation
             self._gone_messages.pop(task, None)
             return [ReportSeen(task, incarnation), WatchTask(task, incarnation)]
-        # The task has gone. Even if this was the first watch, the task was up before: a first watch fails only after it was sent.
+        # The task has gone. This holds for a first watch, too, because the watch was sent only when the task was up.
         effects = self._gone(task, code, message)
         if code == UNAVAILABLE:
             return [*effects, WatchTask(task, 0)]

@@ -207,7 +207,7 @@ class ParameterServerStrategy(OnWorkers):
       workers_per_step: number of gradients in a synchronous step. If it is below the number of workers, a step does not wait for the
         slowest workers. None means the number of workers.
       recovery_s: how long, in seconds, an access to a variable waits after its ps was lost, so that `zmqdist.checkpoint.Recovery` can
-        restore the variable. With 0 the access fails at once, or after PS_PATIENCE_S without a connection if the ps is silent.
+        restore the variable. With 0 the access fails at once if the host refuses the connection, otherwise after PS_PATIENCE_S.
 
     Attributes:
       cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the holder of the

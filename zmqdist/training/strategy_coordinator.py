@@ -219,8 +219,8 @@ class StrategyCoordinator(ClusterCoordinator):
 
 
 class _Once:
-    """A callable that runs the user's function with an update key, which is the callable's first argument. It has the module and the name
-    of the user's function."""
+    """A callable that takes an update key and the arguments of the user's function, and calls the function in a context with this key. It
+    has the module and the name of the function."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn = fn

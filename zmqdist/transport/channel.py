@@ -533,7 +533,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # if it was released since, take it, so that the next sleep does not end at once
+            me.lock.acquire(False)  # a release after the time-out must not end the next sleep at once
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())

@@ -149,7 +149,7 @@ class PeerPool:
         lease = BlockLease(self)
         self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
-            # The value -serial means that this process has claimed the block before. The lease from that claim still needs the lock.
+            # The value -serial means that this process has claimed the block before. That claim's lease still needs the cell's lock.
             if self._cells[cell] >= 0:
                 shm_mapping.unlock(self._table_fd, cell)
             raise self._taken_back()

@@ -195,7 +195,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
-    """Return the rules of a pickler by type: `table` and, if the program uses multiprocessing's managers, a rule for their proxies."""
+    """Return `table`, the rules of a pickler by type. If the program uses multiprocessing's managers, add a rule for their proxies."""
     managers = sys.modules.get("multiprocessing.managers")
     return table if managers is None else _WithProxies(table, managers.BaseProxy)
 

@@ -262,8 +262,8 @@ class BucketBatch:
 
 
 def _to_boundary(target: int, shapes: Any, spec: Any) -> Any:
-    """Return the shapes with `target` in place of None. Without shapes, return shapes with `target` for the first axis of each leaf that
-    has an axis.
+    """Return `shapes` with `target` in place of each None. If `shapes` is None, return a shape for each leaf of `spec`. Its first axis then
+    has the size `target`.
     """
     _check_arrays(spec)
     if shapes is None:

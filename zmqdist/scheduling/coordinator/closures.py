@@ -321,7 +321,7 @@ class Closures:
         self.wire_round += 1
         self.round += 1
         self.ending = self._may_run_unseen = False
-        # Detached work may be left (P10), and the dispatcher may have it already.
+        # Detached work outlives the round (P10). Then the next registration says that work was submitted.
         self._submitted_before = bool(self._works)
         return [*effects, RoundSettled(ended)]
 

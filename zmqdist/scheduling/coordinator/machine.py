@@ -10,8 +10,8 @@ Theory of operation
 
 Promises, in addition to those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
     C1  each work item of the program, plan or not, is resolved exactly once; the number of an attempt is never resolved
-    C2  a round fails if and only if a work item of the program fails after all its retries: by an error of the function, the loss of all
-        starts, a failed input, its timeout, or a lack of workers. Detached work fails no round, and without `rounds` no work does
+    C2  a round fails if and only if a work item of the program fails after all its retries: by an error of the function, too many
+        lost starts, a failed input, its timeout, or a lack of workers. Detached work never fails a round; with `rounds=False` no work does
     C3  Resolve precedes the effects that it makes possible: KeepInput, then HandIn
     C4  as soon as the dispatcher has refused the coordinator for good, all work ends with the dispatcher's error
 

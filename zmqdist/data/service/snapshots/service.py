@@ -228,7 +228,7 @@ class SnapshotService:
             self._pending[incarnation] = (call, has)
 
     def _changed(self) -> None:
-        """Reply to the pending requests of workers that should write other streams, and of users who wait for a snapshot that is over."""
+        """Reply to each worker whose streams are no longer those that it writes, and to the users who wait for a snapshot that is over."""
         self._version += 1
         pending, self._pending = self._pending, {}
         for incarnation, (call, has) in pending.items():

@@ -272,8 +272,8 @@ class _TaskProcess:
         return True
 
     def refuse(self) -> None:
-        """Have the process refuse requests, as `TaskHost.refuse` says. If no process runs, none has received a request, and the task only
-        closes its port.
+        """Have the process refuse requests, as `TaskHost.refuse` says. If the task has no process, no request waits for a reply, so the
+        task only closes its port.
         """
         if self._pipe is not None:
             self._pipe.send(REFUSE)

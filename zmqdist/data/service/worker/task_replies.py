@@ -1,4 +1,4 @@
-"""The replies that the machines of tasks return. The field `reply` identifies the request, and element_replies.py sends the reply."""
+"""The replies that the machines of tasks return. Their field `reply` is the handle of the request, as in element_replies.py."""
 
 from __future__ import annotations
 

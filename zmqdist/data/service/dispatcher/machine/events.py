@@ -290,8 +290,8 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Decide whether compression "AUTO" is off for a dataset. -> the decision. The value of `off` in the first request for a dataset is the
-    decision.
+    """Ask whether compression "AUTO" is off for a dataset. The first request for a dataset decides by its `off`, and each later request gets
+    the same reply. -> whether it is off.
     """
 
     token: Token
