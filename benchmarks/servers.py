@@ -50,7 +50,7 @@ def _reads(plan: Plan) -> list[Figure]:
             def read() -> Any:
                 return np.concatenate([session.read(name, task=task) for name, task in places])
 
-            case = f"a variable in {PARTS} parts on {SERVERS} ps, by floats of a part"
+            case = f"reading a variable in {PARTS} parts on {SERVERS} ps, by floats of a part"
             figures.append(Figure("servers", case, "zmqdist", "s", _timed(read, plan.blocks), at=floats))
     return figures
 

@@ -290,7 +290,7 @@ class LeaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class CompressionRequest:
-    """Ask whether compression "AUTO" is off for a dataset. The first request for a dataset decides by its `off`, and each later request gets
+    """Ask whether compression "AUTO" is off for a dataset. The first request for a dataset decides by its `off`, and each later one gets
     the same reply. -> whether it is off.
     """
 
