@@ -65,6 +65,10 @@ class Outcomes:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._file.write(json.dumps([nodeid, BEGUN, "", 0.0]) + "\n")
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:  # the whole file, because a package is not installed
+            self._file.write(json.dumps([report.nodeid, "skipped", "", 0.0]) + "\n")
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         is_outcome = report.when == "call" or report.outcome == "failed"
         error = shortened(report.longreprtext) if report.outcome == "failed" else ""
@@ -189,12 +193,15 @@ class Runs:
         runs: list[list[Row]] = [[tuple(json.loads(line)) for line in path.read_text().splitlines()] for path in paths]
         if not runs or not runs[-1]:
             raise SystemExit(f"no test of {self.file} ran:\n{self._output.read_text()[-OUTPUT_CHARS_MAX:]}")
-        failed = any(row[1] == "failed" for row in runs[-1])
+        outcomes = {row[1] for row in runs[-1]}
+        expected = pytest.ExitCode.TESTS_FAILED if "failed" in outcomes else pytest.ExitCode.OK
         code = self.process.exitcode
-        if code != (pytest.ExitCode.TESTS_FAILED if failed else pytest.ExitCode.OK):
-            test = next(row[0] for row in reversed(runs[-1]) if row[1] == BEGUN)
+        if outcomes == {"skipped"}:
+            expected = pytest.ExitCode.NO_TESTS_COLLECTED
+        if code != expected:
+            test = next((row[0] for row in reversed(runs[-1]) if row[1] == BEGUN), f"{self.file}::no test")
             runs[-1].append((test, "failed", f"the process ended with {code} while this test ran", 0.0))
-        if code != pytest.ExitCode.OK:
+        if code != pytest.ExitCode.OK and outcomes != {"skipped"}:
             # What the log has no room for: the tracebacks, the stacks of a process that crashed, or an assertion of ZeroMQ.
             print(self._output.read_text(errors="replace")[-OUTPUT_CHARS_MAX:], flush=True)
         return runs
