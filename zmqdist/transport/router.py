@@ -34,6 +34,7 @@ Not here: the meaning of messages, and the bound on calls that wait for a reply.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import socket as sockets
 from collections import Counter
@@ -143,6 +144,9 @@ class Router:
         self._by_fd: dict[int, list[Peer]] = {}
         self._reported_ends: Counter[int] = Counter()
         """For each descriptor, the number of reported ends less the number of peers that have gone."""
+        self._accepted: dict[int, int] = {}
+        """For each descriptor of an open connection, the number of the connection. Only a router whose keys are judged has these."""
+        self._numbers = itertools.count()
         self._gone_unread: list[Peer] = []
         self._closed = False
         self._turn_budget = 0
@@ -328,13 +332,22 @@ class Router:
         if not peer.gone and peer.fd >= 0 and self._reported_ends[peer.fd] <= 0 and self._by_fd.get(peer.fd) == [peer]:
             shut_down(peer.fd)
 
-    def _end_stranger(self, fd: int) -> None:
+    def _end_stranger(self, fd: int, number: int) -> None:
         """End a connection, accepted HANDSHAKE_S ago, on which no message has arrived, or only messages of a peer with a limited role.
 
         While unknown keys may join, a stranger can pass the handshake. Without the time limit, it could keep its connections open.
         """
-        if all(peer.limited for peer in self._by_fd.get(fd, ())) and self._reported_ends[fd] <= 0:
+        while self._read_monitor():
+            pass
+        if self._accepted.get(fd) != number:
+            return
+        if all(peer.limited for peer in self._by_fd.get(fd, ())):
             shut_down(fd)
+        elif self._reported_ends[fd] > 0:  # perhaps the peers were those of an earlier connection with this descriptor
+            self._limit_stranger(fd, number)
+
+    def _limit_stranger(self, fd: int, number: int) -> None:
+        self._loop.set_timer((self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_stranger, fd, number))
 
     def _send_raw(self, peer: Peer, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
         if peer.gone or self._closed:
@@ -505,9 +518,11 @@ class Router:
                 return False
             event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
             if event == ACCEPTED:
-                self._loop.set_timer((self, fd), self._loop.now() + HANDSHAKE_S, partial(self._end_stranger, fd))
+                self._accepted[fd] = next(self._numbers)
+                self._limit_stranger(fd, self._accepted[fd])
                 continue
-            self._loop.set_timer((self, fd), None, self._forget_gone)
+            if self._accepted.pop(fd, None) is not None:
+                self._loop.set_timer((self, fd), None, self._forget_gone)
             self._reported_ends[fd] += 1
             if self._reported_ends[fd] <= 0:
                 continue  # `send` found that the peer has gone before this report arrived
