@@ -185,9 +185,12 @@ def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
     assert str(strategy.recoveries[0]).endswith("; at least 7 updates since are lost")
 
 
+@pytest.mark.parametrize("failures", [0, 1])
 def test_lost_updates_are_counted_although_the_program_reads_the_variable_as_soon_as_it_exists(
-    cluster: zd.local_cluster, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: zd.local_cluster, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
+    """Also if an attempt to recover fails after the program has read the variable."""
+    left = [OSError("a planted failure")] * failures
     strategy = make()
     count, manager = _counter(strategy, tmp_path)
     manager.save()
@@ -199,12 +202,15 @@ def test_lost_updates_are_counted_although_the_program_reads_the_variable_as_soo
         created = create(client, *args)
         created.get_value()
         assert count.numpy() == 0
+        if left:
+            raise left.pop()
         return created
 
     monkeypatch.setattr(PsClient, "create", create_and_read)
     with Recovery(strategy, manager):
         restarted(cluster, 0)
         assert count.numpy() == 0
+        eventually(lambda: bool(strategy.recoveries), "the recovery is reported")
     assert strategy.recoveries[0].updates_lost == 7
 
 

@@ -175,7 +175,13 @@ class Recovery:
         """Check one parameter server. If the server does not have the session, recover its variables. Record the versions of the variables.
         Raises UnavailableError if the server is lost.
         """
-        self._due[ps] |= not self._session.open_at(ps)
+        if not self._session.open_at(ps) and not self._due[ps]:
+            self._due[ps] = True
+            # Note the versions that the program has seen before a variable exists again: then a waiting access sees a version of the new
+            # incarnation, perhaps even if this attempt to recover fails.
+            for storage in self._storages(ps):
+                number = storage.ref.number
+                self._versions[ps][number] = max(self._versions[ps].get(number, 1), storage.version_seen)
         if self._due[ps]:
             self._recover(ps)
             self._due[ps] = False
@@ -187,7 +193,7 @@ class Recovery:
     def _recover(self, ps: int) -> None:
         found = {name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle}
         places = self._places(found)
-        storages = [storage for storage in self._session.storages() if storage.ref.task == f"ps:{ps}"]
+        storages = self._storages(ps)
         names = {places[storage.ref.number][0] for storage in storages if storage.ref.number in places}
         reader = self._reader({name: found[name] for name in names})
         restored, anew, lost = [], [], []
@@ -195,8 +201,6 @@ class Recovery:
         incarnation, versions = self._session.next_incarnation(), {}
         for storage in storages:
             ref, changes = storage.ref, 1
-            # Read the last seen version before the variable exists again: a waiting access then sees a version of the new incarnation.
-            seen = max(self._versions[ps].get(ref.number, 1), storage.version_seen)
             name, start, stop = places.get(ref.number, ("", 0, 0))
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
@@ -212,7 +216,7 @@ class Recovery:
                 anew.append(ref.name)
             else:
                 lost.append(ref.name)
-            updates_lost += max(0, _changes(seen) - changes)
+            updates_lost += max(0, _changes(self._versions[ps].get(ref.number, 1)) - changes)
             versions[ref.number] = _version(incarnation, changes)
         # Update `_versions` only at the end, because if the recovery fails halfway, the next attempt needs the old versions to count all
         # lost updates.
@@ -220,6 +224,10 @@ class Recovery:
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
         path = reader.path if reader is not None and restored else None
         self._report(Recovered(f"ps:{ps}", tuple(restored), tuple(anew), tuple(lost), path, age_s, updates_lost))
+
+    def _storages(self, ps: int) -> list[RemoteStorage]:
+        """Return the storages of the variables and shards on one parameter server."""
+        return [storage for storage in self._session.storages() if storage.ref.task == f"ps:{ps}"]
 
     def _report(self, recovered: Recovered) -> None:
         self._recoveries.append(recovered)
