@@ -163,7 +163,9 @@ def rotate(target: str | None, *, name: str, timeout_s: float, **secrets: Any) -
         count = dispatcher.call("keys_rotate", name)
         if not count:
             which = f"member {name}" if name else "member"
-            raise NotFoundError(f"no {which} has joined with a ticket, so no key is replaced (see zmqdist keys list)")
+            raise NotFoundError(
+                f"no connected {which} can make a new key itself: give its process a new ticket (zmqdist keys token)"
+            )
     click.echo(f"{count} member{'' if count == 1 else 's'} make{'s' if count == 1 else ''} a new key")
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from tests.launch.launched import stop
 from tests.ports import free_port
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.messages import Join, Refused, Register
+from zmqdist.messages import Join, Joined, Refused, Register
 from zmqdist.rpc import internal_client
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.server_info import SERVER_INFO
@@ -36,6 +37,7 @@ from zmqdist.scheduling.dispatcher.key_service import KeyService
 from zmqdist.transport import keys, router, shm_pool
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.dealer import DealerConnection
+from zmqdist.transport.endpoint import split
 from zmqdist.transport.join_ticket import JoinTicket, decode_ticket, join
 from zmqdist.transport.keyring_machine import JOINING
 from zmqdist.transport.loop import Loop
@@ -322,9 +324,10 @@ def test_a_thousand_wrong_tokens_slow_no_other_and_fill_no_log(
 class Stranger:
     """A connection with an unknown key to a dispatcher with an open ticket. Its events are "up", "down" and the messages that arrive."""
 
-    def __init__(self, ticket: JoinTicket) -> None:
+    def __init__(self, ticket: JoinTicket, pair: keys.KeyPair | None = None) -> None:
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        security = ClientSecurity(CURVE, JOINING, "a test", key=keys.new_pair(), server_key=ticket.server_key)
+        pair = pair or keys.new_pair()
+        security = ClientSecurity(CURVE, JOINING, "a test", key=pair, server_key=ticket.server_key)
         self.loop = Loop("zmqdist-stranger")
         self.dealer = DealerConnection(
             self.loop,
@@ -347,13 +350,25 @@ class Stranger:
         self.loop.stop()
 
 
-def test_a_process_that_shows_no_token_is_disconnected(
+def test_a_process_that_shows_no_token_is_disconnected_again_and_again(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The second time, the kernel gives the connection a descriptor of one that ended before."""
     ticket = decode_ticket(dispatcher.open_join("worker:1"))
+    for _ in range(5):
+        socket.create_connection(split(ticket.dispatcher)).close()
     monkeypatch.setattr(router, "HANDSHAKE_S", 0.2)
     with Stranger(ticket) as stranger:
-        assert stranger.events.get(timeout=20) == "down"
+        for expected in ("down", "up", "down"):
+            assert stranger.events.get(timeout=20) == expected
+
+
+def test_a_process_that_got_no_reply_joins_again_with_the_same_ticket_and_key(dispatcher: zd.DispatchServer) -> None:
+    ticket, pair = decode_ticket(dispatcher.open_join("worker:1")), keys.new_pair()
+    for _ in range(2):
+        with Stranger(ticket, pair) as stranger:
+            stranger.loop.run(stranger.dealer.send, Join(ticket.number, ticket.secret.encode(), ticket.name))
+            assert stranger.events.get(timeout=20) == Joined("worker", "worker:1")
 
 
 def test_a_connection_may_show_only_one_token(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
@@ -642,7 +657,7 @@ def test_the_command_makes_tickets_and_lists_revokes_and_replaces_keys(
     for name in ([], ["--name", "worker:1"]):  # the folder was made by `keys join`, so no process owns it
         none = run("keys", "rotate", target, *name, *secret)
         assert (none.code, none.out) == (1, "")
-        assert f"no {' '.join(['member', *name[1:]])} has joined with a ticket" in none.err
+        assert f"no connected {' '.join(['member', *name[1:]])} can make a new key itself" in none.err
     assert run("keys", "revoke", target, "worker:1", *secret).out.startswith("revoked ")
     unknown = run("keys", "revoke", target, "worker:1", *secret)
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)

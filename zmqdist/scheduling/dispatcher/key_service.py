@@ -99,7 +99,7 @@ class KeyService:
         self._loop = loop
         self._router = router
         self._on_expelled = on_expelled
-        router.on(Join, self._handle_join, frozenset({JOINING}))
+        router.on(Join, self._handle_join, frozenset({JOINING, "client", "submit", "worker"}))
         for kind in (AskKey, NewKey):
             router.on(kind, self._handle_message, frozenset({"client", "submit", "worker"}))
         router.on_gone.append(self._peer_gone)
@@ -172,8 +172,8 @@ class KeyService:
         if peer in self._tried:
             return
         self._tried.add(peer)
-        self._handle_message(peer, message, _frames)
         self._loop.set_timer((self, peer), self._loop.now() + ANSWERED_S, lambda: self._router.expel(peer))
+        self._handle_message(peer, message, _frames)
         wrong, now = self._keyring.wrong, self._loop.now()
         if wrong > self._wrong and now - self._logged_at >= LOG_EVERY_S:
             log.warning("refused %d join(s), the last one of %s", wrong - self._wrong, peer.name)
