@@ -18,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -204,6 +205,7 @@ class Runs:
         if code != pytest.ExitCode.OK and outcomes != {"skipped"}:
             # What the log has no room for: the tracebacks, the stacks of a process that crashed, or an assertion of ZeroMQ.
             print(self._output.read_text(errors="replace")[-OUTPUT_CHARS_MAX:], flush=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
         return runs
 
 

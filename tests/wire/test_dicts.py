@@ -66,7 +66,7 @@ SAME_HASH = {
     "map of tuples": lambda count: a_map(minus(count)),
     "map of maps of tuples": lambda count: b"\x81\xa1a\x92\x01" + a_map(minus(count)),
     "map that ends early": lambda count: b"\xdf\xff\xff\xff\xff" + a_map(minus(count))[5:],
-    "map in many lists": lambda count: b"\x91" * 100 + a_map(minus(count)),
+    "map in many lists": lambda count: b"\x91" * 400 + a_map(minus(count)),
     "map far inside": lambda count: b"\x81\xa1a" * 8 + a_map(minus(count)),
 }
 

@@ -84,7 +84,7 @@ class ElasticWorkers:
         if isinstance(count, bool) or not isinstance(count, int):
             raise errors.InvalidArgumentError(f"the number of workers is an int, as 8, not {count!r}")
         if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s < math.inf:
-            raise errors.InvalidArgumentError(f"grace_s is {grace_s!r}, wants 0 s or more")
+            raise errors.InvalidArgumentError(f"grace_s is {grace_s!r}, wants a finite number of seconds, 0 or more")
         reports = {report.worker: report for report in self._dispatcher.drain_reports()}
         losing = {name for name, report in reports.items() if report.losses}
         seen = [replace(each, refused=f"{WORKER}:{each.index}" in losing) for each in self._seen()]

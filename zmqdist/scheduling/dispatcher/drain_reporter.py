@@ -69,7 +69,9 @@ class DrainReporter:
         try:
             return reports.result(2 * DESCRIBED_S)
         except FutureTimeoutError:
-            raise errors.UnavailableError("the dispatcher was stopped before it knew what a drain would lose") from None
+            raise errors.UnavailableError(
+                "the dispatcher was stopped, or too busy, before it knew what a drain would lose"
+            ) from None
 
     def described(self, peer: Peer, message: Message) -> None:
         """Record the reply of a program to DescribeWork. Call it in the loop's thread."""
