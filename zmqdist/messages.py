@@ -265,7 +265,8 @@ class EndRound(Message, tag=26):
 
 
 class ResultReceived(Message, tag=27):
-    """The coordinator has received the large results of these (work, attempt), so the items are finished and workers may free the results.
+    """The coordinator has received the large results of these (work, attempt), so the items are finished. Unless `keep` is set, workers
+    free the results.
 
     With `keep`, the worker keeps the results until a ResultReceived without `keep` names them again.
     """
@@ -306,7 +307,7 @@ class QueueProgress(Message, tag=31):
 
 
 class Workers(Message, tag=32):
-    """The number of workers. This is sent when the number changes from or to zero."""
+    """The number of workers. This is sent when the number changes from zero or to zero."""
 
     SENT = "dispatcher -> coordinator"
     count: int

@@ -169,7 +169,7 @@ class Coordination:
     # -- registration ----------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """Record that a task registers. The reply is a TaskWelcome. With `register_together` it waits for the other tasks."""
+        """Record that a task registers. The reply is a TaskWelcome. With `register_together` the reply waits for the other tasks."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
@@ -327,7 +327,7 @@ class Coordination:
         return self._to_callers(self._barriers.cancelled(ticket, name, counter, task), now)
 
     def missing(self, name: str) -> list[Task]:
-        """Return the tasks that have not called the current round of this barrier yet."""
+        """Return the tasks that have not called this barrier yet in its current round."""
         return self._barriers.missing(name)
 
     def waited_for_all(

@@ -114,7 +114,7 @@ class FairAdmission:
 
     def let_in(self) -> Any | None:
         """Return the item of the next call whose arguments the server may request, and count these arguments. Return None if
-        the bounds on pulled arguments (P3) let no call in now.
+        the bounds on the arguments that the server requests (P3) let no call in now.
         """
         for client, backlog in self.outside.items():
             key, (nbytes, item) = next(iter(backlog.outside.items()))

@@ -1,4 +1,4 @@
-"""Decides which watched tasks count as up, as far as this task has noticed. No I/O.
+"""Decides which watched tasks are up, as far as the watching task knows. No I/O.
 
 Theory of operation
     This task watches another task from the first time that it waits for that task. A watch is a call that carries the
@@ -140,8 +140,9 @@ class WatchedTasks:
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
-        """Record that a probe, a call that asks whether the task is there, has ended. A reply also shows that the watch has arrived at the
-        task, because the watch was sent before the probe. No further probe is needed then, because the watch will end when the task ends.
+        """Record that a probe of a task has ended: a call by which this task finds out whether the other runs. A reply also shows that the
+        watch has arrived there, because the watch was sent before the probe. No further probe is needed then, because the watch will end
+        when the task ends.
         """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 

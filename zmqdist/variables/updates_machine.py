@@ -82,8 +82,8 @@ class UpdateLog:
         return len(self._clients)
 
     def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        """Decide whether a requested update has to be executed. Return NEW, RUNNING, DONE or SETTLED, and
-        the result if the update is DONE."""
+        """Decide whether a requested update has to be executed. Return NEW if it has to be; otherwise RUNNING, SETTLED (its client needs no
+        reply), or DONE and the result."""
         known = self._clients.get(client)
         if known is None:
             known = self._clients[client] = _Client()
@@ -145,11 +145,11 @@ class UpdateKeys:
         return NEW, None
 
     def end(self, key: str, result: Any) -> None:
-        """Record the result of the update with this key, for which `begin` returned NEW."""
+        """Record the result of the update that this key identifies in its session, and for which `begin` returned NEW."""
         self._results[key] = result
 
     def fail(self, key: str) -> None:
-        """Record that the update with this key was refused or raised an error. It has changed nothing."""
+        """Record that the update that this key identifies was refused or raised an error. The update has changed nothing."""
         self._results.pop(key, None)
 
 

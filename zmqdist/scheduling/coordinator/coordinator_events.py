@@ -62,7 +62,7 @@ class TakeBackRequested:
 
 @dataclass(frozen=True, slots=True)
 class EndRoundRequested:
-    """A thread waits to raise the error of this round, so the round must end. It has no effect if this is not the present round."""
+    """A thread waits to raise the error of this round, so the round must end. The event has no effect if this is not the present round."""
 
     round: int
 

@@ -124,7 +124,7 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """All plans must be dropped. The `End` of an unfinished plan has kind None, because CoordinatorMachine knows how it ends."""
+    """All plans must be dropped. The `End` of an unfinished plan has kind None, because CoordinatorMachine chooses the error."""
 
 
 Event: TypeAlias = (

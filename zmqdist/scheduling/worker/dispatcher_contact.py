@@ -112,7 +112,8 @@ class Contact:
         return is_new
 
     def note_registration(self, now: float) -> None:
-        """Record that a Register is sent. Drop the postponed reports, because the dispatcher ends each lease that the Register omits."""
+        """Record that a Register is sent. Drop the reports that were postponed before, because the dispatcher
+        ends each lease that the Register omits."""
         self.serial += 1
         self._postponed.clear()
         self._unanswered_at.clear()
@@ -147,7 +148,7 @@ class Contact:
         return []
 
     def accepted(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
-        """Record that the dispatcher has accepted the registration. Return the postponed messages, in order."""
+        """Record that the dispatcher has accepted the registration. Return the reports postponed since the Register, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
         self._note_reply(now)
         self.registered = True

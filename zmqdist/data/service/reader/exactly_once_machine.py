@@ -160,7 +160,7 @@ class Consumption:
             _note(self._done, self._open, self._lanes, *position)
 
     def forget(self) -> None:
-        """Drop the current piece in the child of a fork, because the piece belongs to the parent."""
+        """Drop the current piece in a forked child process, because the piece belongs to the parent process."""
         self._piece = None
 
     def saved(self) -> Consumed:

@@ -121,7 +121,7 @@ class TaskWindow:
         return min((each.paused_until for each in self.sources.values() if each.paused_until > -inf), default=inf)
 
     def resume(self, now: float) -> None:
-        """End the pauses that are over at `now`."""
+        """End each pause that a failed request has begun and that is over at `now`, so that the task can get requests again."""
         for source in self.sources.values():
             if source.paused_until <= now:
                 source.paused_until = -inf
@@ -131,7 +131,7 @@ class TaskWindow:
         return [each for each in self.sources.values() if not (each.ended or each.dropped or each.paused_until > -inf)]
 
     def requests(self, sources: Sequence[TaskSource], starving: bool = False) -> list[RequestElements]:
-        """Return as many requests to `sources` as the window has room for, and count them as in flight.
+        """Return as many requests to the tasks in `sources` as the window has room for, and count them as in flight.
 
         The size of the window depends on all tasks that may get a request, and not only on `sources`, because requests to all of these
         tasks may be in flight.
@@ -162,11 +162,11 @@ class TaskWindow:
         return asks
 
     def succeed(self, source: TaskSource) -> None:
-        """Record that a task has replied with elements. This ends its pause after an earlier failure."""
+        """Record that a task has replied with elements. This ends the pause that an earlier failed request to the task has begun."""
         source.pause_s, source.paused_until = 0.0, -inf
 
     def fail(self, source: TaskSource, now: float) -> None:
-        """Record that a request to a task has failed. The task gets no request during a pause."""
+        """Record that a request to a task has failed. A pause begins, in which the task gets no request."""
         self.held -= 1
         source.in_hand = ()
         if source.paused_until == -inf:  # lengthen the pause only once if two requests fail together

@@ -101,7 +101,7 @@ class PortionsLane:
         return self._count
 
     def portions_received(self, numbers: list[int], now: float) -> None:
-        """Record the portions that the dispatcher has given to this task for the reader. The thread will begin them in this order."""
+        """Record the portions that the dispatcher has given to this task for the reader. The computing thread begins them in this order."""
         self._coming = numbers
         self._received_at = now
 

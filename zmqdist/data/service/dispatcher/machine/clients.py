@@ -135,7 +135,7 @@ class Clients:
             end(iteration)
 
     def forget(self, client: r.ClientEntry) -> None:
-        """Forget a released client, and reply to the pending requests of tasks for its portions."""
+        """Forget a released client, and reply with no portions to the tasks that wait for portions of this client."""
         self._tables.client_by_request.pop(client.request, None)
         self._tables.last_heard.pop(client.id, None)
         self._forget_watch(client.id)
