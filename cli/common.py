@@ -71,8 +71,8 @@ def secret_options(command: F) -> F:
         click.option(
             "--insecure",
             is_flag=True,
-            help="If there are no keys, use no token either. A server then lets every process that can connect to its port run code; a "
-            "client then connects only to such a server.",
+            help="If there are no keys, use no token either. A server then lets every process that can connect to its port run code. "
+            "A client then connects only to a server that was started with --insecure, too.",
         ),
         click.option(
             "--keys", "keys_dir", metavar="DIR", help="Folder of CURVE keys, made by zmqdist keygen or keys join."

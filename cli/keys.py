@@ -33,7 +33,7 @@ def list_keys(target: str | None, *, as_json: bool, timeout_s: float, **secrets:
 
     The time is that at which the key was admitted or revoked. Keys in the file `authorized` are static; all others joined with a ticket.
     A key is replaced by `zmqdist keys rotate`, or when another process joins under the same name. Some seconds later the dispatcher refuses
-    new connections with the old key. A port that the process opened before shows the old key until the process ends.
+    new connections with the old key. Ports that the process had already opened show the old key to their clients until the process ends.
     """
     with Dispatcher(*place(target, **secrets), "admin", timeout_s) as dispatcher:
         rows = dispatcher.call("keys")

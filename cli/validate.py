@@ -23,7 +23,7 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
 
     If the file has no mistakes, `zmqdist launch` can start its cluster, unless for example a port is in use or an address belongs to
     another host. If the file has mistakes, the command prints the first one as one line: file:line: key: what is wrong. If the
-    cluster file itself is right, but a program, key file or path in it is missing or wrong, the line has no number and no key.
+    cluster file itself is right, but a program, key file or path in it is missing or wrong, the message names no line and no key.
 
     Exit codes: 0 the file is right, 2 the file or the command line is wrong.
     """

@@ -301,7 +301,7 @@ class Zygote:
         child.report(BORN, child.pid, () if child.ticket else [pidfd])
 
     def _report(self, pidfd: int) -> None:
-        """Report the exit code of a child that has ended. Kill the processes that a bound child has left behind."""
+        """Report the exit code of a child that has ended. If the child is bound, kill the processes that it has left behind."""
         child = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)

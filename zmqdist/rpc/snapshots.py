@@ -125,7 +125,7 @@ def is_temporary(box: list[Any]) -> bool:
 
 
 def _is_ours(holder: Any, key: Any) -> bool:
-    # The parameter `holder` is a further reference to the list, tuple or dict, whose count was checked before, but not to its items.
+    # The parameter `holder` adds a reference to the list, tuple or dict, whose count was checked before, and none to the items.
     if sys.getrefcount(holder[key]) != _ONE or weakref.getweakrefcount(holder[key]):
         return False
     if holder[key].base is None:

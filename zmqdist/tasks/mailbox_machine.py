@@ -475,7 +475,7 @@ class Outbox:
         return self._end(number, False, self._held_at.pop(number, 0))
 
     def _skip_before(self, number: int, before: int, held: int) -> tuple[int, int]:
-        """Return the request to skip the message `before`, after which the held message `number` has its turn at incarnation `held`."""
+        """Return (number, before): when the receiver skips the message `before`, its incarnation `held` hands out the message `number`."""
         self._held_at[number] = held
         return number, before
 

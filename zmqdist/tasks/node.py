@@ -113,7 +113,7 @@ class Node:
       incarnation: incarnation of this process, which its hello contains.
       credentials: the places of this task's keys and token.
       on_stop: functions that `close` calls first, in which each part of the server ends the waits of this task with the error `stopped`.
-        No other task knows of the stop at that time, so none can reply with an error that blames a third task.
+        No other task knows of the stop at that time, so no wait ends with an error that names another task.
       on_close: functions that `close` calls next, with the time (`time.monotonic`) until which running work may go on. The port is still
         open.
       own_wait: the context manager around each wait of this task; `_OwnWait` explains it.

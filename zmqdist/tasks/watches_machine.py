@@ -140,9 +140,9 @@ class WatchedTasks:
         return [ProbeTask(task)] if connected else self._gone(task, UNAVAILABLE, "")
 
     def probe_ended(self, task: Task, code: int, message: str) -> list[WatchEffect]:
-        """Record that a probe of a task has ended: a call by which this task finds out whether the other runs. A reply also shows that the
-        watch has arrived there, because the watch was sent before the probe. No further probe is needed then, because the watch will end
-        when the task ends.
+        """Record that a probe of a task has ended. A probe is a call by which this task sees whether the other runs. A reply also shows
+        that the watch has arrived there, because the watch was sent before the probe. No further probe is needed then, because the watch
+        will end when the task ends.
         """
         return [] if code == OK or task in self._incarnations else self._gone(task, code, message)
 

@@ -56,7 +56,7 @@ class _Invited:
 
 
 class WorkerRole:
-    """The workers of one task's server. Make this object before the server's node serves."""
+    """The workers that programs have invited one task's server to run. Make this object before the server's node serves."""
 
     def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
         """Register the method for invitations.

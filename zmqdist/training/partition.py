@@ -84,7 +84,7 @@ class Initial:
 
     @classmethod
     def of(cls, name: str, initial_value: Any, shape: Sequence[int] | None, dtype: DTypeLike | None) -> Initial:
-        """Return the first value that the user's arguments describe. If `initial_value` is a function, this method calls it only if shape
+        """Return the initial value that the user's arguments describe. If `initial_value` is a function, this method calls it only if shape
         or dtype is missing.
 
         Args:

@@ -89,8 +89,8 @@ class OnWorkers:
             have different numbers of elements. None combines across replicas only.
 
         Raises:
-          ValueError: `reduce_op` is unknown, or there are several replicas and the sum is requested of a value other than 0 that is the
-            same in all of them.
+          ValueError: `reduce_op` is unknown, or there are several replicas and the sum is requested of a leaf that is neither a PerReplica
+            nor 0. Such a leaf is one value for all replicas.
         """
         self._used("reduce")
         return per_replica.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)

@@ -223,7 +223,7 @@ class PeerPool:
             frozen = _known_frozen[inode] = FrozenSegment(Segment(ours, nbytes, 0, None))
         elif frozen.segment.nbytes < nbytes:
             raise ValueError(f"the handle says {nbytes} bytes of a segment that has {frozen.segment.nbytes}")
-        if mode == FROZEN:  # this process has the segment open, so the owner may reuse the cell
+        if mode == FROZEN:  # this process has mapped the segment, so the owner may use the cell for another lease
             self._cells[cell] = 0
         del lock
         return frozen.array()[offset : offset + length]

@@ -215,8 +215,8 @@ class InterleaveNode(OperatorNode):
 
     Without threads, a slot whose dataset has ended gets the dataset of the next input element when it is the slot's turn again. With
     threads, the slot is filled at once, so that a thread can read the dataset ahead. If the input raises an error at this moment,
-    (BufferedError, None) is in the slot until the slot's turn. The order of elements is the same with and without threads, because slots
-    become free in the order of their next turns.
+    (BufferedError, None) is in the slot until the slot's turn. If the order is kept, it is the same with and without threads: a slot
+    becomes free in its own turn, so slots get new datasets in the order of their turns.
 
     Attributes:
       slots: for each slot (input element, node of its dataset), or None if the slot is empty.

@@ -16,7 +16,7 @@ class LocalWorker(Protocol):
 
     Attributes:
       dispatcher: the dispatcher's address with which the worker was started.
-      state: the random number of the dispatcher's durable state to which the worker's tasks belong.
+      state: the random number that identifies the dispatcher's durable state, which has the worker's tasks.
     """
 
     dispatcher: str

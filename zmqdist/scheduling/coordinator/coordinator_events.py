@@ -69,7 +69,7 @@ class EndRoundRequested:
 
 @dataclass(frozen=True, slots=True)
 class BulkArrived:
-    """A bulk result has arrived in this process, or no RemoteValue needs it any more."""
+    """A large result has arrived in this process, or no RemoteValue needs it any more."""
 
     work: int
     attempt: int
@@ -85,7 +85,7 @@ class KeptDropped:
 
 @dataclass(frozen=True, slots=True)
 class BulkUnreachable:
-    """The runtime has given up the fetch of a bulk result, for the reason in `problem`."""
+    """The runtime has given up the fetch of a large result, for the reason in `problem`."""
 
     work: int
     attempt: int

@@ -103,7 +103,7 @@ class TaskHost(Protocol):
     """The protocol of an object that runs a worker's tasks.
 
     Attributes:
-      state: the random number of the dispatcher's durable state to which the tasks belong.
+      state: the random number that identifies the dispatcher's durable state, which has these tasks.
       address: the worker's address.
       read_at: the address to which readers connect; empty if they connect to `address`. If each task has a port of its own, "%dts_port%" in
         this address stands for that port.

@@ -136,7 +136,7 @@ class TaskProcesses:
             process.refuse()
 
     def close(self) -> None:
-        """Drop all tasks. Their processes end when the worker's end of the pipe closes, or with the zygote."""
+        """Drop all tasks. Their processes end when the worker's end of the pipe closes, or when the zygote ends."""
         for process in (*self._tasks.values(), *self.ending):
             process.close()
         self._tasks.clear()
@@ -295,7 +295,7 @@ class _TaskProcess:
             self._child.kill()
 
     def close(self) -> None:
-        """End the task, and close all descriptors. Its process ends because the pipe is closed, or with the zygote."""
+        """End the task, and close all descriptors. Its process ends because the pipe is closed, or when the zygote ends."""
         self._ended = True
         self._loop.set_timer(self, None, self._kill)
         self._close_listener()

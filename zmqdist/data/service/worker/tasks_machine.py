@@ -109,7 +109,7 @@ class WorkerTasks:
 
     Attributes:
       tasks: the worker's tasks, by number.
-      state: the random number of the dispatcher's durable state to which the tasks belong.
+      state: the random number that identifies the dispatcher's durable state, which has these tasks.
     """
 
     def __init__(self) -> None:

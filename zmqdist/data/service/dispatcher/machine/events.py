@@ -268,7 +268,7 @@ class CrashReport:
 
 @dataclass(frozen=True, slots=True)
 class HandBackRequest:
-    """Return positions that a leaving worker has not used. -> None."""
+    """Hand back positions that a leaving worker has not used. -> None."""
 
     token: Token
     state: int
