@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -39,6 +40,27 @@ def test_a_wait_for_what_was_left_to_threads_says_whether_there_was_anything() -
     leave.set()
     waiting.join(30)
     assert found == [True]
+
+
+class Held:
+    def end(self) -> None:
+        """What a finalizer leaves to a thread."""
+
+
+def test_after_the_wait_no_thread_refers_to_what_it_was_given() -> None:
+    wait_finished(30)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # each thread is interrupted between almost any two lines
+    try:
+        for _ in range(1000):
+            held = Held()
+            gone = weakref.ref(held)
+            in_background("zmqdist-test-end", held.end)
+            del held
+            wait_finished(30)
+            assert gone() is None
+    finally:
+        sys.setswitchinterval(interval_s)
 
 
 def until_it_waits(thread: threading.Thread) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from _thread import start_new_thread
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 log = logging.getLogger("zmqdist")
@@ -28,9 +29,10 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
     """
     if not sys.is_finalizing():
         ended = threading.Event()
+        calls = [partial(fn, *args)]
         _unfinished.add(ended)
         try:
-            start_new_thread(_begin, (name, fn, args, ended))
+            start_new_thread(_begin, (name, calls, ended))
         except BaseException:
             _unfinished.discard(ended)
             raise
@@ -47,7 +49,8 @@ def logged(fn: Callable[..., object], *args: Any) -> None:
 
 
 def wait_finished(within_s: float) -> bool:
-    """Wait at most `within_s` seconds for the threads that finalizers have started so far. Do not call it from a finalizer.
+    """Wait at most `within_s` seconds for the threads that finalizers have started so far. A thread that has ended no longer refers to its
+    function or to its arguments. Do not call `wait_finished` from a finalizer.
 
     Returns:
       True if there was at least one such thread and all have ended.
@@ -57,20 +60,20 @@ def wait_finished(within_s: float) -> bool:
     return bool(unfinished) and all(ended.wait(max(0.0, until - time.monotonic())) for ended in unfinished)
 
 
-def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
-    """Start a `threading.Thread` that runs the function.
+def _begin(name: str, calls: list[Callable[[], object]], ended: threading.Event) -> None:
+    """Start a `threading.Thread` that makes the only call in `calls`.
 
     The new thread has a name in log records and `threading.enumerate`. The calling thread has none, because `_thread` started it.
     """
     try:
-        threading.Thread(target=_run, args=(fn, args, ended), name=name, daemon=True).start()
+        threading.Thread(target=_run, args=(calls, ended), name=name, daemon=True).start()
     except RuntimeError:  # the system allows no second thread: run the function in this one
-        _run(fn, args, ended)
+        _run(calls, ended)
 
 
-def _run(fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
+def _run(calls: list[Callable[[], object]], ended: threading.Event) -> None:
     try:
-        logged(fn, *args)
+        logged(calls.pop())  # once `ended` is set, no frame and no thread may refer to the arguments
     finally:
         _unfinished.discard(ended)
         ended.set()
