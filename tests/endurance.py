@@ -1,9 +1,10 @@
 """Run every test that waits many times beside two busy processes, in pieces, and keep a log: `make endurance RUNS=100 MINUTES=10`.
 
 A test waits where it has sockets, threads or processes, so every test outside the tier `pure` counts, but for those of the house, which
-read sources. Such a test may depend on which thread is first, and shows it once in a hundred runs. A piece runs the files with the fewest
-runs until its minutes are over; the next piece goes on from the log. A failure stays in the log with its last error. When its cause is
-mended, `--forget FILE` drops the file's lines, so that its count begins anew.
+read sources. Of the tier `pure` the tests of datasets count, because datasets read ahead in threads. Such a test may depend on which thread
+is first, and shows it once in a hundred runs. A piece runs the files with the fewest runs until its minutes are over; the next piece goes
+on from the log. A failure stays in the log with its last error. When its cause is mended, `--forget FILE` drops the file's lines, so that
+its count begins anew.
 
 Each file runs in a process of its own, so that the next one begins as soon as one has ended. The process is forked from this one, which
 has imported the packages that the tests need, but nothing of zmqdist.
@@ -44,6 +45,7 @@ from tests.tiers import runs_in
 
 PRELOADED = (click, cloudpickle, msgspec, np, rich, yaml, zmq)
 ROOT = Path(__file__).resolve().parents[1]
+DATASETS = ROOT / "tests" / "data"
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000):\n        pass"
 BUSY_PROCESSES = 2
 SIDE_BY_SIDE = 12
@@ -89,8 +91,9 @@ def shortened(report: str) -> str:
 
 def waiting_files(tier: str) -> list[str]:
     """The test files of a tier that wait."""
-    found = [path for path in (ROOT / "tests").rglob("test_*.py") if not runs_in(path, ROOT, "pure")]
-    names = sorted(path.relative_to(ROOT).as_posix() for path in found if runs_in(path, ROOT, tier))
+    found = [path for path in (ROOT / "tests").rglob("test_*.py") if runs_in(path, ROOT, tier)]
+    waiting = [path for path in found if not runs_in(path, ROOT, "pure") or path.is_relative_to(DATASETS)]
+    names = sorted(path.relative_to(ROOT).as_posix() for path in waiting)
     return [name for name in names if not name.startswith("tests/house/")]
 
 
