@@ -46,8 +46,8 @@ class OutgoingChunk(NamedTuple):
 
 
 class _Progress:
-    """The place that a transfer has reached. `part` is the index of the first incomplete part, or len(sizes)
-    when all parts are complete.
+    """The place that a transfer has reached: `offset` bytes of part `part` and all bytes of the parts before it were transferred. `part` is
+    len(sizes) when all parts are complete.
     """
 
     __slots__ = ("offset", "part", "sizes", "total")
@@ -77,7 +77,7 @@ class OutboundTransfers:
     """The transfers that one connection sends.
 
     Attributes:
-      pace: decides how many bytes may be unacknowledged, and counts them.
+      pace: the Pace that decides how many bytes may be unacknowledged, and counts them.
     """
 
     def __init__(self, pace: Pace | None = None) -> None:
@@ -122,7 +122,9 @@ class OutboundTransfers:
         return None
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Record that the receiver has taken `nbytes` bytes. Return False, and change nothing, if fewer bytes are unacknowledged."""
+        """Record that the receiver has taken `nbytes` bytes. Return False, and change nothing, if fewer than that are
+        unacknowledged.
+        """
         return self.pace.acknowledged(nbytes, now)
 
     def ended(self, id: int) -> bool:
@@ -208,8 +210,8 @@ class InboundTransfers:
         return taken
 
     def idle_credit(self) -> int:
-        """Return the bytes of a chunk that was to be acknowledged together with the next chunk (P5), if no next chunk is awaited any more;
-        otherwise 0.
+        """Return how many bytes to acknowledge because a transfer has ended: those of a chunk whose acknowledgment waited for a next chunk
+        (P5), if this side now awaits no chunk. Return 0 otherwise.
         """
         if self._progress:
             return 0

@@ -88,7 +88,7 @@ class ClientCall:
       bounded: whether P9, the bound on eager arguments, applies to the call. It does not if the server starts the method at once, because
         the server bounds such calls in another way.
       nbytes: the bytes of arguments that count against the bound on eager arguments (P9); 0 before `submitted`.
-      held: whether the call was sent without its large parts.
+      held: whether the call was sent without its large parts, which then wait here until the server requests them.
       allocate: function that returns the memory for the large parts of the reply; None means fresh memory.
       waiters, callbacks: lists that belong to the owner; None until it needs them.
     """
@@ -272,7 +272,7 @@ class ClientCalls:
         return call.id in self.waiting or call.id in self.held_back
 
     def request(self, call: ClientCall, now: float) -> Call:
-        """Return the message for a call, which contains the time left until the call's deadline."""
+        """Return the message that requests a call. It contains the time left until the call's deadline."""
         left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < NEVER_S else 0
         return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
@@ -389,7 +389,7 @@ class ServedCall:
     Attributes:
       dropped: whether the call was cancelled or finished, or its connection has ended.
       due: time on the server's clock at which the caller stops waiting; `inf` if the call has no deadline.
-      on_dropped: a function of the table's owner, to be called when the reply is no longer wanted; None if the owner needs no notice.
+      on_dropped: a function that the table's owner sets, and calls when the call is cancelled or its connection ends; or None.
     """
 
     __slots__ = ("dropped", "due", "id", "on_dropped", "peer")
@@ -456,7 +456,7 @@ class ServerCalls:
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
-        """Mark a call as cancelled: it no longer begins, and no reply is sent. It stays unanswered until `finished` is called.
+        """Mark a call as cancelled: it no longer begins, and no reply is sent. The table keeps the call until `finished` is called.
 
         Returns:
           The call; None if it was cancelled before or is not in the table.

@@ -9,8 +9,8 @@ Theory of operation: leader and followers
     A reader thread leads in the same way, but only for work that no waiting thread does: a call has a callback, a call waits for a server
     while its caller does something else, or arguments are still being sent in chunks.
 
-    Calls that no thread waits for are gathered and leave together (P8 of calls_machine.py says which leave at once): when a thread begins
-    to wait for a reply or has read a message, or when the reader thread wakes, which it does every GATHER_S while calls are gathered.
+    Calls that no thread waits for are gathered (P8 of calls_machine.py says which leave at once). They leave together when a thread begins
+    to wait for a reply or has read a message, or when the reader thread wakes: every GATHER_S while calls are gathered.
 
     A leader spins (polls without sleeping) for SPIN_S before it sleeps, because waking a thread takes as long as a quick reply. It does not
     spin while followers wait, nor after several spins in vain.
@@ -246,7 +246,7 @@ class Channel:
     # -- sending --------------------------------------------------------------------------------------------------------
 
     def _gather(self, call: ClientCall) -> bool:
-        """Add a call that can be batched. Return False if the call needs `_submit`. The guard is entered only if the socket is used."""
+        """Add a call that can be batched. Return False if the call needs `_submit`. Enter the guard only to use the socket."""
         self._guard.check()
         with self._lock:
             connection, table = self._connection, self._connection.table
@@ -481,7 +481,7 @@ class Channel:
             connection.maintain(now)
 
     def _wake_waiters(self, reader: int = _NO_THREAD) -> None:
-        """Wake the threads whose calls have ended, and queue callbacks. `reader` is the leader's thread if the leader calls this."""
+        """Wake the threads whose calls have ended, and queue callbacks. If the leader calls this, `reader` is its thread."""
         ended = self._connection.ended
         for call in ended:
             if call is self._leader_call and self._leader != reader:
@@ -533,7 +533,7 @@ class Channel:
             if not (self._calls_with_callbacks or self._due_callbacks):
                 _channels_with_callbacks.discard(self)
             woken = self._parked.pop(me, me) is me
-            me.lock.acquire(False)  # a release after the time-out must not end the next sleep at once
+            me.lock.acquire(False)  # a release after the time-out would end the next sleep at once
             if not woken:
                 self._send_gathered()
                 self._connection.expire(monotonic())
@@ -570,7 +570,7 @@ class Channel:
                 self._step_down()
 
     def _send_gathered(self) -> None:
-        """Send the gathered calls. If there are none, or no server is connected, end gathering: the reader thread may sleep longer."""
+        """Send the gathered calls. If there are none, or no server is connected, stop gathering, so that the reader sleeps longer."""
         table = self._connection.table
         if table.waiting and table.incarnation:
             if self._leader == _NO_THREAD:

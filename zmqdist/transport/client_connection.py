@@ -180,7 +180,7 @@ class ClientConnection:
         )
 
     def close(self, linger_s: float) -> None:
-        """Close the connection. The calls stay as they are."""
+        """Close the connection, without ending any call."""
         self.bulk.finalize()
         self._connector.close(linger_s)
 
@@ -294,7 +294,8 @@ class ClientConnection:
     def _drain(self) -> None:
         """Read all messages that have arrived. The caller knows that there is at least one message.
 
-        After CHUNKS_PER_TURN messages of large transfers, stop and write the eventfd, so that other threads can take the lock.
+        After CHUNKS_PER_TURN messages of large transfers, stop, so that other threads can take the lock. Then write the eventfd, so that
+        the leader's next poll returns at once and the leader reads the other messages.
         """
         table = self.table
         while True:
@@ -401,7 +402,8 @@ class ClientConnection:
         self.table.server_up(hello.incarnation)
 
     def _note_refusal(self, error: OpError) -> None:
-        self._refused = True  # `maintain` closes the socket later, because the leader may be polling it now (R2)
+        # `maintain` closes the socket later, because the leader may be polling it now (R2 in channel.py)
+        self._refused = True
         self.fail(error.error_code, error.message)
 
     # -- the connection -----------------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class Connector:
         """Make a connector. Its first `tick` begins the first attempt.
 
         Args:
-          opened: called when `socket` and `monitor` exist, before any message or event can arrive through them.
-          closing: called before the two sockets are closed.
+          opened: a function that is called when `socket` and `monitor` exist, before any message or event can arrive through them.
+          closing: a function that is called before the two sockets are closed.
         """
         self.address = address
         self.socket: zmq.Socket[bytes] | None = None

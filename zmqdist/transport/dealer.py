@@ -62,8 +62,8 @@ class DealerConnection:
 
         Args:
           hello: the hello that is sent on each new connection.
-          on_up: called with the server's hello.
-          on_message: called with a message and its payload frames, which the callback may keep.
+          on_up: a function that is called with the server's hello.
+          on_message: a function that is called with a message and its payload frames, which it may keep.
         """
         self.address = address
         self.up = False

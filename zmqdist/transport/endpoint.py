@@ -17,7 +17,7 @@ BOUND_PORT: Final = "%port%"
 """Placeholder in an address that a worker advertises: the port that its server has bound (`WorkerConfig.worker_address`)."""
 
 DTS_PORT: Final = "%dts_port%"
-"""Placeholder in an address that a worker advertises: the port by which it serves elements (`WorkerConfig.data_transfer_address`)."""
+"""Placeholder in an address that a worker advertises: the port at which it serves elements (`WorkerConfig.data_transfer_address`)."""
 
 
 def split(address: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ The result of joining is a key folder (keys.py) for this process and its childre
 this host.
 
     server.pub        the dispatcher's public key, as it was in the ticket
-    worker.key        the key pair, named by its role; the process replaces it when the dispatcher asks for a new key
+    worker.key        the key pair, in a file named after its role; the process replaces it when the dispatcher asks for a new key
     joined            lines `name worker:3`, `role worker`, `dispatcher host:port`
 """
 
@@ -105,7 +105,7 @@ def read_ticket(file: str | None = None, fd: int | None = None) -> JoinTicket:
 
 
 class _Attempt:
-    """One attempt to join, on its own connection. `joined` or `error` is set before the event `ended`."""
+    """One attempt to join, on its own connection. The loop sets `joined` or `error`, and then `ended`."""
 
     def __init__(self, ticket: JoinTicket) -> None:
         self.joined: Joined | None = None

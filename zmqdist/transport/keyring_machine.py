@@ -247,7 +247,9 @@ class Keyring:
         return "" if member is None else member.name
 
     def joinable(self, now: float) -> bool:
-        """Return whether unknown keys may connect to show a token: until JOIN_EXPLAINED_S after all tokens, used or not, have expired."""
+        """Return whether unknown keys may connect to show a token. They may until JOIN_EXPLAINED_S after the last token, used or not, has
+        expired, so that a process with a used or expired token gets the reason.
+        """
         return now < self._joinable_until
 
     def find(self, name_or_key: str | bytes) -> tuple[bytes, ...]:

@@ -259,7 +259,7 @@ class Loop:
         """Have the loop call `on_readable` while the socket has input. The loop closes the socket when the loop stops.
 
         Args:
-          on_readable: reads at most MESSAGES_PER_WAKE_MAX messages, and returns True if it stopped at that bound.
+          on_readable: a function that reads at most MESSAGES_PER_WAKE_MAX messages, and returns True if it stopped at that bound.
         """
         watched = WatchedSocket(socket, on_readable)
         self._sockets[watched.fd] = watched
@@ -286,7 +286,7 @@ class Loop:
         self._epoll.register(fd, _READ)
 
     def watch_writable(self, fd: int, wanted: bool) -> None:
-        """Switch the calls of `on_writable` on or off."""
+        """Switch the calls of a descriptor's `on_writable` on or off."""
         self._epoll.modify(fd, _READ | _WRITE if wanted else _READ)
 
     def remove_fd(self, fd: int) -> None:
@@ -367,7 +367,7 @@ class Loop:
         return happened, backlog
 
     def _left_over(self) -> bool:
-        """Return whether a marked socket has input. Remove the mark of each socket without input."""
+        """Return whether a socket that is marked as `dirty` has input. Remove the marks of sockets that have no input."""
         for watched in self._sockets.values():
             if watched.dirty:
                 if not watched.socket.closed and watched.has_input():

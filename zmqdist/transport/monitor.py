@@ -61,8 +61,8 @@ def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
 
 
 def decode_event(frame: bytes) -> tuple[int, int]:
-    """Return the (event, value) that the first frame of a monitor message contains. The event decides whether the value is a descriptor or
-    an errno.
+    """Return the (event, value) that the first frame of a monitor message contains. The event decides whether the value is a descriptor,
+    an errno, a protocol error of libzmq, or the status of a ZAP reply.
     """
     event, value = _EVENT.unpack_from(frame)
     return event, value
@@ -125,7 +125,7 @@ class ConnectionWatch:
         self._mismatch = False
 
     def begin(self) -> None:
-        """Begin a new attempt, on a new socket."""
+        """Forget the state of the last attempt, because the next attempt uses a new socket."""
         self.connected = self.up = False
 
     def feed(self, event: int, value: int) -> Verdict | None:

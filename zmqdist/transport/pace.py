@@ -55,7 +55,7 @@ With more than 4, the pace takes too long to recognise a slow link that lets a b
 """
 
 TRIP_KEPT_S: Final = 20.0
-"""Seconds for which the shortest trip is trusted. Measuring it anew costs a link one idle trip."""
+"""Seconds for which the shortest trip is trusted. A new measurement costs time: the link is idle for about one trip before it."""
 
 
 class _Sent(NamedTuple):
@@ -150,8 +150,8 @@ class Pace:
         self._sent.append(_Sent(nbytes, now, self._alone(), self._delivered))
 
     def acknowledged(self, nbytes: int, now: float) -> bool:
-        """Record that the receiver has acknowledged `nbytes` bytes of the oldest chunks. Return False, and change nothing, if fewer bytes
-        are unacknowledged.
+        """Record that the receiver has acknowledged `nbytes` bytes of the oldest chunks. Return False, and change nothing, if fewer than
+        `nbytes` bytes are unacknowledged.
         """
         if not 0 <= nbytes <= self.unacknowledged:
             return False

@@ -106,7 +106,9 @@ class Voucher:
         return KeyVerdict(role, role, role in LISTENING_ROLES)
 
     def ask(self, key: bytes, answer: Callable[[], object]) -> None:
-        """Call `answer` as soon as `judge` can decide about a key, either at once in this thread or later in the link's thread."""
+        """Call `answer` when the dispatcher has replied about a key, or has not replied in time; `judge` then decides. The call comes at
+        once in this thread if a reply is known, otherwise later in the link's thread.
+        """
         with self._lock:
             link = self._linked()
         state = link.keys.get(key)
@@ -243,8 +245,8 @@ class _Link:
             self.loop.set_timer(self, now + TICK_S, self._tick)
 
     def _unanswered(self, question: bytes | str) -> None:
-        """Record that no reply arrived in time. If `keygen` made the folder, its files decide about the key, as
-        they do without a dispatcher.
+        """Record that no reply arrived in time. If `keygen` made the folder, treat this as the reply "unknown", so that the files of the
+        folder decide about the key. In the folder of a process that joined, the question stays open.
         """
         if keys.load_joined(self._folder) is None:
             if isinstance(question, str):

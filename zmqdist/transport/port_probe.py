@@ -190,7 +190,9 @@ def connect_failure(address: str, connect_s: float) -> OSError | None:
 
 
 def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
-    """Return the tasks at whose "host:port" a server speaks ZeroMQ. After look-ups, all are probed at the same time, for 2 s at most."""
+    """Return the tasks at whose "host:port" a server speaks ZeroMQ. After the host names were looked up, all
+    addresses are probed at the same time, for 2 s at most.
+    """
     probes: dict[tuple[str, int], PortProbe] = {}
     for task, address in addresses.items():
         # A cluster may have a task without an address, for which no process can listen.

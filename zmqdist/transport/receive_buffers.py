@@ -23,7 +23,7 @@ _KEPT_BYTES_MIN = 2**20
 
 
 class ReceivedMemory(Exporter):
-    """The owner of the memory of a received array; each view of the array keeps the owner alive."""
+    """The memory of one array. The array and its views keep this object alive; its finalizer gives the memory back to the pool."""
 
     __slots__ = ("_memory", "_pool")
 

@@ -113,7 +113,8 @@ class Router:
     """The server's socket and its peers; the module's docstring has the rules. Use it in the loop's thread, or before the loop starts.
 
     Attributes:
-      on_hello: called with a peer whose hello has arrived, after the server's hello was sent, unless the peer is `limited`.
+      on_hello: a function that is called with a peer whose hello has arrived, after the server's hello was sent. It is not called with a
+        peer whose role is `joining` or `revoked`.
       on_gone: functions that the loop calls once with each peer that has gone, if the peer's hello had been accepted.
       dropped: number of messages that were not accepted, by reason.
       received: number of messages that the router has received.
@@ -145,7 +146,7 @@ class Router:
         self._reported_ends: Counter[int] = Counter()
         """For each descriptor, the number of reported ends less the number of peers that have gone."""
         self._accepted: dict[int, int] = {}
-        """For each descriptor of an open connection, the number of the connection. Only a router whose keys are judged has these."""
+        """For each descriptor of an open connection, the number of the connection. It is empty unless the security policy has a `judge`."""
         self._numbers = itertools.count()
         self._gone_unread: list[Peer] = []
         self._closed = False
@@ -343,7 +344,7 @@ class Router:
             return
         if all(peer.limited for peer in self._by_fd.get(fd, ())):
             shut_down(fd)
-        elif self._reported_ends[fd] > 0:  # perhaps the peers were those of an earlier connection with this descriptor
+        elif self._reported_ends[fd] > 0:  # these peers may be of an earlier connection with this descriptor
             self._limit_stranger(fd, number)
 
     def _limit_stranger(self, fd: int, number: int) -> None:

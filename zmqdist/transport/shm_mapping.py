@@ -166,7 +166,7 @@ def is_sealed_against_writing(fd: int) -> bool:
 
 
 def free_pages(fd: int, nbytes: int) -> None:
-    """Return the memory pages of the file to the system, even while processes have them mapped."""
+    """Return the memory pages of the file to the system, even while processes have them mapped. The file then has zeros there."""
     _libc.fallocate(fd, _FALLOC_PUNCH, 0, nbytes)
 
 
@@ -203,8 +203,8 @@ def same_bytes(first: int, second: int, nbytes: int) -> bool:
 
 
 class Exporter:
-    """The owner of memory over which arrays are made. Arrays and views keep the owner alive through their `base`; a subclass frees the
-    memory in `__del__`.
+    """An object that holds a piece of memory and makes arrays over it. The arrays, and views of them, refer to the object through `base`.
+    When no array refers to it any more, the object is collected, and a subclass then frees the memory or gives it back.
     """
 
     __slots__ = ("__array_interface__", "__weakref__")

@@ -242,7 +242,7 @@ class BlockLease:
     """A claimed lease of a block that is lent to this process alone. The finalizer gives the block back, unless a fork has shared the
     block.
 
-    The copy of the lease in a forked child does nothing.
+    In a forked child, the finalizer of the lease's copy does nothing.
     """
 
     __slots__ = ("cell", "owner", "process", "shared_by_fork")

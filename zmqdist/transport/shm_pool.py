@@ -150,7 +150,7 @@ class Block:
 
 
 class _BlockMemory(Exporter):
-    """The memory of an array of this process whose bytes are a block."""
+    """The bytes of a block, as the memory of an array of this process."""
 
     __slots__ = ("block",)
 
@@ -275,7 +275,7 @@ class ShmPool:
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, base=frozen)
 
     def adopt(self, segment: Segment, offset: int, length: int, base: object) -> Block:
-        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` keeps their lease."""
+        """Return a block of bytes that another process has lent, so that this process can lend them on. `base` holds their lease."""
         return Block(self, segment, offset, length, base=base)
 
     def user_array(self, nbytes: int) -> NDArray[np.uint8] | None:
@@ -467,7 +467,7 @@ class ShmPool:
         return segment
 
     def _close_idle(self) -> None:
-        """Drop the segment that was unused for longest, and return its pages to the system, even if other processes still map them."""
+        """Drop the segment that was unused for longest, and return its pages to the system. Processes may map it, but none uses a block."""
         segment, _ = self._idle.popitem(last=False)
         self._idle_bytes -= segment.nbytes
         del self._segments[segment]

@@ -103,7 +103,7 @@ class BulkChannel:
         """Make the channel of a new connection.
 
         Args:
-          send_message: sends a message without waiting; returns False if the connection is lost.
+          send_message: a function that sends a message without waiting, and returns False if the connection is lost.
         """
         self.shares_memory = False
         self.tracked: dict[int, _Transfer] = {}

@@ -62,7 +62,7 @@ _ROLE_BY_NAME: Final = {role.encode(): role for role in ROLES}
 
 @dataclass(frozen=True)
 class ZapRequest:
-    """One connection that wants to authenticate. The connecting peer, a stranger, has chosen all fields except `address`."""
+    """ZeroMQ's request to authenticate one new connection. The connecting peer, a stranger, has chosen all fields except `address`."""
 
     version: bytes
     request_id: bytes
@@ -94,9 +94,9 @@ class Policy:
     Attributes:
       token: the password of mechanism PLAIN; with an empty token, every peer is refused.
       roles: role of each CURVE public key (32 bytes).
-      judge: returns the rights of a CURVE key, which may change with time. `None` means that `roles` decides.
-      ask: `ask(key, answer)` calls `answer()`, in any thread, as soon as `judge` can decide about the key. `None` means that `judge` can
-        decide about every key at once.
+      judge: a function that returns the rights of a CURVE key, which may change with time. `None` means that `roles` decides.
+      ask: `ask(key, answer)` calls `answer()`, in any thread, when `judge` may be called for the key: at the latest after a time without
+        a reply of the dispatcher. `None` means that `judge`, or `roles`, decides about every key at once.
     """
 
     token: bytes = field(default=b"", repr=False)
