@@ -39,7 +39,7 @@ class HandlerPool:
         """Create a pool without threads.
 
         Args:
-          on_room: called in a thread of the pool when work begins and the large arguments of another call wait to be let in.
+          on_room: a function that a thread of the pool calls when work begins and the large arguments of another call wait to be let in.
         """
         self.full = False
         self._name = name
@@ -60,8 +60,8 @@ class HandlerPool:
     # -- adding work ---------------------------------------------------------------------------------------------------------
 
     def submit(self, fn: Callable[..., None], *args: Any) -> None:
-        """Have a thread of the pool call `fn(*args)`. All work that is submitted in this way has one owner, and begins in the order of
-        submission.
+        """Have a thread of the pool call `fn(*args)`. All work that is submitted in this way counts as work of one owner, and begins in
+        the order of submission.
         """
         self.ready(None, object(), (fn, args))
 

@@ -19,7 +19,7 @@ class OutputArray:
     """The caller's array: it provides the memory for a call's reply (transport/calls_machine.py) and reads the reply.
 
     A reply that travels in chunks and has the array's memory order is received directly into the array. Any other reply is copied into the
-    array once. No byte of it is written before the reply's header has shown that the reply is one array of the same shape and dtype.
+    array once. No byte of the array is written before the reply's header has shown that the reply is one array of the same shape and dtype.
     """
 
     def __init__(self, out: NDArray[Any]) -> None:

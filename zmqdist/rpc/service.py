@@ -64,7 +64,7 @@ NAME_WANTED: Final = "wanted identifiers joined by dots (zmqdist.* is reserved)"
 
 
 class _Submitted:
-    """The pool's key for work that is not a call, such as a batch."""
+    """The pool's key for work that is not a call, such as a batch. `refuse` is called with the error if the work does not run."""
 
     __slots__ = ("refuse",)
 
@@ -325,7 +325,9 @@ class RpcService:
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
-        """Run the method of a call when all arguments have arrived and, in the pool, it is the client's turn, or refuse the call."""
+        """Start or refuse a call. Its method runs when all arguments have arrived and, if it runs in the pool, when a thread is free and it
+        is the client's turn.
+        """
         if not call.parts:
             if method.pooled:
                 self._submit(served, peer, method, call.body, frames, counted_bytes(call.body, frames))
@@ -344,7 +346,7 @@ class RpcService:
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
-        """Count the arguments that were sent with a call as waiting. If there is no room for them, refuse the call and return False."""
+        """Add the arguments that arrived with a call to the waiting bytes. If there is no room for them, refuse the call, return False."""
         refused = self._pool.arrived(peer, served, nbytes)
         # Calls past their deadline must not use up the room of a call that is still wanted.
         if refused and self._drop_unwanted(peer):

@@ -68,8 +68,8 @@ def convert_args(signature: Any, args: Any) -> list[Any]:
 
 
 def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int]) -> list[Any]:
-    """Return as arrays the arguments that arrived as a flat list. The last arguments may be missing if their
-    positions are in `optional`.
+    """Return the arguments of a call, as arrays, from the flat list of their leaves. The last arguments may be missing if their positions
+    are in `optional`.
     """
     wanted = len(nest.flatten(signature))
     while len(leaves) < wanted and len(signature) - 1 in optional:

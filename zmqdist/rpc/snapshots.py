@@ -104,10 +104,11 @@ _ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
 def is_temporary(box: list[Any]) -> bool:
     """Return whether the value in `box` has large arrays to which no other reference exists, so that no code can write to them any more.
 
-    The value is one array, or one list, tuple or dict of arrays. Reference counts decide: an object that only its holder refers to has a
-    count of two, because the argument of `getrefcount` is a second reference. A variable would be a further reference, so this code reaches
-    each object through its holder. An array over the memory of another array (as received arrays are) is temporary if the other array has
-    no further reference either. The result False is always safe, because it causes a copy. A raw pointer in C code cannot be detected.
+    The value is one array, or one list, tuple or dict of arrays. Reference counts decide: an object to which only its holder (the box, or
+    the list, tuple or dict in it) refers has a count of two, because the argument of `getrefcount` is a second reference. A variable would
+    be a further reference, so this code reaches each object through its holder. An array over the memory of another array, such as a
+    received array, is temporary if the other array has no further reference either. The result False is always safe, because it causes a
+    copy. A raw pointer in C code cannot be detected.
     """
     kind = type(box[0])
     if kind is np.ndarray:
